@@ -1,4 +1,4 @@
-"""Robust aggregation: one verdict on whole contributions, then a rule, slice by slice. Pure functions."""
+"""Robust aggregation: one verdict on whole contributions, then a rule applied slice by slice. Pure functions."""
 
 from neuroshard.aggregation.gates import (
     GateVerdict,

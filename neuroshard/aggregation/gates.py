@@ -1,7 +1,8 @@
 """The gates before an aggregate: the whole contributions that are accepted, the clipping of each, and its weight.
 
-Pure functions of statistics of the contributions: all members with the same statistics reach the same verdict. Earlier
-checks decide which members may contribute (well-formed, signed, one per wallet)."""
+Pure functions of statistics of the contributions: all members with the same statistics reach the same verdict.
+Earlier checks decide which members may contribute (well-formed, signed, one per wallet).
+"""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ import numpy as np
 
 from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics
 
-MAX_WEIGHT_RATIO = 2.0  # to the median declared weight
-MIN_WORK_RATIO = 0.25  # of the median declared work
-MOST_WORK = 2.0**53  # tokens; who says more than that is not believed at all
+MAX_WEIGHT_RATIO = 2.0  # relative to the median declared weight
+MIN_WORK_RATIO = 0.25  # relative to the median declared work
+MOST_WORK = 2.0**53  # tokens; a larger claim counts as no work
 
 
 def capped_weights(declared: Sequence[float]) -> tuple[float, ...]:
-    """Weights that contributions may have: at most twice the (lower) median of those who did any work.
+    """Weights of the contributions: at most twice the (lower) median of the members that did any work.
 
-    Work is self-declared. What is not finite, negative or beyond 2^53 is none; where nobody did any, all weigh alike.
+    Work is self-declared. A value that is not finite, negative or beyond 2^53 counts as none. If no member did any
+    work, all weights are equal.
     """
     work = _believed(declared)
     done = [amount for amount in work if amount > 0]
@@ -34,9 +36,9 @@ def capped_weights(declared: Sequence[float]) -> tuple[float, ...]:
 
 
 def abstaining(declared: Sequence[float]) -> tuple[int, ...]:
-    """Members, by number, with less than a quarter of the (lower) median work of those who did any.
+    """Row numbers of members with less than a quarter of the (lower) median work of those that did any.
 
-    Noise would be most of what they add. Where nobody did any work, nobody abstains.
+    Their contributions would be mostly noise. If no member did any work, none abstains.
     """
     work = _believed(declared)
     done = [amount for amount in work if amount > 0]
@@ -45,14 +47,14 @@ def abstaining(declared: Sequence[float]) -> tuple[int, ...]:
 
 
 def _believed(declared: Sequence[float]) -> list[float]:
-    return [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # neither holds for NaN
+    return [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # both comparisons are false for NaN
 
 
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
 
 
 class RejectionReason(StrEnum):
-    """Why a contribution was refused, in words for the owner."""
+    """The reason why a contribution was refused, in words for the owner."""
 
     NOT_FINITE = "it contains numbers that are not finite"
     ZERO = "it is zero"
@@ -63,30 +65,30 @@ class RejectionReason(StrEnum):
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """What the gates decided over n contributions, by row number.
+    """The result of the gates for n contributions, by row number.
 
-    `robust` is False for fewer than 3 contributions: then nothing protects the result from a wrong member.
+    `robust` is False for fewer than 3 contributions: then the result has no protection from a wrong member.
     """
 
     accepted: tuple[int, ...]
     refused: Mapping[int, RejectionReason]
     clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1], exact in fp32
     robust: bool
-    abstained: tuple[int, ...] = ()  # rows that did too little work to count, and are not judged
+    abstained: tuple[int, ...] = ()  # rows with too little work to count, which are not judged
 
     @property
     def member_count(self) -> int:
-        """Contributions of the round."""
+        """Number of contributions in the round."""
         return self.judged_count + len(self.abstained)
 
     @property
     def judged_count(self) -> int:
-        """Those that count."""
+        """Number of contributions that count."""
         return len(self.accepted) + len(self.refused)
 
     @property
     def abort_reason(self) -> str | None:
-        """Why the round must be abandoned, or None."""
+        """The reason why the round must be abandoned, or None."""
         limit = max_refused(self.judged_count)
         if not self.accepted:
             return f"no contribution was accepted: {', '.join(sorted(set(self.refused.values())))}"
@@ -96,7 +98,7 @@ class GateVerdict:
 
 
 def max_refused(members: int) -> int:
-    """floor((n - 1) / 3): with more wrong members than that, the majority itself is in doubt."""
+    """floor((n - 1) / 3): with more refused members, the majority itself is in doubt."""
     return (members - 1) // 3
 
 
@@ -109,15 +111,15 @@ def judge_statistics(
 ) -> GateVerdict:
     """Verdict over n contributions from the statistics of the whole vector, by the gates in their order (DESIGN 4.4).
 
-    Finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
-    max(0, half the median cosine); then clipping to the median norm. Medians are over what the gates before let
-    through, but for the center: it is the coordinate-wise median of all, because it is made before any is judged.
-    `copies` names the rows that equal an earlier one; that one stays, for who copied cannot be told from the bytes.
-    With fewer than 3 contributions there is no majority to measure norm and direction against: only the first three
-    gates apply, and nothing is clipped. Without `judges_direction` the gates before that one apply, and nothing is
-    clipped either: it would refuse most of the gradients of single steps, which are mostly noise.
-    By `work`, what each member says it did, some abstain: see `abstaining`.
-    Raises ValueError for a copy that is no contribution, or for work of another number of members.
+    The gates: finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
+    max(0, half the median cosine); then clipping to the median norm. A median covers the rows that passed the gates
+    before. Only the center covers all rows, because it is computed before any is judged. `copies` names the rows
+    that equal an earlier one; the earlier one stays, because the bytes do not show which member copied. With fewer
+    than 3 contributions there is no majority for norm and direction: only the first three gates apply, and nothing
+    is clipped. Without `judges_direction` the gates before that one apply, and nothing is clipped either: it would
+    refuse most gradients of single steps, which are mostly noise. By `work`, each member's declared work, some
+    members abstain: see `abstaining`. Raises ValueError for a copy that is not a row, or for work of another number
+    of members.
     """
     if work is not None and len(work) != total.count:
         raise ValueError(f"work of {len(work)} members for {total.count} contributions")
@@ -160,7 +162,7 @@ def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refus
     if not left:
         return
     center_norm = sqrt(total.center_squared_norm)
-    # honest members' mutual cosine is only 0.2-0.3 after the first round, so the bound follows what is usual here
+    # the cosine between honest members is only 0.2-0.3 after the first round, so the bound follows the median
     cosines = {i: total.center_dots[i] / (norms[i] * center_norm) if center_norm > 0 else 0.0 for i in left}
     bound = max(0.0, 0.5 * median(cosines.values()))
     for i, cosine in cosines.items():

@@ -1,8 +1,8 @@
 """Aggregation rules: from the accepted contributions to one vector, decided for the whole vector, computed by slices.
 
 Pure functions: the same numbers give the same bytes on every machine, with any kernels, any number of threads and
-any division into slices. The rules on Gram matrices use g_ij = <x_i, x_j>; squared distances are
-g_ii + g_jj - 2 g_ij.
+any division into slices. The rules on Gram matrices use g_ij = <x_i, x_j>; squared distances are g_ii + g_jj - 2
+g_ij.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ class Median:
 
 @dataclass(frozen=True)
 class Mean:
-    """The plain mean, weighted by work when it is declared: no robustness at all."""
+    """The plain mean, weighted by declared work. It is not robust."""
 
 
 @dataclass(frozen=True)
 class Krum:
-    """The one contribution that lies closest to most others."""
+    """The one contribution that is closest to most others."""
 
 
 @dataclass(frozen=True)
 class MultiKrum:
-    """The mean of the contributions that lie closest to most others: all but as many as the run tolerates liars."""
+    """The mean of the contributions closest to most others: all except the number of liars that the run tolerates."""
 
 
 @dataclass(frozen=True)
 class CentredClipping:
-    """A mean in which what lies far from the center pulls no harder than from the median distance."""
+    """A mean in which a row far from the center pulls no harder than one at the median distance."""
 
 
 AggregatorConfig: TypeAlias = TrimmedMean | Median | Mean | Krum | MultiKrum | CentredClipping
 
 
 def aggregator_config(parameters: OuterOptimization) -> AggregatorConfig:
-    """What a run's parameters name. Raises ValueError for a trim fraction outside [0, 0.5)."""
+    """The aggregator named in a run's parameters. Raises ValueError for a trim fraction outside [0, 0.5)."""
     match parameters.aggregator:
         case "trimmed_mean":
             return TrimmedMean(parameters.trim_fraction)
@@ -82,7 +82,7 @@ def aggregator_config(parameters: OuterOptimization) -> AggregatorConfig:
 
 
 def aggregator_name(config: AggregatorConfig) -> str:
-    """Name and settings: members whose names differ do not exchange anything."""
+    """Name and settings. Members with different names exchange nothing."""
     match config:
         case TrimmedMean(trim_fraction):
             return f"trimmed_mean({float(trim_fraction)!r})"
@@ -106,13 +106,13 @@ def needs_gram(config: AggregatorConfig) -> bool:
 
 
 def trim_count(count: int, trim_fraction: float) -> int:
-    """How many of `count` values are left out at either end: at least one from 3 on, never all.
+    """Number of values left out at either end of `count`: at least one from 3 on, never all.
 
     Raises ValueError for a fraction outside [0, 0.5).
     """
     if not 0 <= trim_fraction < 0.5:
         raise ValueError(f"trim_fraction must be in [0, 0.5), got {trim_fraction}")
-    # 30 * 0.1 is a little more than 3 in floating point
+    # 30 * 0.1 is slightly more than 3 in floating point
     return min(max(1, ceil(count * trim_fraction - 1e-9)), (count - 1) // 2)
 
 
@@ -120,30 +120,30 @@ CLIPPING_ITERATIONS = 10  # each costs n^2 multiplications
 
 
 class TooFewContributionsError(NeuroShardError):
-    """An aggregator that cannot hold its promise with so few contributions."""
+    """There are too few contributions for the guarantee of an aggregator."""
 
 
 def fewest_for_krum(tolerated: int) -> int:
-    """2 f + 3: with fewer, f liars can be each other's nearest neighbours."""
+    """2 f + 3: with fewer contributions, f liars can be each other's nearest neighbours."""
     return 2 * tolerated + 3
 
 
 def check_krum_count(count: int, tolerated: int) -> None:
-    """Raises TooFewContributionsError unless count >= 2 f + 3, or there is only one contribution: nothing to choose."""
+    """Raise TooFewContributionsError unless count >= 2 f + 3, or there is one contribution, which needs no choice."""
     fewest = fewest_for_krum(tolerated)
     if 1 < count < fewest:
         raise TooFewContributionsError(
             f"Krum against {tolerated} wrong members needs {fewest} contributions, and there are {count}.",
-            "Wait for more members, or let the run's owner choose the aggregator trimmed_mean.",
+            "Wait for more members, or ask the run's owner to choose the aggregator trimmed_mean.",
         )
 
 
 def krum_order(gram: GramMatrix, tolerated: int) -> tuple[int, ...]:
     """Rows from the most to the least trusted: by the sum of squared distances to their n - f - 2 nearest others.
 
-    Blanchard, El Mhamdi, Guerraoui and Stainer 2017. The first is Krum's choice, the first n - f are multi-Krum's. Two
-    rows that are each other's only neighbour have equal scores; then the shorter one comes first. Raises
-    TooFewContributionsError when n < 2 f + 3 and n > 1.
+    Blanchard, El Mhamdi, Guerraoui and Stainer 2017. The first is Krum's choice, the first n - f are multi-Krum's.
+    Two rows that are each other's only neighbour have equal scores; then the shorter one comes first. Raises
+    TooFewContributionsError if n < 2 f + 3 and n > 1.
     """
     count = len(gram)
     check_krum_count(count, tolerated)
@@ -161,11 +161,11 @@ def squared_distance(gram: GramMatrix, left: int, right: int) -> float:
 
 
 def centred_clipping_weights(gram: GramMatrix) -> tuple[float, ...]:
-    """Weights c of the center v = sum_i c_i x_i that centred clipping comes to, beginning at zero.
+    """Weights c of the center v = sum_i c_i x_i at which centred clipping arrives from zero.
 
-    Karimireddy, He and Jaggi 2021: v <- v + 1/n sum_i (x_i - v) min(1, r / |x_i - v|). The radius r is in every
-    iteration the median of the distances |x_i - v|, so that no run needs to know a scale beforehand: half of the
-    vectors count as they are, and what lies further off pulls no harder than from the distance r.
+    Karimireddy, He and Jaggi 2021: v <- v + 1/n sum_i (x_i - v) min(1, r / |x_i - v|). In every iteration the radius
+    r is the median of the distances |x_i - v|, so that no run needs to know a scale beforehand: half of the vectors
+    count unchanged, and a vector farther away pulls no harder than from the distance r.
     """
     count = len(gram)
     weights = [0.0] * count
@@ -214,12 +214,12 @@ def reduction_by(
     tolerated: int = 0,
     work: Sequence[float] | None = None,
 ) -> Reduction:
-    """What an aggregator does with the contributions that a verdict on the whole vector's statistics accepted.
+    """The computation of an aggregator on the contributions that a verdict accepted.
 
-    `tolerated` is the number of liars that the run tolerates; Krum needs it, and counts who is refused as one of them.
-    `work` is what each of the n judged members says it did (tokens); only the mean weighs by it, within
-    `capped_weights`. Raises TooFewContributionsError when Krum cannot hold its promise, and ValueError when nothing was
-    accepted or the arguments are not about the same number of contributions.
+    `tolerated` is the number of liars that the run tolerates; Krum needs it, and counts refused members among them.
+    `work` is the declared work (tokens) of each of the n judged members; only the mean weights by it, within
+    `capped_weights`. Raises TooFewContributionsError if Krum's guarantee does not hold, and ValueError if nothing
+    was accepted or the arguments differ in the number of contributions.
     """
     if not verdict.accepted:
         raise ValueError("a round without an accepted contribution is abandoned; there is nothing to reduce")
@@ -251,9 +251,9 @@ def reduction_by(
 
 
 def reduce_slice(rows: SliceRows, reduction: Reduction, out: Tensor | None = None) -> Tensor:
-    """The aggregate (length,) fp32 of a slice, in `out` when it is given; that may be the memory of one of the rows.
+    """The aggregate (length,) fp32 of a slice, in `out` if given, which may be the memory of one of the rows.
 
-    Beside the result it takes the memory of some chunks, whatever the length. Raises ValueError for an unfit `out`.
+    It needs temporary memory for a few chunks, whatever the length. Raises ValueError for an unsuitable `out`.
     """
     result = torch.empty(rows.length) if out is None else out
     if result.shape != (rows.length,) or result.dtype != torch.float32 or result.device.type != "cpu":

@@ -1,7 +1,7 @@
-"""Statistics of the contributions to a slice, which the gates need, and their bytes.
+"""Statistics of the contributions to a slice for the gates, and their bytes.
 
-The statistics of all slices add up to those of the whole vector.
-The same numbers give the same bits on every machine.
+The statistics of all slices add up to those of the whole vector. The same numbers give the same bits on every
+machine.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ GramMatrix: TypeAlias = tuple[tuple[float, ...], ...]
 class SliceStatistics:
     """Sums over the numbers of a slice, or of the whole vector, for each of n contributions by row number.
 
-    A row with a number that is not finite has zeros in their place. The center is the coordinate-wise median, in every
-    block of 4,096 numbers that of the rows which are finite there (of sparse rows it is the mean); of fewer than
-    MIN_ROBUST_MEMBERS rows, where no majority has a direction, it is zero. All numbers are finite, and zero is +0.0.
-    Raises ValueError when the fields contradict each other.
+    A row with a number that is not finite has zeros instead of sums. The center is the coordinate-wise median, in
+    every block of 4,096 numbers over the rows that are finite there (for sparse rows it is the mean). With fewer
+    than MIN_ROBUST_MEMBERS rows no majority has a direction, and the center is zero. All numbers are finite, and
+    zero is +0.0. Raises ValueError if the fields contradict each other.
     """
 
     finite: tuple[bool, ...]
@@ -57,7 +57,7 @@ class SliceStatistics:
             raise ValueError("statistics need one finite flag, norm and dot product for each contribution")
         if min(self.squared_norms) < 0 or self.center_squared_norm < 0:
             raise ValueError("a squared norm is not negative")
-        if not all(abs(value) <= LARGEST_SUM for value in self._values()):  # also refuses what is not a number
+        if not all(abs(value) <= LARGEST_SUM for value in self._values()):  # the comparison is also false for NaN
             raise ValueError("statistics hold a number that no sum of products of contributions can be")
         if any(self.squared_norms[i] or self.center_dots[i] for i in range(count) if not self.finite[i]):
             raise ValueError("a row that is not finite has no norm and no dot product")
@@ -66,7 +66,7 @@ class SliceStatistics:
 
     @property
     def count(self) -> int:
-        """Contributions."""
+        """Number of contributions."""
         return len(self.finite)
 
     def _values(self) -> Iterable[float]:
@@ -86,14 +86,14 @@ class SliceStatistics:
 def slice_statistics(rows: SliceRows, *, with_gram: bool = False, is_sparse: bool = False) -> SliceStatistics:
     """Statistics of one slice in one pass over its rows; `with_gram` costs n / 2 times as much arithmetic.
 
-    Of sparse rows the center is the mean: their median is zero nearly everywhere.
+    For sparse rows the center is the mean: their median is zero nearly everywhere.
 
     Every block of 4,096 numbers is summed in float64 in the order of `sums`, and the sums of the blocks are added
-    exactly and rounded once (Python's fsum). So vectors that are cut elsewhere, at multiples of 4,096, come to sums
-    that differ in the last bits, and in nothing else.
+    exactly and rounded once (Python's fsum). So vectors cut at other multiples of 4,096 have sums that differ in the
+    last bits at most.
     """
     workspace = _Workspace(rows.count, with_gram, is_sparse)
-    # half as many as else: their float64 form lies beside them
+    # half as many as otherwise: their float64 form needs memory too
     chunks = rows.chunks(tuple(range(rows.count)), VALUES_AT_ONCE // 2)
     pieces = [workspace.sums(chunk.numpy()) for _, chunk in chunks]
     finite = [all(flags) for flags in zip(*(flags for flags, _ in pieces), strict=True)]
@@ -104,7 +104,7 @@ def slice_statistics(rows: SliceRows, *, with_gram: bool = False, is_sparse: boo
 def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
     """Statistics of the whole vector, the same in any order of its slices.
 
-    Raises ValueError for no slices, and for slices of different numbers of contributions or with and without Gram
+    Raises ValueError for no slices, and for slices with different numbers of contributions or with and without Gram
     matrices.
     """
     shapes = {(one.count, one.gram is None) for one in slices}
@@ -116,7 +116,7 @@ def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
 
 
 class _Workspace:
-    """Memory for one chunk after the other: new memory for each would cost more than the arithmetic."""
+    """Memory that is reused for every chunk: allocating it each time would cost more than the arithmetic."""
 
     def __init__(self, count: int, with_gram: bool, is_sparse: bool) -> None:
         self._count = count
@@ -134,7 +134,7 @@ class _Workspace:
         np.copyto(values, chunk)
         for row in range(count):
             fold_products(values[row], values[row], scratch, lanes[row])
-        # finite exactly when all numbers of the block are: float64 cannot overflow on squares of fp32
+        # finite exactly if all numbers of the block are: float64 cannot overflow on squares of fp32
         norms = folded(lanes[:count])
         finite = np.isfinite(norms)
         if not finite.all():
@@ -150,7 +150,7 @@ class _Workspace:
         if count < MIN_ROBUST_MEMBERS:
             lanes[count : 2 * count + 1] = 0.0
             return
-        # what is not finite has become zero; the mean's length says nothing here, only its direction
+        # numbers that are not finite have become zero; only the direction of the mean matters here, not its length
         center = self._values.sum(axis=0) / count if self._is_sparse else _center(chunk, finite)
         for row in range(count):
             fold_products(self._values[row], center, self._scratch, lanes[count + row])
@@ -158,7 +158,7 @@ class _Workspace:
 
 
 def _center(chunk: Floats, finite: NDArray[np.bool_]) -> Doubles:
-    """Float64 median of every column, among the rows that are finite in its block, zero where none is.
+    """Float64 median of every column over the rows that are finite in its block; zero if there are none.
 
     Overwrites the chunk.
     """
@@ -175,7 +175,7 @@ def _center(chunk: Floats, finite: NDArray[np.bool_]) -> Doubles:
 
 
 def sums_in_order(statistics: SliceStatistics) -> list[float]:
-    """All sums in a row: squared norms, dot products, the center's square, the lower half of the Gram matrix."""
+    """All sums in fixed order: squared norms, dot products, the center's square, the lower half of the Gram matrix."""
     pairs = chain(*(row[:i] for i, row in enumerate(statistics.gram or ())))
     return [*statistics.squared_norms, *statistics.center_dots, statistics.center_squared_norm, *pairs]
 
@@ -183,7 +183,7 @@ def sums_in_order(statistics: SliceStatistics) -> list[float]:
 def arranged(finite: Sequence[bool], sums: Sequence[float], *, with_gram: bool) -> SliceStatistics:
     """The inverse of `sums_in_order`; rows that are not finite lose their sums."""
     count = len(finite)
-    tidy = [value + 0.0 for value in sums]  # no -0.0
+    tidy = [value + 0.0 for value in sums]  # replaces -0.0 by 0.0
     norms = tuple(norm if good else 0.0 for norm, good in zip(tidy[:count], finite, strict=True))
     dots = tuple(dot if good else 0.0 for dot, good in zip(tidy[count : 2 * count], finite, strict=True))
     gram = _mirrored(norms, tidy[2 * count + 1 :], finite) if with_gram else None
@@ -203,11 +203,11 @@ def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: Sequenc
 
 
 class MalformedStatisticsError(NeuroShardError):
-    """Bytes that are no statistics of so many contributions."""
+    """Bytes that are not the statistics of this number of contributions."""
 
 
 def statistics_size(count: int, *, with_gram: bool) -> int:
-    """Bytes of the statistics of `count` contributions."""
+    """Size in bytes of the statistics of `count` contributions."""
     return count + 8 * _sum_count(count, with_gram)
 
 
@@ -218,7 +218,7 @@ def statistics_bytes(statistics: SliceStatistics) -> bytes:
 
 
 def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) -> SliceStatistics:
-    """The inverse of `statistics_bytes`. Raises MalformedStatisticsError; then the sender is at fault."""
+    """The inverse of `statistics_bytes`. Raises MalformedStatisticsError, for which the sender is responsible."""
     if count < 1 or len(data) != statistics_size(count, with_gram=with_gram):
         raise MalformedStatisticsError(f"{len(data)} bytes are not the statistics of {count} contributions.")
     flags, sums = bytes(data[:count]), struct.unpack(f"<{_sum_count(count, with_gram)}d", data[count:])
@@ -227,7 +227,7 @@ def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) ->
     try:
         statistics = arranged([flag == 1 for flag in flags], sums, with_gram=with_gram)
     except ValueError as error:
-        raise MalformedStatisticsError(f"These statistics cannot be: {error}.") from None
+        raise MalformedStatisticsError(f"These statistics contradict each other: {error}.") from None
     if statistics_bytes(statistics) != data:
         raise MalformedStatisticsError("These statistics cannot be: a row that is not finite has sums.")
     return statistics

@@ -1,6 +1,7 @@
 """Slices of contributions: rows decoded a few columns at a time, sums in a fixed order, and medians of columns.
 
-The same numbers give the same float64 on every machine, with any kernels and any number of threads."""
+The same numbers give the same float64 on every machine, with any kernels and any number of threads.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from torch import Tensor
 
 _LANES = 1 << 16
 
-BLOCK = 4096  # numbers that are summed for themselves
-LANES = 128  # how far a product is folded before it waits for others
+BLOCK = 4096  # numbers that are summed separately
+LANES = 128  # width to which products are folded before a wider sum
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
 """NumPy's: its operations on a cache's worth of numbers cost half of PyTorch's, and no other thread is asked."""
@@ -26,15 +27,15 @@ Doubles: TypeAlias = NDArray[np.float64]
 def fold_products(left: Doubles, right: Doubles, scratch: Doubles, out: Doubles) -> None:
     """Products of two (blocks * 4,096,) vectors, every block folded to 128 lanes, into `out` (blocks, 128).
 
-    Products i, i + 128, i + 256 ... of a block are added to lane i in this order: NumPy adds along an axis that is not
-    the last one row after row.
+    Products i, i + 128, i + 256 ... of a block are added to lane i in this order: NumPy adds row after row along an
+    axis that is not the last one.
     """
     np.multiply(left, right, out=scratch)
     np.add.reduce(scratch.reshape(-1, BLOCK // LANES, LANES), axis=1, out=out)
 
 
 def folded(lanes: Doubles) -> Doubles:
-    """(n, blocks, 128) to the sums (n, blocks) of every block: lanes i and i + 64 are added, then i and i + 32, ..."""
+    """Sums (n, blocks) of every block from (n, blocks, 128): lanes i and i + 64 are added, then i and i + 32, ..."""
     rows, half = np.ascontiguousarray(lanes.reshape(-1, LANES).T), LANES // 2
     while half:
         np.add(rows[:half], rows[half : 2 * half], out=rows[:half])
@@ -47,7 +48,7 @@ def dot_product(left: Tensor, right: Tensor) -> float:
 
     Element i is added to lane i mod 65,536, in order, and the lanes are added by halving. Every product and sum is a
     separate elementwise operation, which IEEE 754 fixes to the last bit; library reductions choose their own order.
-    It is finite exactly when all elements of fp32 vectors are: float64 cannot overflow on their products.
+    The sum is finite exactly if all elements of fp32 vectors are: float64 cannot overflow on their products.
     """
     if left.dim() != 1 or left.shape != right.shape:
         raise ValueError(f"a dot product needs two equal vectors, got {tuple(left.shape)} and {tuple(right.shape)}")
@@ -69,16 +70,17 @@ def dot_product(left: Tensor, right: Tensor) -> float:
     return float(lanes.item())
 
 
-_DECODED_AT_ONCE = 1 << 20  # numbers of all rows together: beginning to decode costs something, too
-VALUES_AT_ONCE = 1 << 18  # that stay in a core's own cache
+_DECODED_AT_ONCE = 1 << 20  # numbers of all rows together: starting to decode has a cost, too
+VALUES_AT_ONCE = 1 << 18  # fits into the cache of one core
 
 
 @dataclass(frozen=True)
 class SliceRows:
     """n contributions to one slice of `length` numbers.
 
-    `decode(row, start, stop, out)` writes the numbers [start, stop) of a row into `out` (stop - start,) fp32. `start`
-    is a multiple of 4,096, and so is `stop` unless it is the length. What it raises, whoever reads the rows raises.
+    `decode(row, start, stop, out)` writes the numbers [start, stop) of a row into `out` (stop - start,) fp32.
+    `start` is a multiple of 4,096, and so is `stop` unless it is the length. Its exceptions reach the reader of the
+    rows.
     """
 
     count: int
@@ -91,10 +93,10 @@ class SliceRows:
 
     @classmethod
     def of(cls, rows: Tensor) -> SliceRows:
-        """Rows (n, d) that lie in memory."""
+        """Rows (n, d) in memory."""
         if rows.dim() != 2 or rows.numel() == 0 or rows.dtype != torch.float32 or rows.device.type != "cpu":
             raise ValueError(f"contributions must be fp32 of shape (n, d) on the CPU, got {tuple(rows.shape)}")
-        numbers = rows.detach().numpy()  # PyTorch would share the copying among threads, which wait for each other
+        numbers = rows.detach().numpy()  # PyTorch would share the copy among threads, which wait for each other
 
         def decode(row: int, start: int, stop: int, out: Tensor) -> None:
             np.copyto(out.numpy(), numbers[row, start:stop])
@@ -121,11 +123,11 @@ class SliceRows:
                 yield start + first, buffer[:, first : min(first + given, padded)]
 
 
-_MAX_NETWORK_ROWS = 32  # beyond that a comparison sort of each column needs fewer operations
+_MAX_NETWORK_ROWS = 32  # above this number a comparison sort of each column needs fewer operations
 
 
 def comparators(count: int) -> Iterator[tuple[int, int]]:
-    """Pairs (i, j), i < j, whose ordering in turn sorts `count` values: Batcher's odd-even merge sort.
+    """Pairs (i, j), i < j, that sort `count` values when applied in turn: Batcher's odd-even merge sort.
 
     Knuth, The Art of Computer Programming 3, 5.2.2 M; for any count.
     """
@@ -145,9 +147,9 @@ def comparators(count: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def pruned_comparators(count: int, first: int, last: int) -> tuple[tuple[int, int, bool, bool], ...]:
-    """The `comparators` that bring the right numbers to places first .. last - 1, in any order among themselves.
+    """The `comparators` needed for places first .. last - 1, in any order among themselves.
 
-    (i, j, the lower value is needed, the higher is).
+    A tuple is (i, j, whether the lower value is needed, whether the higher is).
     """
     needed = unordered = set(range(first, last))
     steps: list[tuple[int, int, bool, bool]] = []
@@ -159,7 +161,8 @@ def pruned_comparators(count: int, first: int, last: int) -> tuple[tuple[int, in
 
 
 def middle_rows(rows: Floats, trim: int) -> list[Floats]:
-    """The columns of (n, d) without their `trim` lowest and highest numbers, in an order that only n and trim decide.
+    """The columns of (n, d) without their `trim` lowest and highest numbers, in an order that depends only on n and
+    trim.
 
     Overwrites the rows.
     """
@@ -184,7 +187,7 @@ def middle_rows(rows: Floats, trim: int) -> list[Floats]:
 def middle_mean(rows: Floats, trim: int) -> Doubles:
     """Float64 mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers; overwrites rows."""
     middle = middle_rows(rows, trim)
-    # beginning with zero makes -0.0 and 0.0, which sorting does not order, one value
+    # starting with zero makes -0.0 and 0.0 the same value, which sorting does not order
     total = np.add(middle[0], 0.0, dtype=np.float64)
     for row in middle[1:]:
         np.add(total, row, out=total)

@@ -1,4 +1,4 @@
-"""Codecs for contributions: how pseudo-gradients travel. No sockets, no state."""
+"""Codecs that encode contributions for the network. They use no sockets and keep no state."""
 
 from neuroshard.compression.codec import Bf16Codec, Codec, Fp32Codec, MalformedVectorError, checked_vector
 from neuroshard.compression.integers import BLOCK, INT4_BLOCK, Int4Codec, Int8Codec

@@ -17,7 +17,7 @@ class MalformedVectorError(NeuroShardError):
 
 
 class Codec(Protocol):
-    """Turns an fp32 CPU vector (d,) into bytes and back; both ways are the same, to the bit, on every machine."""
+    """Turns an fp32 CPU vector (d,) into bytes and back. Both directions are bit-identical on every machine."""
 
     @property
     def name(self) -> str:
@@ -25,56 +25,56 @@ class Codec(Protocol):
         ...
 
     def encoded_size(self, length: int) -> int:
-        """Bytes that `length` numbers take: what a receiver allows before it reads."""
+        """Maximum number of bytes of `length` numbers: what a receiver allows before it reads."""
         ...
 
     def encode(self, vector: Tensor) -> bytes:
-        """Bytes of the vector (d,). Raises ValueError for anything but an fp32 CPU vector.
+        """Bytes of the vector (d,). Raises ValueError unless it is an fp32 CPU vector.
 
-        A codec that loses something also raises it for numbers that are not finite.
+        A lossy codec also raises it for numbers that are not finite.
         """
         ...
 
     def decode(self, data: bytes | memoryview, length: int) -> Tensor:
-        """The vector (length,) fp32. Raises MalformedVectorError when the bytes are no such vector."""
+        """The vector (length,) fp32. Raises MalformedVectorError if the bytes are not such a vector."""
         return self.decode_range(data, 0, length, length)
 
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,), in `out` (stop - start,) when it is given.
+        """Numbers start..stop of the vector (length,), in `out` (stop - start,) if given.
 
-        Together the ranges of a vector are its `decode`, and what they leave unread they leave unchecked. Raises
-        MalformedVectorError when these bytes are no such vector, ValueError for a range outside of it.
+        Together the ranges of a vector equal its `decode`; bytes outside of the range are not checked. Raises
+        MalformedVectorError for invalid bytes, ValueError for a range outside of the vector.
         """
         ...
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError where `decode` would, without decoding."""
+        """Raise MalformedVectorError where `decode` would, without decoding."""
         ...
 
     def round_trip(self, vector: Tensor) -> Tensor:
-        """What the others get; the vector itself when nothing is lost."""
+        """The vector that the other members decode; the vector itself if the codec is exact."""
         return self.decode(self.encode(vector), vector.shape[0])
 
 
 def checked_vector(vector: Tensor) -> Tensor:
-    """The vector, when it is contiguous fp32 (d,) on the CPU; raises ValueError otherwise."""
+    """Return the vector if it is contiguous fp32 (d,) on the CPU; raise ValueError otherwise."""
     if vector.dim() != 1 or vector.dtype != torch.float32 or vector.device.type != "cpu" or not vector.is_contiguous():
         raise ValueError(f"a contiguous fp32 CPU vector is needed, got {vector.dtype} {tuple(vector.shape)}")
     return vector.detach()
 
 
 def check_size(name: str, data: bytes | memoryview, expected: int, length: int) -> None:
-    """Raises MalformedVectorError for another number of bytes than `length` numbers take."""
+    """Raise MalformedVectorError if the number of bytes is wrong for `length` numbers."""
     if len(data) != expected:
         raise MalformedVectorError(f"{len(data)} bytes are not an {name} vector of {length} numbers.")
 
 
 def checked_out(start: int, stop: int, length: int, out: Tensor | None) -> Tensor:
-    """Room (stop - start,) for a range of a vector. Raises ValueError for a range or an `out` that does not fit."""
+    """Memory (stop - start,) for a range of a vector. Raises ValueError if the range or `out` does not fit."""
     if not 0 <= start <= stop <= length:
-        raise ValueError(f"{start}..{stop} is no range of {length} numbers")
+        raise ValueError(f"{start}..{stop} is not a range of {length} numbers")
     if out is None:
         return torch.empty(stop - start)
     if checked_vector(out).shape[0] != stop - start:
@@ -86,25 +86,23 @@ _FP32_BYTES = 4
 
 
 class Fp32Codec(Codec):
-    """Little-endian fp32, nothing lost; numbers that are not finite travel like any other."""
+    """Little-endian fp32. It is exact; numbers that are not finite travel like any other."""
 
     @property
     def name(self) -> str:
-        """Name of the codec."""
         return "fp32"
 
     def encoded_size(self, length: int) -> int:
-        """4 bytes a number."""
+        """4 bytes per number."""
         return _FP32_BYTES * length
 
     def encode(self, vector: Tensor) -> bytes:
-        """4 bytes a number, in order. Raises ValueError when it is no fp32 CPU vector."""
+        """4 bytes per number, in order. Raises ValueError unless it is an fp32 CPU vector."""
         return checked_vector(vector).numpy().astype("<f4", copy=False).tobytes()
 
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,). Raises MalformedVectorError, ValueError; see Codec."""
         self.check(data, length)
         numbers = checked_out(start, stop, length, out)
         if stop > start:
@@ -113,40 +111,41 @@ class Fp32Codec(Codec):
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError for another number of bytes; every four bytes are a number."""
+        """Raise MalformedVectorError for another number of bytes; any four bytes are a number."""
         check_size(self.name, data, self.encoded_size(length), length)
 
     def round_trip(self, vector: Tensor) -> Tensor:
-        """The vector itself."""
         return vector
 
 
 _BF16_BYTES = 2
-_CHUNK = 1 << 18  # numbers handled at once, so that the passes over them stay in the processor's cache
+_CHUNK = 1 << 18  # numbers per pass, so that they stay in the processor's cache
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
-_LARGEST = np.uint32(0x7F7F7FFF)  # of the magnitudes that do not round to infinity; it rounds to the largest bf16
+_LARGEST = np.uint32(0x7F7F7FFF)  # the largest magnitude that does not round to infinity; it rounds to the largest bf16
 _INFINITE_CODE = 0x7F80
 
 
 class Bf16Codec(Codec):
-    """Little-endian bf16, rounded to the nearest, ties to even: |error| <= 2^-8 |x| where x is not subnormal.
+    """Little-endian bf16, rounded to nearest, ties to even: |error| <= 2^-8 |x| unless x is subnormal.
 
-    It is done on the bits, because some processors' own instructions make zeros of subnormal numbers. A number too
-    large for bf16 becomes the largest one.
+    The rounding works on the bits, because the instructions of some processors flush subnormal numbers to zero. A
+    number too large for bf16 becomes the largest one.
     """
 
     @property
     def name(self) -> str:
-        """Name of the codec."""
         return "bf16"
 
     def encoded_size(self, length: int) -> int:
-        """2 bytes a number."""
+        """2 bytes per number."""
         return _BF16_BYTES * length
 
     def encode(self, vector: Tensor) -> bytes:
-        """2 bytes a number, in order. Raises ValueError for numbers that are not finite, or no fp32 CPU vector."""
+        """2 bytes per number, in order.
+
+        Raises ValueError for numbers that are not finite, or unless it is an fp32 CPU vector.
+        """
         bits = checked_vector(vector).numpy().view(np.uint32)
         codes = np.empty(bits.shape[0], dtype="<u2")
         for start in range(0, bits.shape[0], _CHUNK):
@@ -156,7 +155,6 @@ class Bf16Codec(Codec):
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,). Raises MalformedVectorError, ValueError; see Codec."""
         check_size(self.name, data, self.encoded_size(length), length)
         numbers = checked_out(start, stop, length, out)
         bits = numbers.numpy().view(np.uint32)
@@ -168,14 +166,14 @@ class Bf16Codec(Codec):
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError for another number of bytes, and for numbers that are not finite."""
+        """Raise MalformedVectorError for another number of bytes, and for numbers that are not finite."""
         check_size(self.name, data, self.encoded_size(length), length)
         for first in range(0, length, _CHUNK):
             _codes(data, first, min(first + _CHUNK, length))
 
 
 def _rounded(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Codes of fp32 bits: half of the last place is added, less one where the last place is even."""
+    """Codes of fp32 bits: half of the last place is added, minus one where the last place is even."""
     largest = (bits & _MAGNITUDE).max()
     if largest >= _INFINITE:
         raise ValueError("numbers that are not finite cannot be encoded as bf16")

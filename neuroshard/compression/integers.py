@@ -15,13 +15,13 @@ from neuroshard.compression.codec import Codec, MalformedVectorError, check_size
 
 SCALE_BYTES = 4  # little-endian fp32
 Scales: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
-_CHUNK = 64 * 4096  # numbers handled at once, so that the passes over them stay in the processor's cache
+_CHUNK = 64 * 4096  # numbers per pass, so that they stay in the processor's cache
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of `size` numbers with codes from -largest_code to largest_code, for a codec of that name."""
+    """Blocks of `size` numbers with codes from -largest_code to largest_code, for the codec `name`."""
 
     name: str
     size: int
@@ -41,18 +41,18 @@ class Blocks:
             start = end
 
     def workspace(self, length: int) -> Tensor:
-        """Room for the largest piece of `length` numbers."""
+        """Memory for the largest piece of `length` numbers."""
         return torch.empty(min(length, _CHUNK))
 
     def scaled(self, numbers: Tensor, workspace: Tensor) -> tuple[Tensor, Tensor]:
         """Codes (n,) of a piece (n,), still as fp32 and in the workspace, and its blocks' scales (b,).
 
-        Raises ValueError when a number is not finite.
+        Raises ValueError if a number is not finite.
         """
         count = numbers.shape[0]
         blocks = numbers.view(-1, min(self.size, count))
         codes = workspace[:count].view_as(blocks)
-        largest = torch.maximum(blocks.amax(dim=1), blocks.amin(dim=1).neg_())  # NaN where there is one
+        largest = torch.maximum(blocks.amax(dim=1), blocks.amin(dim=1).neg_())  # NaN if the block contains one
         if not bool(largest.isfinite().all()):
             raise ValueError(f"numbers that are not finite cannot be encoded as {self.name}")
         scales = largest.div_(self.largest_code).clamp_(max=self._largest_scale)
@@ -61,11 +61,11 @@ class Blocks:
         return codes.round_().view(-1), scales  # ties to even, so that |error| <= scale / 2
 
     def scales_of(self, data: bytes | memoryview, start: int, stop: int) -> Scales:
-        """Scales of the blocks that hold numbers start..stop. Raises MalformedVectorError for those never encoded."""
+        """Scales of the blocks that contain numbers start..stop. Raises MalformedVectorError for impossible ones."""
         first, last = start // self.size, ceil(stop / self.size)
         count = last - first if stop > start else 0
         scales = np.frombuffer(data, dtype="<f4", count=count, offset=SCALE_BYTES * first).astype(np.float32)
-        legal = (scales >= _SMALLEST_SCALE) & (scales <= self._largest_scale)  # neither holds for NaN
+        legal = (scales >= _SMALLEST_SCALE) & (scales <= self._largest_scale)  # both comparisons are false for NaN
         if not (legal | (scales.view(np.uint32) == 0)).all():
             raise MalformedVectorError(
                 f"An {self.name} vector has a scale that is negative, subnormal, too large or NaN."
@@ -73,11 +73,12 @@ class Blocks:
         return scales
 
     def multiply(self, codes: np.ndarray, scales: Scales, begin: int, start: int) -> None:
-        """In place: codes of a piece that begins at `begin` (n,) fp32 times `scales`, those of the blocks from `start`.
+        """Multiply codes (n,) fp32 of a piece that begins at `begin` by `scales`, those of the blocks from `start`, in
+        place.
 
         The piece is one of `pieces`.
         """
-        # PyTorch's: NumPy copies a factor that is the same for a whole row many times over
+        # PyTorch's: NumPy repeatedly copies a factor that is the same for a whole row
         blocks, factors = (torch.from_numpy(one) for one in (codes, scales))  # pyright: ignore[reportUnknownMemberType]
         blocks = blocks.view(-1, min(self.size, len(codes)))
         of_piece = factors[begin // self.size - start // self.size :][: len(blocks), None]
@@ -85,7 +86,7 @@ class Blocks:
 
     @property
     def _largest_scale(self) -> float:
-        """A step below what the largest fp32 number needs: finite times the largest code, however rounded."""
+        """The largest scale: just below the limit where scale times the largest code could overflow fp32."""
         limit = np.float32(torch.finfo(torch.float32).max / self.largest_code)
         return float(np.nextafter(limit, np.float32(0)))
 
@@ -95,19 +96,18 @@ _INT8_BLOCKS = Blocks("int8", BLOCK, largest_code=127)
 
 
 class Int8Codec(Codec):
-    """Scales of all blocks, then a signed byte a number: x is about code * scale, |error| <= scale / 2."""
+    """Scales of all blocks, then one signed byte per number: x is about code * scale, |error| <= scale / 2."""
 
     @property
     def name(self) -> str:
-        """Name of the codec."""
         return _INT8_BLOCKS.name
 
     def encoded_size(self, length: int) -> int:
-        """A byte a number, and 4 a block."""
+        """One byte per number, and 4 per block."""
         return _INT8_BLOCKS.scale_bytes(length) + length
 
     def encode(self, vector: Tensor) -> bytes:
-        """Scales and codes. Raises ValueError for numbers that are not finite, or when it is no fp32 CPU vector."""
+        """Scales and codes. Raises ValueError for numbers that are not finite, or unless it is an fp32 CPU vector."""
         numbers = checked_vector(vector)
         length = numbers.shape[0]
         encoded = np.empty(self.encoded_size(length), dtype=np.uint8)
@@ -123,7 +123,6 @@ class Int8Codec(Codec):
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,). Raises MalformedVectorError, ValueError; see Codec."""
         check_size(self.name, data, self.encoded_size(length), length)
         numbers = checked_out(start, stop, length, out)
         scales = _INT8_BLOCKS.scales_of(data, start, stop)
@@ -134,7 +133,7 @@ class Int8Codec(Codec):
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError for another number of bytes, and for scales or codes that are never encoded."""
+        """Raise MalformedVectorError for another number of bytes, and for impossible scales or codes."""
         check_size(self.name, data, self.encoded_size(length), length)
         if length:
             _INT8_BLOCKS.scales_of(data, 0, length)
@@ -146,33 +145,32 @@ class Int8Codec(Codec):
         """Codes of numbers start..stop."""
         codes = np.frombuffer(data, np.int8, stop - start, _INT8_BLOCKS.scale_bytes(length) + start)
         if codes.min() < -_INT8_BLOCKS.largest_code:
-            raise MalformedVectorError("An int8 vector has the code -128, which stands for nothing.")
+            raise MalformedVectorError("An int8 vector contains the code -128, which is not used.")
         return codes
 
 
-# Numbers that share a scale. Small, since the largest of a block decides how finely the others can be told: of 256
-# normal numbers it is 2.8 standard deviations, of 4,096 it is 3.6; the scales take 3 % of the bytes.
+# Numbers that share a scale. Small, since the largest number of a block determines its resolution: of 256 normal
+# numbers it is 2.8 standard deviations, of 4,096 it is 3.6; the scales take 3 % of the bytes.
 INT4_BLOCK = 256
 _INT4_BLOCKS = Blocks("int4", INT4_BLOCK, largest_code=7)
 
 
 class Int4Codec(Codec):
-    """Scales of all blocks, then two signed codes a byte, the earlier one in the low half: x is about code * scale.
+    """Scales of all blocks, then two signed codes per byte, the earlier one in the low half: x is about code * scale.
 
     |error| <= scale / 2. The high half of the last byte of an odd number of codes is 0.
     """
 
     @property
     def name(self) -> str:
-        """Name of the codec."""
         return _INT4_BLOCKS.name
 
     def encoded_size(self, length: int) -> int:
-        """Half a byte a number, and 4 bytes a block."""
+        """Half a byte per number, and 4 bytes per block."""
         return _INT4_BLOCKS.scale_bytes(length) + ceil(length / 2)
 
     def encode(self, vector: Tensor) -> bytes:
-        """Scales and codes. Raises ValueError for numbers that are not finite, or when it is no fp32 CPU vector."""
+        """Scales and codes. Raises ValueError for numbers that are not finite, or unless it is an fp32 CPU vector."""
         numbers = checked_vector(vector)
         length = numbers.shape[0]
         encoded = np.zeros(self.encoded_size(length), dtype=np.uint8)
@@ -191,7 +189,6 @@ class Int4Codec(Codec):
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,). Raises MalformedVectorError, ValueError; see Codec."""
         check_size(self.name, data, self.encoded_size(length), length)
         numbers = checked_out(start, stop, length, out)
         scales = _INT4_BLOCKS.scales_of(data, start, stop)
@@ -205,7 +202,7 @@ class Int4Codec(Codec):
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError for another number of bytes, and for scales or codes that are never encoded."""
+        """Raise MalformedVectorError for another number of bytes, and for impossible scales or codes."""
         check_size(self.name, data, self.encoded_size(length), length)
         _INT4_BLOCKS.scales_of(data, 0, length)
         for begin, end in _INT4_BLOCKS.pieces(0, length):
@@ -217,9 +214,9 @@ class Int4Codec(Codec):
         """Bytes start..stop of the codes."""
         halves = np.frombuffer(data, np.uint8, stop - start, _INT4_BLOCKS.scale_bytes(length) + start)
         if ((halves & 0x0F) == 0x08).any() or ((halves & 0xF0) == 0x80).any():
-            raise MalformedVectorError("An int4 vector has the code -8, which stands for nothing.")
+            raise MalformedVectorError("An int4 vector contains the code -8, which is not used.")
         if length % 2 and 2 * stop > length and halves[-1] & 0xF0:
-            raise MalformedVectorError("An int4 vector has a code behind its last number.")
+            raise MalformedVectorError("An int4 vector has a code after its last number.")
         return halves
 
 

@@ -1,6 +1,7 @@
 """The codec that a run's parameters name, and the error feedback that goes with it.
 
-Error feedback: the part that a codec loses of one contribution is added to the next (Karimireddy et al. 2019)."""
+Error feedback: the part that a codec loses of one contribution is added to the next (Karimireddy et al. 2019).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from neuroshard.compression.integers import Int4Codec, Int8Codec
 from neuroshard.compression.sparse import SparseCodec, TopKCodec
 from neuroshard.config.run_parameters import CodecName
 
-TOP_K_DECAY = 0.95  # a round (DESIGN 4.5)
+TOP_K_DECAY = 0.95  # per round (DESIGN 4.5)
 
 
 def make_codec(name: CodecName) -> Codec:
-    """The codec a run's parameters name."""
+    """The codec that a run's parameters name."""
     match name:
-        case "fp32" | "powersgd":  # of which the strategy makes factors, and these travel as they are
+        case "fp32" | "powersgd":  # the strategy computes PowerSGD's factors, which travel as fp32
             return Fp32Codec()
         case "bf16":
             return Bf16Codec()
@@ -35,38 +36,42 @@ def make_codec(name: CodecName) -> Codec:
 
 
 def is_sparse(codec: Codec) -> bool:
-    """Whether a contribution in it has only some of its numbers, and others than the next one."""
+    """Whether a contribution contains only some of its numbers, and different ones each time."""
     return isinstance(codec, TopKCodec)
 
 
 def aggregate_codec(codec: Codec) -> Codec:
-    """How the aggregate of contributions in this codec travels: in the same, but for what several sparse add up to."""
+    """The codec of the aggregate: that of the contributions, unless they are sparse and their sum is less so."""
     return SparseCodec() if is_sparse(codec) else codec
 
 
 def residual_decay(name: CodecName) -> float:
-    """What is left of what a codec lost when it comes to the next contribution.
+    """The factor by which a codec's error is multiplied before it is added to the next contribution.
 
-    Top-k loses most of a contribution: what did not get its turn for long is from weights that are no more.
+    Top-k loses most of a contribution: numbers that wait for long come from outdated weights.
     """
     return TOP_K_DECAY if is_sparse(make_codec(name)) else 1.0
 
 
 def has_outer_momentum(name: CodecName) -> bool:
-    """Whether the outer step has its momentum: what top-k holds back would be in the velocity and the residual."""
+    """Whether the outer step has momentum.
+
+    With top-k, held-back numbers would count in the velocity and in the residual.
+    """
     return not is_sparse(make_codec(name))
 
 
 def with_residual(contribution: Tensor, residual: Tensor | None) -> Tensor:
-    """What to encode: contribution + residual (d,); without a residual the contribution itself."""
+    """The vector to encode: contribution + residual (d,), or the contribution itself without a residual."""
     return contribution if residual is None else torch.add(contribution, residual)
 
 
 def next_residual(encoded: Tensor, decoded: Tensor | None, decay: float = 1.0) -> Tensor | None:
-    """decay * (encoded - decode(encode(encoded))) (d,): what the others did not get; None when nothing was lost.
+    """decay * (encoded - decode(encode(encoded))) (d,), the part that the others did not get; None if the codec is
+    exact.
 
-    It is kept when the round commits; an abort keeps the old one, and a contribution that was refused leaves none. What
-    clipping or trimming took away is no part of it: that was taken on purpose.
+    It replaces the old residual when the round commits; an abort keeps the old one, and a refused contribution
+    leaves none. Clipping and trimming do not count as losses: they are intended.
     """
     if decoded is None or decoded is encoded:
         return None

@@ -1,6 +1,7 @@
 """PowerSGD: matrices of a gradient travel as two thin factors, whose product approximates them (Vogels et al. 2019).
 
-The parts on which members agree have the same bits on every machine."""
+The parts on which members agree have the same bits on every machine.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +18,28 @@ from torch import Tensor
 
 from neuroshard.compression.codec import checked_vector
 
-UNIT_BITS = 24  # the rows' numbers are multiples of 2^-24: fp32 has each of them, and sums of products can be exact
-_DEPENDENT = 2.0**-23  # what is left of a row beside the others, relative to it, is fp32's rounding below this
+# the rows' numbers are multiples of 2^-24: fp32 represents each of them, and sums of products can be exact
+UNIT_BITS = 24
+_DEPENDENT = 2.0**-23  # below this, relative to the row, the remainder next to the other rows is fp32's rounding
 Doubles: TypeAlias = NDArray[np.float64]
 
 
 def orthonormal(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows (k, n) whose span is that of the given ones, each of length 1 and orthogonal to the others within 2^-20.
+    """Rows (k, n) with the span of the given ones, each of length 1 and orthogonal to the others within 2^-20.
 
-    A row that the rows before it span already, one of zeros and one with a number that is not finite have no direction
-    of their own: they become zeros. Products, sums, quotients and roots are separate operations on single numbers, and
-    sums are made by halving, so that no kernel and no number of threads changes a bit.
+    A row in the span of the rows before it, a row of zeros and a row with a number that is not finite have no
+    direction of their own: they become zeros. Products, sums, quotients and roots are separate operations on single
+    numbers, and sums are made by halving, so that no kernel and no number of threads changes a bit.
     """
     found = rows.astype(np.float64)
     found[~np.isfinite(found).all(axis=1)] = 0.0
     _orthogonalise(found, _DEPENDENT)
-    _orthogonalise(found, 0.5)  # once more: what rounding left of the first pass (Giraud et al. 2005)
+    _orthogonalise(found, 0.5)  # again, for the rounding of the first pass (Giraud et al. 2005)
     return (np.rint(found * 2.0**UNIT_BITS) / 2.0**UNIT_BITS).astype(np.float32)
 
 
 def _orthogonalise(rows: Doubles, smallest: float) -> None:
-    """One pass in place; a row of which less than `smallest` is left becomes zeros."""
+    """One pass in place; a row of which less than `smallest` remains becomes zeros."""
     scratch = np.empty_like(rows)
     before = np.sqrt(_sums(np.multiply(rows, rows, out=scratch)))
     for index in range(len(rows)):
@@ -52,7 +54,9 @@ def _orthogonalise(rows: Doubles, smallest: float) -> None:
 
 
 def _sums(terms: Doubles) -> Doubles:
-    """Sums (k,) of the rows of (k, n), which is used up: the upper half is added to the lower one until one is left."""
+    """Sums (k,) of the rows of (k, n), which is overwritten: the upper half is added to the lower one until one is
+    left.
+    """
     count = terms.shape[1]
     while count > 1:
         lower = (count + 1) // 2
@@ -61,14 +65,14 @@ def _sums(terms: Doubles) -> Doubles:
     return terms[:, 0].copy()
 
 
-LARGEST_SHARE = 0.5  # of a matrix's numbers that its factors may have: with more of them it goes as it is
+LARGEST_SHARE = 0.5  # largest share of a matrix's numbers for its factors; a matrix that needs more travels unchanged
 _Number = TypeVar("_Number", np.float32, np.float64)
 Rows: TypeAlias = NDArray[_Number]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix (rows, columns) that lies at `start` of the vector."""
+    """A matrix (rows, columns) that begins at `start` of the vector."""
 
     start: int
     rows: int
@@ -83,8 +87,8 @@ class Matrix:
 class FactorPlan:
     """The matrices of a vector (d,) that have factors of this rank, and the ranges between them.
 
-    Factors lie one column after another, as (rank, rows) and (rank, columns), matrix after matrix: `left_length` and
-    `right_length` numbers. Raises ValueError for a rank or a vector of nothing.
+    Factors are stored column after column, as (rank, rows) and (rank, columns), matrix after matrix: `left_length`
+    and `right_length` numbers. Raises ValueError for a rank or a length of zero.
     """
 
     length: int  # d
@@ -97,7 +101,10 @@ class FactorPlan:
 
     @classmethod
     def of(cls, shapes: Sequence[tuple[int, ...]], rank: int) -> FactorPlan:
-        """For tensors of these shapes, one after another. Of one with more than two sizes the first counts as rows."""
+        """The plan for tensors of these shapes in order.
+
+        If a tensor has more than two dimensions, the first counts as rows.
+        """
         matrices, start = list[Matrix](), 0
         for shape in shapes:
             size = prod(shape)
@@ -119,7 +126,7 @@ class FactorPlan:
 
     @property
     def plain_length(self) -> int:
-        """Numbers that travel as they are."""
+        """Numbers that travel unchanged."""
         return self.length - sum(matrix.rows * matrix.columns for matrix in self.matrices)
 
     @property
@@ -128,7 +135,7 @@ class FactorPlan:
         return self.plain_length + self.right_length
 
     def plain(self) -> Iterator[tuple[slice, slice]]:
-        """Where the plain numbers are: in the vector, and in a projection."""
+        """The ranges of the plain numbers in the vector and in a projection."""
         begin, there = 0, 0
         for end, after in [*((m.start, m.start + m.rows * m.columns) for m in self.matrices), (self.length, 0)]:
             if end > begin:
@@ -144,7 +151,7 @@ class FactorPlan:
             start += size
 
     def right(self, factors: Rows[_Number]) -> Iterator[Rows[_Number]]:
-        """Of every matrix its part (rank, columns) of `right_length` numbers, sharing their memory."""
+        """Every matrix with its part (rank, columns) of `right_length` numbers, sharing their memory."""
         start = 0
         for matrix in self.matrices:
             size = self.rank * matrix.columns
@@ -152,8 +159,8 @@ class FactorPlan:
             start += size
 
 
-_EXACT_BITS = 53  # of float64: whole numbers up to 2^53
-_CHUNK = 1 << 20  # numbers of a product made at once: the only temporary memory beside the factors
+_EXACT_BITS = 53  # float64 represents whole numbers up to 2^53
+_CHUNK = 1 << 20  # numbers of a product per pass: the only temporary memory besides the factors
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -165,9 +172,9 @@ def first_right(plan: FactorPlan, seed: int) -> Tensor:
 
 
 def left_factors(plan: FactorPlan, vector: Tensor, right: Tensor) -> Tensor:
-    """P = M Q (left_length,) of a member's vector (d,): what travels in the first phase.
+    """P = M Q (left_length,) of a member's vector (d,): the contribution of the first phase.
 
-    Raises ValueError for vectors of other lengths, and when the matrices or their product are not finite in fp32.
+    Raises ValueError for vectors of other lengths, and if the matrices or their product are not finite in fp32.
     """
     numbers = _array(vector, plan.length, "vector")
     found = torch.empty(plan.left_length)
@@ -187,9 +194,9 @@ def orthonormal_basis(plan: FactorPlan, left: Tensor) -> Tensor:
 
 
 def projection(plan: FactorPlan, vector: Tensor, basis: Tensor) -> Tensor:
-    """What travels in the second phase (projection_length,): the plain numbers, then M^T basis.
+    """The contribution of the second phase (projection_length,): the plain numbers, then M^T basis.
 
-    Raises ValueError for vectors of other lengths, and when a number is not finite in fp32.
+    Raises ValueError for vectors of other lengths, and if a number is not finite in fp32.
     """
     numbers = _array(vector, plan.length, "vector")
     found = torch.empty(plan.projection_length)
@@ -203,11 +210,11 @@ def projection(plan: FactorPlan, vector: Tensor, basis: Tensor) -> Tensor:
 
 
 def restored(plan: FactorPlan, projected: Tensor, basis: Tensor) -> Tensor:
-    """The vector (d,) that a projection stands for, the same bits on every machine.
+    """The vector (d,) that a projection represents, the same bits on every machine.
 
-    The products are of whole numbers, so small that float64 has every sum of them: their order does not matter. Factors
-    lose what is below 2^-23 of the largest of their matrix for it, at a rank of 64. A matrix with factors that are not
-    finite is NaN.
+    The products are of whole numbers so small that float64 represents every sum of them: their order does not
+    matter. In exchange the factors lose everything below 2^-23 of the largest number of their matrix, at a rank of
+    64. A matrix with factors that are not finite is NaN.
     """
     sent = _array(projected, plan.projection_length, "projection")
     found = torch.empty(plan.length)
@@ -224,7 +231,7 @@ def next_right(plan: FactorPlan, projected: Tensor, seed: int, step: int) -> Ten
     """Q (right_length,) of step number `step` from the agreed projection of the step before.
 
     Every column is scaled by a power of two, which changes no bit of its direction, until its largest number is in
-    [0.5, 1). A column without a direction is drawn anew: it would be zero for good.
+    [0.5, 1). A column without a direction is drawn again: otherwise it would stay zero for ever.
     """
     sent = _array(projected, plan.projection_length, "projection")
     right = torch.from_numpy(sent[plan.plain_length :].copy())  # pyright: ignore[reportUnknownMemberType]
@@ -238,7 +245,7 @@ def next_right(plan: FactorPlan, projected: Tensor, seed: int, step: int) -> Ten
 
 
 def _draw_missing(plan: FactorPlan, right: Tensor, seed: int, step: int) -> None:
-    """Fill the columns that are zero, from 16 bits of SHAKE-256 a number."""
+    """Fill the columns that are zero with 16 bits of SHAKE-256 per number."""
     for index, rows in enumerate(plan.right(right.numpy())):
         for column in _without_direction(rows):
             key = f"neuroshard/power-sgd/{seed}/{step}/{index}/{column}".encode()

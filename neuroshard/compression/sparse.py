@@ -1,6 +1,7 @@
 """Sparse codecs: top-k for contributions (as in SparseLoCo, Sarfi et al. 2025), and the sum of top-k contributions.
 
-Both store places within blocks of 4,096 numbers in 12 bits each."""
+Both store places within blocks of 4,096 numbers in 12 bits each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def packed_size(count: int) -> int:
-    """Bytes of so many places: two take three bytes, an odd last one takes two."""
+    """Size in bytes of this number of places: two take three bytes, an odd last one takes two."""
     return (3 * count + 1) // 2
 
 
@@ -36,7 +37,7 @@ def pack_places(places: NDArray[np.integer]) -> Bytes:
 
 
 def unpack_places(data: Bytes, count: int) -> NDArray[np.uint16]:
-    """The inverse. What the half of a byte behind an odd last place holds is not looked at."""
+    """The inverse of `pack_places`. The unused half of the last byte is not checked."""
     triples = np.zeros((3 * ((count + 1) // 2),), dtype=np.uint16)
     triples[: len(data)] = data
     first, second, third = triples[0::3], triples[1::3], triples[2::3]
@@ -54,21 +55,23 @@ Places: TypeAlias = NDArray[np.int64]
 class SparseCodec(Codec):
     """Scales of all blocks of 4,096 numbers, counts of all blocks (little-endian uint16), places, codes.
 
-    The places are those of 12 bits of the numbers whose int8 code is not 0, ascending in each block; x is about
-    code * scale, |error| <= scale / 2. Its size depends on the numbers.
+    The places are the 12-bit places of the numbers whose int8 code is not 0, ascending in each block; x is about
+    code * scale, |error| <= scale / 2. The size depends on the numbers.
     """
 
     @property
     def name(self) -> str:
-        """Name of the codec."""
         return _BLOCKS.name
 
     def encoded_size(self, length: int) -> int:
-        """The most that so many numbers take: 2.5 bytes a number and 6 a block, when none is zero."""
+        """The maximum: 2.5 bytes per number and 6 per block, if no number is zero."""
         return self._head_bytes(length) + packed_size(length) + length
 
     def encode(self, vector: Tensor) -> bytes:
-        """Scales, counts, places, codes. Raises ValueError for numbers that are not finite, or no fp32 CPU vector."""
+        """Scales, counts, places, codes.
+
+        Raises ValueError for numbers that are not finite, or unless it is an fp32 CPU vector.
+        """
         numbers = checked_vector(vector)
         length = numbers.shape[0]
         codes, workspace = np.empty(length, dtype=np.int8), _BLOCKS.workspace(length)
@@ -86,9 +89,9 @@ class SparseCodec(Codec):
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,). All is checked, since nothing is at a place of its own.
+        """Numbers start..stop of the vector. The whole vector is checked, because no number has a fixed place.
 
-        Raises MalformedVectorError, ValueError; see Codec.
+        Raises MalformedVectorError, ValueError.
         """
         places, values = self._read(data, length)
         numbers = checked_out(start, stop, length, out).zero_()
@@ -97,7 +100,6 @@ class SparseCodec(Codec):
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError where `decode` would."""
         self._read(data, length)
 
     def _head_bytes(self, length: int) -> int:
@@ -116,44 +118,43 @@ class SparseCodec(Codec):
         packed = np.frombuffer(data, np.uint8, packed_size(count), head)
         codes = np.frombuffer(data, np.int8, count, head + len(packed))
         if count % 2 and packed[-1] & 0xF0:
-            raise MalformedVectorError("A sparse vector has bits behind its last place.")
+            raise MalformedVectorError("A sparse vector has bits after its last place.")
         if not ((codes >= -_BLOCKS.largest_code) & (codes != 0)).all():
-            raise MalformedVectorError("A sparse vector has a code that stands for nothing, or for zero.")
+            raise MalformedVectorError("A sparse vector has an unused code or a code for zero.")
         of_block = np.repeat(np.arange(blocks), counts)
         places = unpack_places(packed, count) + PLACES * of_block
         if count and not ((places[1:] > places[:-1]).all() and places[-1] < length):
-            raise MalformedVectorError("A sparse vector has places that repeat, are not in order or behind its end.")
+            raise MalformedVectorError("A sparse vector has places that repeat, are not in order or are after its end.")
         return places, codes.astype(np.float32) * scales[of_block]
 
 
-KEPT = 64  # of a block
-_LEVEL_BYTES = 8  # two fp32 magnitudes a block
-_CODE_BYTES = KEPT // 4  # 2 bits a number: the sign and which of the magnitudes
+KEPT = 64  # per block
+_LEVEL_BYTES = 8  # two fp32 magnitudes per block
+_CODE_BYTES = KEPT // 4  # 2 bits per number: the sign and which of the magnitudes
 _BLOCK_BYTES = _LEVEL_BYTES + packed_size(KEPT) + _CODE_BYTES
 _TINY, _HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 Floats: TypeAlias = NDArray[np.float32]
 
 
 class TopKCodec(Codec):
-    """A block is two magnitudes (little-endian fp32), 64 ascending places of 12 bits and 64 codes of 2 bits.
+    """A block has two magnitudes (little-endian fp32), 64 ascending places of 12 bits and 64 codes of 2 bits.
 
-    Of the kept numbers the magnitudes above their mean travel as the mean of these, the others as the mean of those, so
-    that what is lost is shorter than the vector by exactly what travels: |x - decoded|^2 = |x|^2 - |decoded|^2 but for
-    rounding. Magnitudes below the smallest normal number travel as 0. A last block of fewer numbers is filled up with
-    zeros; the places behind its end are used only when it has fewer than 64 numbers.
+    Kept numbers with a magnitude above the mean travel as the mean of those magnitudes, the others as the mean of
+    the rest. So the loss is shorter than the vector by exactly the decoded part: |x - decoded|^2 = |x|^2 -
+    |decoded|^2 except for rounding. Magnitudes below the smallest normal number travel as 0. A last block with fewer
+    numbers is filled up with zeros; the places after its end are used only if it has fewer than 64 numbers.
     """
 
     @property
     def name(self) -> str:
-        """Name of the codec."""
         return "topk"
 
     def encoded_size(self, length: int) -> int:
-        """120 bytes a block of 4,096 numbers: 0.23 bits a number."""
+        """120 bytes per block of 4,096 numbers: 0.23 bits per number."""
         return _BLOCK_BYTES * ceil(length / PLACES)
 
     def encode(self, vector: Tensor) -> bytes:
-        """Blocks. Raises ValueError for numbers that are not finite, or when it is no fp32 CPU vector."""
+        """Blocks. Raises ValueError for numbers that are not finite, or unless it is an fp32 CPU vector."""
         numbers = checked_vector(vector)
         if not bool(numbers.isfinite().all()):
             raise ValueError("numbers that are not finite cannot be encoded as topk")
@@ -165,7 +166,6 @@ class TopKCodec(Codec):
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers start..stop of the vector (length,). Raises MalformedVectorError, ValueError; see Codec."""
         check_size(self.name, data, self.encoded_size(length), length)
         numbers = checked_out(start, stop, length, out).zero_()
         if stop > start:
@@ -176,13 +176,12 @@ class TopKCodec(Codec):
         return numbers
 
     def check(self, data: bytes | memoryview, length: int) -> None:
-        """Raises MalformedVectorError where `decode` would."""
         check_size(self.name, data, self.encoded_size(length), length)
         _read_blocks(data, 0, ceil(length / PLACES), length)
 
 
 def _encoded_block(numbers: Floats) -> NDArray[np.uint8]:
-    """A block's bytes. Ties between places are broken by the partition: only this node encodes these numbers."""
+    """A block's bytes. The partition breaks ties between places arbitrarily: only this node encodes these numbers."""
     block = np.zeros(PLACES, dtype=np.float32)
     block[: len(numbers)] = numbers
     magnitudes = np.abs(block)
@@ -201,7 +200,7 @@ def _encoded_block(numbers: Floats) -> NDArray[np.uint8]:
 
 
 def _mean(magnitudes: NDArray[np.float64]) -> np.float32:
-    """In fp32; 0 for none and for what is no normal number."""
+    """The mean in fp32; 0 for no numbers and for a mean that is not a normal number."""
     mean = np.float32(min(magnitudes.mean(), _HUGE)) if len(magnitudes) else np.float32(0)
     return mean if mean >= _TINY else np.float32(0)
 
@@ -228,12 +227,12 @@ def _read_blocks(data: bytes | memoryview, first: int, last: int, length: int) -
 
 
 def _check_end(places: NDArray[np.int64], codes: NDArray[np.uint8], length: int) -> None:
-    """Only a block of fewer than 64 numbers names places behind its end: those that follow it, with the code 0."""
+    """Only a block with fewer than 64 numbers may have places after its end: the next ones in order, with code 0."""
     behind = places >= length
     if not behind.any():
         return
     in_block = length % PLACES
     if in_block >= KEPT or behind[-1].sum() != KEPT - in_block or places[-1, -1] % PLACES != KEPT - 1:
-        raise MalformedVectorError("A topk vector has a place behind its end.")
+        raise MalformedVectorError("A topk vector has a place after its end.")
     if codes[behind].any():
-        raise MalformedVectorError("A topk vector has a value behind its end.")
+        raise MalformedVectorError("A topk vector has a value after its end.")

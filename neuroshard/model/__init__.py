@@ -1,1 +1,4 @@
-"""The transformer, the family of its sizes, and what they need in memory; nothing here is written or sent."""
+"""The transformer, the family of its sizes, and their memory need.
+
+This room does no I/O except for the memory probe.
+"""

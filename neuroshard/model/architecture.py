@@ -1,6 +1,7 @@
-"""The family of architectures behind one dial, their sizes, and the plan that cuts layers into stages.
+"""The family of architectures by depth, their sizes, and the plan that cuts layers into stages.
 
-It does not load PyTorch."""
+It does not load PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ LARGEST_DEPTH = 128
 def architecture_for(depth: int, vocabulary_size: int, sequence_length: int = 512) -> Architecture:
     """The family's member with `depth` layers; more depth never gives fewer parameters.
 
-    Heads of 64: depth - 1 of them up to depth 5, then the next even number; two query heads share a key/value head.
-    Width is 64 x heads; the feed-forward is 8/3 of it, rounded up to 64. Raises ValueError outside 2..128.
+    Heads have size 64: depth - 1 heads up to depth 5, then the next even number; two query heads share a key/value
+    head. The width is 64 x heads; the feed-forward is 8/3 of it, rounded up to 64. Raises ValueError outside 2..128.
     """
     if not SMALLEST_DEPTH <= depth <= LARGEST_DEPTH:
         raise ValueError(f"depth must be in {SMALLEST_DEPTH}..{LARGEST_DEPTH}, got {depth}")
@@ -58,9 +59,9 @@ def parameter_count(architecture: Architecture, layers: LayerRange | None = None
 
 
 def flops_per_token(architecture: Architecture) -> int:
-    """Floating-point operations of forward and backward for one token: 6 a matrix parameter used, 6 T d a layer.
+    """Floating-point operations of forward and backward per token: 6 per matrix parameter used, 6 T d per layer.
 
-    The embedding is a look-up and is not counted; causal attention is counted as half (Kaplan et al. 2020, corrected).
+    The embedding is a look-up and does not count; causal attention counts half (Kaplan et al. 2020, corrected).
     """
     matrices = parameter_count(architecture) - architecture.vocabulary_size * architecture.hidden_size
     attention = architecture.layer_count * architecture.sequence_length * architecture.hidden_size
@@ -81,9 +82,12 @@ class StagePlan(tuple[LayerRange, ...]):
 
     @classmethod
     def even(cls, layer_count: int, stage_count: int) -> StagePlan:
-        """Sizes that differ by at most one, the larger ones first. Raises ValueError unless 1 <= stages <= layers."""
+        """A plan with sizes that differ by at most one, the larger ones first.
+
+        Raises ValueError unless 1 <= stages <= layers.
+        """
         if not 1 <= stage_count <= layer_count:
-            raise ValueError(f"{layer_count} layers cannot make {stage_count} stages")
+            raise ValueError(f"{layer_count} layers cannot be split into {stage_count} stages")
         size, extra = divmod(layer_count, stage_count)
         edges = [stage * size + min(stage, extra) for stage in range(stage_count + 1)]
         return cls.of(*(LayerRange(start, stop) for start, stop in pairwise(edges)))

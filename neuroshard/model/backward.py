@@ -1,7 +1,8 @@
 """Backward passes that begin with a gradient from another stage.
 
 `torch.autograd.backward(output, gradient)` compares the two shapes by PyTorch's symbolic mathematics. Loading that
-takes three seconds of one core and 100 MB at a stage's first microbatch, for which the whole swarm waits."""
+takes three seconds of one core and 100 MB at a stage's first microbatch, while the whole swarm waits.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,10 @@ class _GivenGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, gradient: Tensor) -> Tensor:
-        """A zero."""
         ctx.save_for_backward(gradient)
         return output.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Tensor, None]:
-        """The given one."""
         (gradient,) = ctx.saved_tensors
         return gradient, None

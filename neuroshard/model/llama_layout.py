@@ -9,12 +9,12 @@ from torch import Tensor
 from neuroshard.model.transformer import StageModel
 from neuroshard.types import Architecture, JsonValue
 
-_PAD, _BEGIN, _END, _FIRST_BYTE = 0, 1, 2, 10  # the tokenizer's ids, which this room does not know
+_PAD, _BEGIN, _END, _FIRST_BYTE = 0, 1, 2, 10  # ids of the tokenizer, which this room does not import
 
 
 @dataclass(frozen=True)
 class LlamaPart:
-    """Some rows of one of our matrices under their name in that layout; they follow each other in memory."""
+    """Some rows of one of our matrices under their name in that layout; the parts are consecutive in memory."""
 
     name: str
     start: int
@@ -22,7 +22,7 @@ class LlamaPart:
 
 
 def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[LlamaPart, ...]:
-    """What a parameter of ours with so many rows (its first dimension) is there, in the order of its rows.
+    """The parts of one of our parameters with this number of rows (its first dimension), in row order.
 
     Rotary pairs are already in the half-split order of that layout, so nothing is permuted.
     """
@@ -43,7 +43,7 @@ def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[Llama
 
 
 def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
-    """Weights under Llama's names: detached views of the model's own memory; a stage gives the part that it holds."""
+    """Weights under Llama's names: detached views of the model's own memory. A stage returns its own part."""
     exported: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
@@ -79,7 +79,9 @@ def llama_config(architecture: Architecture) -> dict[str, JsonValue]:
 
 
 def generation_config(architecture: Architecture, ids_in_use: int) -> dict[str, JsonValue]:
-    """The generation_config.json beside it: programs draw what a node does, no special id but EOS and no unused one."""
+    """The generation_config.json: other programs then sample as a node does, without special (except EOS) and unused
+    ids.
+    """
     never = [i for i in range(_FIRST_BYTE) if i != _END]
     return {
         "pad_token_id": _PAD,

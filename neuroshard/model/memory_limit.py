@@ -10,19 +10,22 @@ import psutil
 
 MEGABYTE = 1_000_000
 TIER_MB = 500
-_UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a number near 2^63 when there is no limit
+_UNLIMITED_BYTES = 1 << 60  # cgroup v1 reports a number near 2^63 if there is no limit
 
 
 @dataclass(frozen=True)
 class MemoryProbe:
-    """What the computer and the container say. Never the momentary free memory: that changes from start to start."""
+    """The memory reported by the computer and the container.
+
+    Free memory does not count: it changes from start to start.
+    """
 
     total_bytes: int
     cgroup_limit_bytes: int | None  # the tightest of the groups around this process
 
 
 class Bounds(StrEnum):
-    """What a limit comes from."""
+    """The source of a limit."""
 
     OWNER = "owner"  # the setting `memory`
     CGROUP = "cgroup"
@@ -31,19 +34,19 @@ class Bounds(StrEnum):
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """The limit that holds, in MB of 10^6 bytes, and what set it."""
+    """The effective limit in MB of 10^6 bytes, and its source."""
 
     mb: int
     by: Bounds
 
 
 def reserve_mb(total_mb: int) -> int:
-    """Memory left to the owner: an eighth, at least 1 GB, but never more than a quarter of a small computer."""
+    """Memory left to the owner: an eighth, at least 1 GB, but at most a quarter of a small computer."""
     return min(total_mb // 4, max(1_000, total_mb // 8))
 
 
 def memory_bound(probe: MemoryProbe, limit_mb: int | None) -> MemoryBound:
-    """The least of --memory, the cgroup limit and total - reserve; limit_mb None when the user gave none."""
+    """The least of --memory, the cgroup limit and total - reserve; limit_mb None means that the user gave none."""
     total = probe.total_bytes // MEGABYTE
     bounds = [MemoryBound(total - reserve_mb(total), Bounds.COMPUTER)]
     if probe.cgroup_limit_bytes is not None:
@@ -54,7 +57,7 @@ def memory_bound(probe: MemoryProbe, limit_mb: int | None) -> MemoryBound:
 
 
 def available_mb(probe: MemoryProbe, limit_mb: int | None) -> int:
-    """How much may be used, in MB of 10^6 bytes, whatever bounds it."""
+    """Usable memory in MB of 10^6 bytes, whatever limits it."""
     return memory_bound(probe, limit_mb).mb
 
 
@@ -94,14 +97,14 @@ def _limits(mount: Path, path: str, file_name: str) -> list[int]:
 def _read(file: Path) -> str | None:
     try:
         return file.read_text(encoding="ascii", errors="replace")
-    except OSError:  # not Linux, or no such group: then there is no limit to read here
+    except OSError:  # not Linux, or no such group: then there is no limit
         return None
 
 
-HELD_SHARE = 16  # of the memory, one part in so many, for all that a node keeps of what others say
+HELD_SHARE = 16  # 1/HELD_SHARE of the memory is for everything that a node stores of other nodes' messages
 LEAST_HELD = 16 * MEGABYTE
 MOST_HELD = 1_000 * MEGABYTE
-HEADS_SHARE = 16  # of that
+HEADS_SHARE = 16  # 1/HEADS_SHARE of that
 DIRECTORY_SHARE = 8
 CLAIMS_SHARE = 8
 GOSSIP_SHARE = 16
@@ -114,23 +117,23 @@ MOST_UNREAD = 128 * MEGABYTE
 
 @dataclass(frozen=True)
 class NetworkMemory:
-    """Bytes that the network keeps to, whatever others send."""
+    """Byte budgets of the network, whatever other nodes send."""
 
     frames: int  # tensors of messages, from their first byte until they are handled
-    heads: int  # what stands before them, where it is large
-    directory: int  # records kept for others, and where nodes can be dialled
-    claims: int  # what was read of signed claims, and everybody's announcement
-    gossip: int  # messages that others may still ask for
-    unread: int  # of streams, until somebody reads them
+    heads: int  # headers of messages, if they are large
+    directory: int  # records stored for other nodes, and nodes' addresses
+    claims: int  # parsed claims, and every node's announcement
+    gossip: int  # messages that other nodes may still request
+    unread: int  # unread bytes of streams
 
     @property
     def total(self) -> int:
-        """All of it together."""
+        """The sum of all budgets."""
         return self.frames + self.heads + self.directory + self.claims + self.gossip + self.unread
 
 
 def network_memory(limit_mb: int) -> NetworkMemory:
-    """The budgets of a node that may use so much memory in all."""
+    """The budgets of a node with this much memory in total."""
     limit = limit_mb * MEGABYTE
     held = max(LEAST_HELD, min(MOST_HELD, limit // HELD_SHARE))
     directory = held // DIRECTORY_SHARE
@@ -147,12 +150,12 @@ def network_memory(limit_mb: int) -> NetworkMemory:
 
 
 def planned_bytes(need: int, limit_mb: int) -> int:
-    """Peak memory of a process under a limit: what its work needs, and what the network may hold."""
+    """Peak memory of a process under a limit: its work, and the network's budgets."""
     return need + network_memory(limit_mb).total
 
 
 def least_limit_mb(need: int) -> int:
-    """The smallest limit in MB that holds such a need and the network."""
+    """The smallest limit in MB that is enough for the work and the network."""
     limit_mb = -(-need // MEGABYTE)
     while (missing := planned_bytes(need, limit_mb) - limit_mb * MEGABYTE) > 0:
         limit_mb += -(-missing // MEGABYTE)

@@ -1,6 +1,7 @@
 """The memory that training needs, item by item, and the architecture and batch size that fit into a limit.
 
-Pure arithmetic, calibrated against measured peaks. It does not load PyTorch."""
+Pure arithmetic, calibrated against measured peaks. It does not load PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from neuroshard.model.architecture import (
 from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
 from neuroshard.types import Architecture, LayerRange
 
-CPU_CHUNK_BYTES = 16 << 20  # of fp32 logits: near the cache, and large enough for full matmul speed
+CPU_CHUNK_BYTES = 16 << 20  # of fp32 logits: close to the cache, and large enough for full matmul speed
 ACCELERATOR_CHUNK_BYTES = 256 << 20  # kernels there need some thousand rows to be busy
 
 
@@ -30,19 +31,19 @@ def chunk_bytes_on(device: str) -> int:
 
 
 def chunk_rows(vocabulary_size: int, chunk_bytes: int) -> int:
-    """Rows of logits computed at once: as many fp32 rows as fit chunk_bytes, in sixteens, but at least 16."""
+    """Rows of logits computed at once: as many fp32 rows as fit into chunk_bytes, a multiple of 16, at least 16."""
     return max(16, chunk_bytes // (64 * vocabulary_size) * 16)
 
 
-# Peak resident memory of whole nodes with dashboard, network and data, on Linux: 391 MB without training; with it, less
-# the vectors below, 339, 332 and 221 MB under limits of 500, 700 and 1,000 MB. The rest is slack.
+# Peak resident memory of whole nodes with dashboard, network and data, on Linux: 391 MB without training; with it,
+# minus the vectors below, 339, 332 and 221 MB under limits of 500, 700 and 1,000 MB. The rest is slack.
 PROCESS_BYTES = 430 * MEGABYTE
 ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
-FRAGMENTATION = 1.05  # what the allocators keep beyond what is asked of them
-CACHED_TEXTS = 4  # that are continued with a stage at the same time
-OPEN_SESSIONS = 2  # microbatches whose ends are there while they are under way, of a model in one stage
+FRAGMENTATION = 1.05  # overhead of the allocators
+CACHED_TEXTS = 4  # that are generated with a stage at the same time
+OPEN_SESSIONS = 2  # microbatches of a one-stage model whose ends stay in memory while they are in progress
 REMEMBERED_MICROBATCHES = 24  # that a stage has accumulated and whose drivers have not closed their sessions yet
-# Of a vector, in a round; of top-k mostly the aggregate, which is less sparse than the contributions.
+# In vectors, during a round; with top-k mostly the aggregate, which is less sparse than the contributions.
 ENCODED_SHARE: Mapping[CodecName, float] = {
     "fp32": 1.0,
     "bf16": 0.5,
@@ -74,7 +75,6 @@ class DeviceNeed:
 
     @property
     def total(self) -> int:
-        """Sum of the items."""
         return _sum(self)
 
 
@@ -86,21 +86,20 @@ class HostNeed:
     anchor: int
     velocity: int
     checkpoint_staging: int  # copies of weights and moments; the outer state is written by reference
-    contribution: int  # the round: local weights and pseudo-gradient
-    exchange: int  # the round: encoded, the own contribution, the parts to reduce and the aggregate; and one decoded
-    next_outer_state: int  # the round: new anchor and velocity, before the old ones are dropped
-    residual: int  # what a codec lost of the last contribution; none where nothing is lost
-    answers: int = 0  # to drivers, kept for repetition, and those that are on their way
+    contribution: int  # in a round: local weights and pseudo-gradient
+    exchange: int  # in a round: encoded, the own contribution, the parts to reduce and the aggregate; and one decoded
+    next_outer_state: int  # in a round: new anchor and velocity, before the old ones are dropped
+    residual: int  # a lossy codec's error of the last contribution
+    answers: int = 0  # to drivers: stored for repetition, and under way
 
     @property
     def total(self) -> int:
-        """Sum of the items."""
         return _sum(self)
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Peak memory of training one stage. `host_bytes` has all of it on a CPU node."""
+    """Peak memory of training one stage. On a CPU node `host_bytes` includes everything."""
 
     kind: DeviceKind
     device: DeviceNeed
@@ -113,22 +112,22 @@ class MemoryNeed:
 
     @property
     def host_bytes(self) -> int:
-        """Peak resident memory of the process, without what the network holds of others' messages."""
+        """Peak resident memory of the process, without the network's budgets."""
         vectors = self.host.total - self.host.process
         return self.host.process + _padded(vectors + (self.device.total if self.kind == "cpu" else 0))
 
     def fits(self, host_mb: int, device_mb: int | None = None) -> bool:
-        """Whether the limits (1 MB = 10^6 bytes) hold it and the network; device_mb None: no accelerator limit."""
+        """Whether it fits with the network into the limits (1 MB = 10^6 bytes). device_mb None: no such limit."""
         device_fits = device_mb is None or self.device_bytes <= device_mb * MEGABYTE
         return device_fits and planned_bytes(self.host_bytes, host_mb) <= host_mb * MEGABYTE
 
 
 @dataclass(frozen=True)
 class PipelineLoad:
-    """The stages of a node in a pipeline, and what each of them has in work at a time."""
+    """The stages of a node in a pipeline, and the number of concurrent microbatches in each."""
 
     stages: tuple[LayerRange, ...]
-    open_microbatches: int  # of each stage but the last one of the model, which does both passes at once
+    open_microbatches: int  # in each stage except the last one of the model, which does both passes at once
     kept_graphs: int = 0  # of those; the others compute their forward pass again
 
 
@@ -144,11 +143,11 @@ def memory_need(
 ) -> MemoryNeed:
     """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
 
-    Without `load` one microbatch at a time makes its way through all of them. `codec` is that of the run's rounds.
-    With `averages_gradients` moments and factors stand in place of the velocity, and gradients are gathered.
+    Without `load` one microbatch at a time passes through all of them. `codec` is that of the run's rounds. With
+    `averages_gradients` moments and factors replace the velocity, and gradients are accumulated.
     """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
-    vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number a parameter
+    vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number per parameter
     kept = int(MOMENTS_AND_FACTORS * vector) if averages_gradients else vector
     return MemoryNeed(
         device,
@@ -168,15 +167,15 @@ def memory_need(
 
 
 def driving_bytes(a: Architecture, batch_size: int, stage_count: int, in_flight: int) -> int:
-    """Peak memory of a process that drives so many microbatches at a time and holds no layers."""
+    """Peak memory of a driver without layers, for this number of concurrent microbatches."""
     stream = stream_bytes(a, batch_size)
-    kept = stage_count + 1  # inputs of each stage and a gradient, so that a stage that is lost can be replaced
+    kept = stage_count + 1  # inputs of each stage and a gradient, so that a lost stage can be replaced
     on_the_way = 3  # a request as tensors and as bytes, and its answer
     return PROCESS_BYTES + _padded(in_flight * (kept + on_the_way) * stream)
 
 
 def stream_bytes(a: Architecture, batch_size: int) -> int:
-    """The residual stream of one microbatch: what goes from stage to stage, fp32."""
+    """The residual stream of one microbatch in bytes, as it travels between stages in fp32."""
     return 4 * batch_size * a.sequence_length * a.hidden_size
 
 
@@ -205,7 +204,7 @@ def _device_need(
 
 
 def _graph_layers(a: Architecture, layers: LayerRange, load: PipelineLoad | None) -> int:
-    """Layers whose activations are there at a time: of the microbatch in work, and of those that keep theirs."""
+    """Layers whose activations are in memory at once: of the current microbatch and of those that keep graphs."""
     if load is None:
         return len(layers)
     opening = [len(stage) for stage in load.stages if stage.stop < a.layer_count]
@@ -219,9 +218,9 @@ def _session_streams(a: Architecture, load: PipelineLoad | None) -> int:
 
 
 def _answer_streams(a: Architecture, device: DeviceKind, load: PipelineLoad | None) -> int:
-    """Answers that are kept, and of each microbatch under way a request and an answer as bytes.
+    """Stored answers, and for each microbatch under way a request and an answer as bytes.
 
-    On the CPU the answers of open microbatches are the tensors that the session has.
+    On the CPU the answers of open microbatches are the tensors of the session.
     """
     if load is None:
         return 0
@@ -230,12 +229,12 @@ def _answer_streams(a: Architecture, device: DeviceKind, load: PipelineLoad | No
 
 
 def _ends(a: Architecture, load: PipelineLoad) -> int:
-    """Activations of one microbatch between the stages of a node and others, in and out."""
+    """Activations of one microbatch between the stages of a node and other nodes, in and out."""
     return sum((stage.start > 0) + (stage.stop < a.layer_count) for stage in load.stages)
 
 
 def _logits_bytes(a: Architecture, tokens: int, device: DeviceKind) -> int:
-    """Chunks of logits: the fp32 one, a bf16 one beside it, and the gradient in bf16."""
+    """Chunks of logits: in fp32, in bf16, and the gradient in bf16."""
     return 8 * min(tokens, chunk_rows(a.vocabulary_size, chunk_bytes_on(device))) * a.vocabulary_size
 
 
@@ -263,10 +262,11 @@ def propose_architecture(
     step_seconds: StepSeconds | None = None,
     longest_step_seconds: float = LONGEST_STEP_SECONDS,
 ) -> Architecture:
-    """The largest member of the family that fits with a batch of one, and whose step is estimated short enough.
+    """The largest member of the family that fits with a batch of one, and whose step is estimated to be short enough.
 
-    tier_mb limits the process, device_tier_mb an accelerator's own memory. The smallest member that fits is taken even
-    when its step is long. More memory never gives a smaller model. Raises TooLittleMemoryError with the MB needed.
+    tier_mb limits the process, device_tier_mb an accelerator's own memory. The smallest member that fits is taken
+    even if its step is long. More memory never gives a smaller model. Raises TooLittleMemoryError with the MB
+    needed.
     """
     members = (architecture_for(d, vocabulary_size, sequence_length) for d in range(SMALLEST_DEPTH, LARGEST_DEPTH + 1))
     proposed: Architecture | None = None
@@ -290,7 +290,7 @@ def batch_size_for(
     *,
     device_tier_mb: int | None = None,
 ) -> int:
-    """The largest batch in 1..8 with which these layers (None: all) fit. Raises TooLittleMemoryError when none does."""
+    """The largest batch in 1..8 with which these layers (None: all) fit. Raises TooLittleMemoryError if none does."""
     for batch_size in range(LARGEST_BATCH, 0, -1):
         if memory_need(architecture, layers, batch_size, device).fits(tier_mb, device_tier_mb):
             return batch_size

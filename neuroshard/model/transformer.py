@@ -1,6 +1,7 @@
-"""A contiguous run of layers of a Llama-shaped language model: forward pass, loss, cache of keys and values, sampling.
+"""A contiguous range of layers of a Llama-shaped language model: forward pass, loss, key/value cache, sampling.
 
-The weights come from outside."""
+The weights come from outside.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from neuroshard.model.memory_need import chunk_bytes_on, chunk_rows
 from neuroshard.types import Architecture, LayerRange
 
 IGNORED_LABEL = -100
-SMALLEST_PROBABILITY = 2.0**-126  # of fp32 with all its digits: a token's loss is reported as 87.3 nats at most
+SMALLEST_PROBABILITY = 2.0**-126  # of fp32 at full precision: a token's loss is reported as 87.3 nats at most
 
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_bytes: int | None = None) -> Tensor:
     """Sum of -log softmax(hidden W^T)[label] over rows whose label is not -100.
 
     hidden (n, d), weight (vocabulary, d), labels (n,) int64 -> scalar fp32. The gradients are computed chunk by
-    chunk in the forward pass, while the logits are at hand; the result can be back-propagated once. A token's loss
+    chunk in the forward pass, while the logits are in memory; the result can be back-propagated once. A token's loss
     counts as 87.3 nats at most (its gradient stays exact), so that the softmax is the only pass over the logits.
     """
     if chunk_bytes is None:
@@ -35,7 +36,7 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_byte
 
 
 def _loss_and_probabilities(logits: Tensor, target: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed loss of a chunk, and softmax(logits) (rows, vocabulary) fp32, in the place of fp32 logits."""
+    """Summed loss of a chunk, and softmax(logits) (rows, vocabulary) fp32, which overwrites fp32 logits."""
     if logits.dtype == torch.float32:
         probabilities = torch.softmax(logits, dim=1, out=logits)
     else:
@@ -52,7 +53,7 @@ class _ChunkedCrossEntropy(Function):
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        # on an accelerator the question would wait for it, and one more pass costs little there
+        # on an accelerator the check would wait for the device, and one more pass costs little there
         some_ignored = device != "cpu" or bool((labels == IGNORED_LABEL).any())
         with torch.autocast(device, enabled=False):
             low_weight = weight.to(dtype)
@@ -88,7 +89,7 @@ class _ChunkedCrossEntropy(Function):
         hidden_gradient, weight_gradient = ctx.gradients
         if hidden_gradient is None and weight_gradient is None:
             raise RuntimeError("the summed cross-entropy can be back-propagated only once")
-        ctx.gradients = (None, None)  # scaled in place below, so they serve once
+        ctx.gradients = (None, None)  # scaled in place below, so they can be used once
         scaled = [None if part is None else part.mul_(grad_outputs[0]) for part in (hidden_gradient, weight_gradient)]
         return scaled[0], scaled[1], None, None
 
@@ -97,8 +98,8 @@ class KeyValueCache:
     """Rotated keys and values of the last `capacity` tokens for each layer of one stage.
 
     Positions never restart: a token keeps the RoPE angle of its place in the text, so the cached result equals the
-    uncached one. Past `capacity` tokens the oldest is overwritten (a ring), which is attention with a sliding window of
-    `capacity`; relative distances then stay below `sequence_length`, the range the model was trained on.
+    uncached one. Past `capacity` tokens the oldest is overwritten (a ring), which is attention with a sliding window
+    of `capacity`; relative distances then stay below `sequence_length`, the range the model was trained on.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class KeyValueCache:
             raise ValueError(
                 f"a cache needs batch >= 1 and 1 <= capacity <= {architecture.sequence_length}, got {batch}, {capacity}"
             )
-        self.position = 0  # tokens seen so far: the position of the next one
+        self.position = 0  # number of tokens so far: the position of the next one
         shape = (batch, architecture.key_value_head_count, self.capacity, architecture.head_size)
         self._keys = {i: torch.zeros(shape, dtype=dtype, device=device) for i in range(layers.start, layers.stop)}
         self._values = {i: torch.zeros(shape, dtype=dtype, device=device) for i in range(layers.start, layers.stop)}
@@ -124,7 +125,7 @@ class KeyValueCache:
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Store the keys and values (b, kv heads, t, head size) of the next t tokens of one layer.
 
-        Returns the keys and values to attend to and a boolean mask (t, keys), or None when everything is visible.
+        Returns the keys and values to attend to and a boolean mask (t, keys), or None if everything is visible.
         """
         count = keys.shape[2]
         if count == 1:
@@ -140,7 +141,7 @@ class KeyValueCache:
         return all_keys, all_values, (distance >= 0) & (distance < self.capacity)
 
     def advance(self, count: int) -> None:
-        """Count t tokens as seen; called once, after every layer stored them."""
+        """Count t tokens; called once, after every layer stored them."""
         self.position += count
 
     def _store(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -159,7 +160,7 @@ class KeyValueCache:
 
 
 class Projection(nn.Module):
-    """y = x W^T without a bias; W is (outputs, inputs), zero until it is initialised or loaded."""
+    """y = x W^T without a bias. W is (outputs, inputs), zero until it is initialised or loaded."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -261,10 +262,10 @@ class Block(nn.Module):
 
 
 class StageModel(nn.Module):
-    """Layers start .. stop - 1: the embedding comes with the first layer, the final norm and the head with the last.
+    """Layers start .. stop - 1. The embedding belongs to the first layer, the final norm and the head to the last.
 
-    Law: any split into stages gives the loss and the parameter gradients of the whole model. Parameter names carry the
-    layer's index in the whole model, so they do not depend on the split. Parameters are zero (norms one) until
+    Law: any split into stages gives the loss and the parameter gradients of the whole model. Parameter names contain
+    the layer's index in the whole model, so they do not depend on the split. Parameters are zero (norms one) until
     `initialise` or `load_vector`.
     """
 
@@ -288,19 +289,19 @@ class StageModel(nn.Module):
 
     @property
     def is_first(self) -> bool:
-        """Whether token ids come in."""
+        """Whether the input is token ids."""
         return self.layer_range.start == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether logits and losses come out."""
+        """Whether the stage computes logits and losses."""
         return self.layer_range.stop == self.architecture.layer_count
 
     def forward(self, inputs: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Token ids (b, t) for the first stage, else activations (b, t, d) -> activations (b, t, d).
+        """Token ids (b, t) for the first stage, otherwise activations (b, t, d) -> activations (b, t, d).
 
-        The final norm belongs to `loss_sum` and `logits`. Without a cache t is at most the sequence
-        length (ValueError).
+        The final norm belongs to `loss_sum` and `logits`. Without a cache t is at most the sequence length
+        (ValueError).
         """
         time = inputs.shape[1]
         x = functional.embedding(inputs, self.embedding.weight) if self.embedding is not None else inputs
@@ -314,7 +315,7 @@ class StageModel(nn.Module):
     def loss_sum(self, activations: Tensor, labels: Tensor) -> Tensor:
         """Sum over tokens of the cross-entropy in nats, a scalar; activations (b, t, d), labels (b, t), -100 ignored.
 
-        Can be back-propagated once. Raises ValueError on a stage without the head.
+        It can be back-propagated once. Raises ValueError on a stage without the head.
         """
         if self.norm is None or self.head is None:
             raise ValueError("only the last stage has a loss")
@@ -342,18 +343,18 @@ def sample_next(logits: Tensor, temperature: float, top_p: float, generator: tor
     """Draw a token id from logits (vocabulary,): softmax(logits / temperature) cut to its smallest top_p nucleus.
 
     Temperature 0 takes the largest logit. Entries of -inf are never drawn (Holtzman et al. 2020 for the nucleus).
-    Raises ValueError for a temperature below 0, top_p outside (0, 1], or logits with NaN, +inf or nothing to draw.
+    Raises ValueError for a temperature below 0, top_p outside (0, 1], or logits with NaN, +inf or no finite entry.
     """
     if not (isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
         raise ValueError(f"temperature must be >= 0 and top_p in (0, 1], got {temperature} and {top_p}")
     values = logits.detach().to("cpu", torch.float32).flatten()
-    highest = float(values.max())  # NaN when any entry is
+    highest = float(values.max())  # NaN if any entry is
     if not isfinite(highest):
         raise ValueError("the logits are not finite, or forbid every token")
     if temperature == 0:
         return int(values.argmax())
     scaled = (values - highest) / max(temperature, 1e-6)
     probabilities, ids = torch.softmax(scaled, dim=0).sort(descending=True, stable=True)
-    before = probabilities.cumsum(0) - probabilities  # mass ahead of each token: 0 for the first, which always stays
+    before = probabilities.cumsum(0) - probabilities  # mass before each token: 0 for the first, which always stays
     nucleus = probabilities.where((before < top_p) | (before <= 0), 0)
     return int(ids[torch.multinomial(nucleus, 1, generator=generator)])

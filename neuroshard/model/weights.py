@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from neuroshard.model.transformer import StageModel
 
-_CHUNK = 1 << 20  # numbers drawn at once, even
-_HALF = 1 << 23  # 24 random bits are centred by it; their difference is exact in fp32
+_CHUNK = 1 << 20  # numbers drawn at once; even
+_HALF = 1 << 23  # centres 24 random bits; the difference is exact in fp32
 
 
 def initialise(model: StageModel, seed: int) -> None:
     """Fill every parameter from (seed, its name): equal bytes whatever the split, thread count, device or platform.
 
     Matrices are uniform with standard deviation 1/sqrt(inputs), and 1/sqrt(2 layers) of that where they write to the
-    residual stream (Radford et al. 2019); the embedding has 1, the head 0.02, and norms are one. Measured on the demo
-    after 240 steps: an embedding of 0.02 is 0.6 nats behind one of 1, whose scale the first updates do not drown.
+    residual stream (Radford et al. 2019); the embedding has 1, the head 0.02, and norms are one. Measured on the
+    demo after 240 steps: an embedding of 0.02 is 0.6 nats behind one of 1, whose scale the first updates do not
+    drown.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -63,12 +64,12 @@ def _fill_uniform(parameter: Tensor, key: int, deviation: float) -> None:
         flat[start : start + count] = torch.from_numpy(centred.astype(np.float32) * scale)  # pyright: ignore[reportUnknownMemberType]
 
 
-LAYERS = "layers."  # begins the name of every tensor that belongs to a layer; its number follows
+LAYERS = "layers."  # prefix of the name of every tensor that belongs to a layer; its number follows
 
 
 @dataclass(frozen=True)
 class TensorSchema:
-    """Names and shapes of a stage's parameters, in the order of their place in the vector."""
+    """Names and shapes of a stage's parameters, in vector order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -141,11 +142,12 @@ def load_vector(model: nn.Module, vector: Tensor) -> None:
 
 @contextmanager
 def other_weights(model: nn.Module, vector: Tensor) -> Generator[None]:
-    """Let a model compute with a vector (d,) instead of its weights, which lie aside meanwhile.
+    """Let a model compute with a vector (d,) instead of its weights within the block.
 
-    Nothing is written into the weights, so graphs that are open stay valid. On the CPU nothing is copied either; on
-    an accelerator the weights wait in the host's memory, so that the device never holds both, and stay there when it
-    has no room for them any more. For the thread that the model belongs to. Raises ValueError on another length.
+    Nothing is written into the weights, so open graphs stay valid. On the CPU nothing is copied either. On an
+    accelerator the weights move to the host's memory, so that the device never holds both; they stay there if the
+    device has no space for them any more. Only for the thread that owns the model. Raises ValueError on another
+    length.
     """
     views = TensorSchema.of(model).views(vector)
     aside = list[tuple[nn.Parameter, torch.device, Tensor]]()

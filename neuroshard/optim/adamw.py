@@ -54,7 +54,7 @@ def stage_clip_norm(stage: int, stage_count: int, max_norm: float) -> float:
 
 
 EPSILON = 1e-8
-_CHUNK = 1 << 20  # numbers handled at once: the only temporary memory of a step
+_CHUNK = 1 << 20  # numbers per pass: the only temporary memory of a step
 
 Stretch = tuple[int, int]
 """First number of a part of a vector, and the one after its last."""
@@ -79,11 +79,11 @@ def replicated_adamw_step(
     decayed: Sequence[Stretch],
     scale: float = 1.0,
 ) -> AdamWState:
-    """The state after a step on scale * gradient (d,); returns a new one.
+    """The state after a step on scale * gradient (d,). Returns a new state.
 
     Every product, quotient, root and sum is rounded on its own, in fp32 on the CPU, so replicas get equal bytes
-    whatever their kernels. `decayed` are the parts of the vector that have weight decay, in order. Raises ValueError
-    when the gradient is not an fp32 CPU vector of the weights' length.
+    whatever their kernels. `decayed` are the ranges of the vector with weight decay, in order. Raises ValueError
+    unless the gradient is an fp32 CPU vector of the weights' length.
     """
     shape = state.weights.shape
     if gradient.shape != shape or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
@@ -109,7 +109,7 @@ def replicated_adamw_step(
 
 
 def _power(base: float, exponent: int) -> float:
-    """base^exponent by squaring: the power function of one machine's library may differ from another's."""
+    """base^exponent by squaring: the power functions of two machines' libraries may differ."""
     result = 1.0
     while exponent:
         if exponent % 2:

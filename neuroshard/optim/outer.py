@@ -1,4 +1,4 @@
-"""DiLoCo's outer step, the same bytes on every replica (Douillard et al. 2023), and the fragments it may concern."""
+"""DiLoCo's outer step, the same bytes on every replica (Douillard et al. 2023), and its fragments."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 20  # numbers handled at once: the only temporary memory of a step
+_CHUNK = 1 << 20  # numbers per pass: the only temporary memory of a step
 RAMP_ROUNDS = 5
 RAMP_START = 0.5
 
 
 @dataclass(frozen=True)
 class OuterState:
-    """What replicas agree on: anchor (d,) and velocity, fp32 on the CPU, after `outer_step` committed rounds."""
+    """The replicated state: anchor (d,) and velocity, fp32 on the CPU, after `outer_step` committed rounds."""
 
-    anchor: Tensor  # weights every replica agreed on at the last round
-    velocity: Tensor  # (d,), or what else the strategy keeps beside the anchor, in one vector
+    anchor: Tensor  # weights on which every replica agreed at the last round
+    velocity: Tensor  # (d,), or one vector with the other values that a strategy keeps beside the anchor
     outer_step: int
 
     def __post_init__(self) -> None:
@@ -37,16 +37,16 @@ def fresh_outer_state(anchor: Tensor) -> OuterState:
 
 
 def pseudo_gradient(anchor: Tensor, weights: Tensor) -> Tensor:
-    """anchor - weights (d,): what descent subtracts from the anchor to reach the local weights."""
+    """anchor - weights (d,): descent subtracts it from the anchor to reach the local weights."""
     return torch.sub(anchor, weights)
 
 
 def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, momentum: float) -> OuterState:
-    """v' = m v + d and a' = a - lr (d + m v'), for aggregate d of (anchor - local weights); returns a new state.
+    """v' = m v + d and a' = a - lr (d + m v'), for aggregate d of (anchor - local weights). Returns a new state.
 
     Apply it to the anchor, never to the local weights, and subtract: both other forms were measured to diverge.
-    Every product and sum is rounded on its own, in fp32 on the CPU, so replicas get equal bytes whatever their kernels.
-    Raises ValueError when velocity or pseudo-gradient are not fp32 CPU vectors of the anchor's length.
+    Every product and sum is rounded on its own, in fp32 on the CPU, so replicas get equal bytes whatever their
+    kernels. Raises ValueError unless velocity and pseudo-gradient are fp32 CPU vectors of the anchor's length.
     """
     shape = state.anchor.shape
     if state.velocity.shape != shape:
@@ -66,9 +66,9 @@ def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, m
 
 
 def momentum_at(outer_step: int, target: float) -> float:
-    """Momentum of the round that follows `outer_step` committed ones: from 0.5 linearly to the target over 5 rounds.
+    """Momentum of the round after `outer_step` committed ones: linear from 0.5 to the target over 5 rounds.
 
-    A target below 0.5 is used from the start.
+    A target below 0.5 applies from the start.
     """
     if outer_step < 0 or not 0 <= target < 1:
         raise ValueError(f"needs outer_step >= 0 and a target in [0, 1), got {outer_step} and {target}")
@@ -79,7 +79,7 @@ def momentum_at(outer_step: int, target: float) -> float:
 SPARTA_SLICES = 20  # a slice is 5 % of the parameters
 STREAMED_FRAGMENTS = 4
 _WIDEST_BLOCK = 4096
-_LEAST_BLOCKS = 16  # of a slice, so that slices are about equally long
+_LEAST_BLOCKS = 16  # per slice, so that slices have about equal lengths
 
 Stretch: TypeAlias = tuple[int, int]
 """First number of a contiguous part of a vector, and the one after its last."""
@@ -87,7 +87,7 @@ Stretch: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Fragment:
-    """Some of the numbers of a vector (d,), in the order of their places."""
+    """Some of the numbers of a vector (d,), in order."""
 
     length: int  # d
     stretches: tuple[Stretch, ...]
@@ -104,16 +104,15 @@ class Fragment:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers it has, k."""
+        """Number of its numbers, k."""
         return sum(stop - start for start, stop in self.stretches)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the vector."""
         return self.size == self.length
 
     def of(self, vector: Tensor) -> Tensor:
-        """Its numbers (k,) in a vector (d,); the vector itself when whole. Raises ValueError on another length."""
+        """Its numbers (k,) in a vector (d,); the vector itself if whole. Raises ValueError on another length."""
         self._check(vector, self.length)
         return vector if self.is_whole else torch.cat([vector[start:stop] for start, stop in self.stretches])
 
@@ -127,7 +126,7 @@ class Fragment:
             taken += stop - start
 
     def replaced(self, vector: Tensor, numbers: Tensor) -> Tensor:
-        """A vector (d,) with these numbers (k,) in their places; these themselves when the fragment is whole."""
+        """A vector (d,) with these numbers (k,) in their places; the numbers themselves if the fragment is whole."""
         if self.is_whole:
             self._check(numbers, self.size)
             return numbers
@@ -154,9 +153,9 @@ def strided_slice(length: int, index: int, count: int = SPARTA_SLICES) -> Fragme
 def layered_fragment(length: int, layers: Sequence[Stretch], index: int, count: int = STREAMED_FRAGMENTS) -> Fragment:
     """Fragment `index` of `count` of a vector (length,): its layers whose number is `index` modulo `count`.
 
-    Embeddings, head and the layers that are left over when `count` does not divide their number belong to all
-    fragments: each has a contiguous share of them, so that all are equally long but for a layer's own differences.
-    Raises ValueError for a vector with fewer numbers than fragments.
+    Embeddings, head and the layers left over if `count` does not divide their number belong to all fragments: each
+    has a contiguous share of them, so that all have equal lengths except for differences between layers. Raises
+    ValueError for a vector with fewer numbers than fragments.
     """
     _check_index(length, index, count)
     dealt = layers[: len(layers) // count * count]
@@ -168,7 +167,7 @@ def layered_fragment(length: int, layers: Sequence[Stretch], index: int, count: 
 
 
 def _share(stretches: Sequence[Stretch], index: int, count: int) -> Iterable[Stretch]:
-    """The part of stretches, end to end, that lies between index / count and (index + 1) / count of their numbers."""
+    """The part of consecutive ranges between index / count and (index + 1) / count of their numbers."""
     total = sum(stop - start for start, stop in stretches)
     first, last, passed = total * index // count, total * (index + 1) // count, 0
     for start, stop in stretches:
@@ -179,7 +178,7 @@ def _share(stretches: Sequence[Stretch], index: int, count: int) -> Iterable[Str
 
 
 def _joined(stretches: Iterable[Stretch]) -> Iterable[Stretch]:
-    """In order, with those made one that touch."""
+    """The ranges in order, with adjacent ones joined."""
     joined = list[Stretch]()
     for start, stop in sorted(stretches):
         if joined and joined[-1][1] == start:
@@ -193,4 +192,4 @@ def _check_index(length: int, index: int, count: int) -> None:
     if not 0 <= index < count:
         raise ValueError(f"there are fragments 0 to {count - 1}, not {index}")
     if length < count:
-        raise ValueError(f"a vector of {length} numbers has no {count} fragments")
+        raise ValueError(f"a vector of {length} numbers cannot be split into {count} fragments")

@@ -33,7 +33,7 @@ def learning_rate_at(step: int, parameters: InnerOptimization) -> float:
 
 
 def scaled_learning_rate(hidden_size: int) -> float:
-    """Learning rate of a run of one's own: 2e-3 at width 192, falling as 1 / width, never below 1e-4.
+    """Learning rate of a local run: 2e-3 at width 192, falling as 1 / width, never below 1e-4.
 
     The best AdamW rate shrinks with the width (Yang et al. 2022); narrower models than 192 stay at 2e-3.
     """

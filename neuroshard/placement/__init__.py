@@ -1,1 +1,1 @@
-"""Which stages each node holds, and which nodes move to other stages. Pure: nodes with the same view agree."""
+"""The stages that each node hosts, and the moves of nodes to other stages. Pure: nodes with the same view agree."""

@@ -27,20 +27,20 @@ from neuroshard.types import NodeId, WalletId
 
 @dataclass(frozen=True)
 class MoveOption:
-    """A move that could be made."""
+    """A possible move."""
 
     holder: StageHolder
     window: StageRange
-    waits: bool = False  # somebody it needs is on the way
+    waits: bool = False  # a node that it needs is on the way
 
     @property
     def takes_on(self) -> bool:
-        """Whether a node that holds less than it can will hold more than before."""
+        """Whether a node with spare memory will hold more stages than before."""
         return self.holder.stages not in self.holder.windows and len(self.window) > len(self.holder.stages)
 
 
 class StageOccupancy:
-    """Counts over the holders of a coverage, of whom the barred ones do not move. A value: `after` gives a new one.
+    """Counts over the holders of a coverage. Barred holders do not move. A value: `after` returns a new one.
 
     `draw` numbers the orders of nodes that are equally well placed.
     """
@@ -59,7 +59,7 @@ class StageOccupancy:
             if holder.wallet_id in self._large_wallets
             for stage in holder.stages
         )
-        self._alike: dict[object, list[StageHolder]] = {}  # holders that differ in nothing but their names
+        self._alike: dict[object, list[StageHolder]] = {}  # holders that differ only in their names
         for holder in coverage.holders:
             if holder.node_id not in barred:
                 wallet = holder.wallet_id if holder.wallet_id in self._large_wallets else None
@@ -69,7 +69,7 @@ class StageOccupancy:
             holders.sort(key=self._lot)
 
     def after(self, option: MoveOption, *, arrived: bool) -> StageOccupancy:
-        """When a node has begun a move, or has arrived where it goes; it moves no more."""
+        """The occupancy after a node has begun a move, or has arrived; it moves no more."""
         holder, window = option.holder, option.window
         places = copy(self)
         places.replicas, places._ready = list(self.replicas), list(self._ready)
@@ -80,7 +80,7 @@ class StageOccupancy:
         return places
 
     def without_more(self) -> StageOccupancy:
-        """When nobody takes more stages on than it holds."""
+        """The occupancy if no node takes on more stages than it holds."""
         places = copy(self)
         places.may_take_on = False
         return places
@@ -98,9 +98,9 @@ class StageOccupancy:
         return (alike[0] for alike in self._alike.values() if alike)
 
     def windows(self, holder: StageHolder, target: StageRange) -> Iterator[StageRange]:
-        """Where else a holder may go to hold all of these stages.
+        """Other positions in which a holder can hold all of these stages.
 
-        Who holds as much as it can holds as much as it can there; who holds less, as many stages as now.
+        A holder at its limit will be at its limit there as well; one with spare memory keeps its number of stages.
         """
         if holder.stages in holder.windows:
             found: Iterable[StageRange] = (window for window in holder.windows if window.covers(target))
@@ -113,7 +113,7 @@ class StageOccupancy:
         return (window for window in dict.fromkeys(found) if window != holder.stages)
 
     def extensions(self, holder: StageHolder, target: StageRange) -> Iterator[StageRange]:
-        """How a holder that holds less than it can may hold these stages beside its own, or those it cannot leave."""
+        """Ways for a holder with spare memory to hold these stages next to its own, or next to those it must keep."""
         if holder.stages in holder.windows or not self.may_take_on:
             return
         held = [stage for stage in holder.stages if not self.can_leave(holder, stage)]
@@ -124,7 +124,7 @@ class StageOccupancy:
                 yield both
 
     def all_windows(self, holder: StageHolder) -> set[StageRange]:
-        """Where else a holder may go."""
+        """All other positions of a holder."""
         stages = range(len(self.replicas))
         return {window for stage in stages for window in self.windows(holder, StageRange(stage, stage + 1))}
 
@@ -133,7 +133,7 @@ class StageOccupancy:
         return [stage for stage in holder.stages if stage not in window]
 
     def can_leave(self, holder: StageHolder, stage: int) -> bool:
-        """Whether others hold the stage: its weights, or as little of them as this node itself."""
+        """Whether other nodes hold the stage: its weights, or as little of them as this node itself."""
         return self._ready[stage] > 1 if holder.is_ready else self.replicas[stage] > 1
 
     def is_free(self, holder: StageHolder, window: StageRange) -> bool:
@@ -141,23 +141,24 @@ class StageOccupancy:
         return all(self.can_leave(holder, stage) for stage in self.left(holder, window))
 
     def has_donors(self, stages: Iterable[int]) -> bool:
-        """Whether on each of the stages more nodes can hand out its weights than fetch them; one may always fetch."""
+        """Whether on each of the stages more nodes can send its weights than download them; one may always download."""
         return all(self.replicas[stage] - self._ready[stage] < max(1, self._ready[stage]) for stage in stages)
 
     def overlap(self, holder: StageHolder, stages: StageRange) -> int:
-        """Nodes of the same wallet that a holder would meet on these stages."""
+        """Number of nodes of the same wallet on these stages."""
         if holder.wallet_id not in self._large_wallets:
             return 0
         return sum(self._of_wallet[holder.wallet_id, stage] - (stage in holder.stages) for stage in stages)
 
     def best(self, options: Sequence[MoveOption]) -> MoveOption:
-        """The one that is made: equally good ones draw lots."""
+        """The option that is taken: a draw decides between equally good ones."""
         return min(options, key=lambda option: (self._merit(option), self._lot(option.holder), option.window))
 
     def _merit(self, option: MoveOption) -> tuple[int, int, int, bool, float]:
-        """The lowest goes: fills most, meets fewest of its wallet, takes least on, loses least, leaves most behind.
+        """The sort key; the lowest goes: fills most, meets fewest of its wallet, takes least on, loses least, leaves
+        most.
 
-        The last two are what nodes say of themselves; in further draws, when nobody has gone, they do not count.
+        The last two depend on nodes' own reports; in further draws, when no node has gone, they do not count.
         """
         holder, window = option.holder, option.window
         filled = sum(self.replicas[stage] == 0 for stage in window)
@@ -173,20 +174,20 @@ class StageOccupancy:
 
 
 def _parts(room: StageRange, length: int, target: StageRange) -> Iterator[StageRange]:
-    """The parts of a room with so many stages, or all of a smaller one, that cover the target."""
+    """The windows of `size` stages, or all of a smaller part, that cover the target."""
     length = min(length, len(room))
     for start in range(max(room.start, target.stop - length), min(target.start, room.stop - length) + 1):
         yield StageRange(start, start + length)
 
 
-UNEVEN_RATIO = 2  # a stage with more than so many times as many replicas helps another one
-MOST_DETOURS = 8  # first steps of a chain that are looked at
+UNEVEN_RATIO = 2  # a stage with more than this ratio of the replicas of another one helps it
+MOST_DETOURS = 8  # first steps of a chain to consider
 
 Advice: TypeAlias = "tuple[MoveOption, int | WalletId]"
 
 
 class MoveReason(StrEnum):
-    """Why a node should move."""
+    """The reason for a move."""
 
     EMPTY_STAGE = "empty_stage"
     SAME_WALLET = "same_wallet"
@@ -195,19 +196,19 @@ class MoveReason(StrEnum):
 
 @dataclass(frozen=True)
 class Move:
-    """A node that should hold other stages."""
+    """The move of a node to other stages."""
 
     node_id: NodeId
     stages: StageRange  # its new ones
     reason: MoveReason
-    about: int | WalletId  # the stage that gains, or the wallet whose nodes part
-    takes_on: bool = False  # it holds more stages then
+    about: int | WalletId  # the stage that gains, or the wallet whose nodes move apart
+    takes_on: bool = False  # whether it holds more stages afterwards
 
 
 def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
-    """The moves of the most urgent kind that should be made now, all at the same time.
+    """The most urgent kind of moves that should be made now, all at the same time.
 
-    While an empty stage can be filled, or somebody is on the way who makes it possible, nothing else is moved.
+    While an empty stage can be filled, or a node that makes it possible is on the way, no other move is made.
     """
     if is_settled(coverage):
         return ()
@@ -220,7 +221,7 @@ def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
 
 
 def is_settled(coverage: StageCoverage) -> bool:
-    """Whether it is plain that nothing can get better. That is so nearly always, and every node asks all the time."""
+    """Whether no move can improve anything. That is nearly always the case, and every node checks all the time."""
     fewest, most = min(coverage.replicas), max(coverage.replicas)
     is_even = fewest > 0 and most <= UNEVEN_RATIO * fewest
     return is_even and len({holder.wallet_id for holder in coverage.holders}) == len(coverage.holders)
@@ -229,14 +230,15 @@ def is_settled(coverage: StageCoverage) -> bool:
 def further_moves(
     reason: MoveReason, coverage: StageCoverage, barred: frozenset[NodeId], draw: int = 0
 ) -> tuple[Move, ...]:
-    """The moves of one kind when some nodes do not go; `draw` numbers the orders of equally well placed ones."""
+    """The moves of one kind if some nodes do not go; `draw` numbers the orders of equally well placed ones."""
     return _moves(reason, StageOccupancy(coverage, barred, draw))
 
 
 def _moves(reason: MoveReason, places: StageOccupancy) -> tuple[Move, ...]:
-    """Moves that can be made at the same time and together leave no stage alone.
+    """Moves that can be made at the same time and together leave no stage empty.
 
-    A node takes more stages on only where the model is then complete: else nothing is won, and somebody may be coming.
+    A node takes on more stages only if that completes the model: otherwise nothing is gained, and a new node may
+    come.
     """
     moves, after = _all_moves(reason, places)
     if 0 in after.replicas and any(move.takes_on for move in moves):
@@ -245,7 +247,7 @@ def _moves(reason: MoveReason, places: StageOccupancy) -> tuple[Move, ...]:
 
 
 def _all_moves(reason: MoveReason, places: StageOccupancy) -> tuple[tuple[Move, ...], StageOccupancy]:
-    """With what is then."""
+    """All moves of one kind, each planned after the moves before it."""
     moves: list[Move] = []
     while (advice := _advice(reason, places)) is not None:
         option, about = advice
@@ -280,15 +282,15 @@ def _fill(places: StageOccupancy) -> Advice | None:
 
 
 def _is_nearer(places: StageOccupancy, steps: int) -> bool:
-    """Whether fewer steps than so many come before a stage can be filled."""
+    """Whether an empty stage can be filled within this number of steps."""
     found = _ways_to_empty_stages(places)
     return found is not None and found[0] < steps
 
 
 def _ways_to_empty_stages(places: StageOccupancy) -> tuple[int, list[tuple[MoveOption, int]]] | None:
-    """How many must make room before an empty stage is filled, and who may be the first of them, for which stage.
+    """The number of nodes that must make room before an empty stage is filled, and the candidates for the first move.
 
-    Breadth first, from the empty stages back: a node that would leave stages alone needs another one there before.
+    Breadth first, from the empty stages back: a node that would leave a stage empty needs another one there before.
     """
     wanted = {StageRange(stage, stage + 1): stage for stage, count in enumerate(places.replicas) if count == 0}
     seen = set(wanted)
@@ -310,7 +312,7 @@ def _ways_to_empty_stages(places: StageOccupancy) -> tuple[int, list[tuple[MoveO
 
 
 def _ways_to(places: StageOccupancy, target: StageRange) -> Iterator[tuple[MoveOption, StageRange | None]]:
-    """Moves that cover the target, each with the stages that it would leave to nobody."""
+    """Moves that cover the target, each with the stages that it would leave empty."""
     is_empty = all(places.replicas[stage] == 0 for stage in target)
     for holder in places.movable:
         if holder.stages.covers(target):
@@ -361,32 +363,35 @@ def _even(places: StageOccupancy) -> Advice | None:
     return None
 
 
-TURNS_A_DRAW = 16  # after so many the turns begin anew, in another order
+TURNS_A_DRAW = 16  # after this number the turns restart in another order
 
 
 @dataclass(frozen=True)
 class RelocationTiming:
-    """When nodes act on what they see; settle and half a turn must be well above the time that news takes to spread."""
+    """When nodes act on what they see.
 
-    settle_seconds: float = 5.0  # an empty stage stays empty for so long before anybody moves
-    more_seconds: float = 45.0  # the same before a node holds it beside its own: others may be starting
+    Settle time and half a turn must be well above the time that a report travels.
+    """
+
+    settle_seconds: float = 5.0  # an empty stage stays empty for this time before any node moves
+    more_seconds: float = 45.0  # the same before a node holds it next to its own stages: other nodes may be starting
     calm_seconds: float = 60.0  # the same for moves that can wait
-    turn_seconds: float = 20.0  # who has the turn begins within its first half; after it, it is the next ones' turn
-    claim_seconds: float = 3.0  # from the word that a node goes to its going: twice what the word takes to all others
+    turn_seconds: float = 20.0  # a node begins in the first half of its turn; then it is the next nodes' turn
+    claim_seconds: float = 3.0  # from a node's announcement of its move to the move: twice the travel time of a report
 
 
 @dataclass(frozen=True)
 class PendingRelocation:
-    """What should change, and since when this node has seen that; the beginning is `PendingRelocation()`."""
+    """The move that should be made, and since when this node has seen the need; it starts as `PendingRelocation()`."""
 
-    coverage: StageCoverage | None = None  # as it was seen last
+    coverage: StageCoverage | None = None  # at the last look
     moves: tuple[Move, ...] = ()  # of the first turn
-    since: float = 0.0  # seconds of any clock that only goes forward
+    since: float = 0.0  # seconds of any monotonic clock
 
     def seen(self, coverage: StageCoverage, now: float) -> PendingRelocation:
-        """After a look at the swarm, this node included, where it truly is.
+        """The state after a look at the swarm, including this node at its real position.
 
-        The time starts anew when other stages are empty or the reason to move is another.
+        The time restarts when other stages are empty or the reason to move changes.
         """
         if coverage == self.coverage:
             return self
@@ -397,10 +402,10 @@ class PendingRelocation:
 def should_move(
     node_id: NodeId, unrest: PendingRelocation, now: float, times: RelocationTiming | None = None
 ) -> Move | None:
-    """What this node should do about the unrest that it has seen, the present look included; None: stay.
+    """The move that this node should make now, after the present look; None: stay.
 
-    The nodes that are best placed have the first turn. Those that did not go in their turn are passed over in the next
-    one, so that a node that cannot go stops nobody.
+    The best placed nodes have the first turn. Nodes that did not move in their turn are skipped in the next one, so
+    that a node that cannot move blocks no other.
     """
     times = times or RelocationTiming()
     if unrest.coverage is None or not unrest.moves:
@@ -417,11 +422,11 @@ def should_move(
 
 
 def may_proceed(mover: StageHolder, move: Move, before: StageCoverage, after: StageCoverage) -> bool:
-    """Whether a node that has said where it goes should go, by what it has heard since then.
+    """Whether a node that announced a move should make it, by the reports that arrived since then.
 
-    `mover` is how it stood `before`, when it decided. Nodes that see deaths at different moments may decide for the
-    same stage: of those that said so the one with the lowest lot goes, and whoever works there by now wins. What the
-    others do meanwhile must not leave the stages alone that it gives up.
+    `mover` is its position `before`, at the decision. Nodes that see failures at different times may choose the same
+    stage: among the announced ones the node with the lowest lot goes, and a node already at work there has priority.
+    The moves of others must not leave empty the stages that it gives up.
     """
     others = after.without(mover.node_id)
     given_up = [stage for stage in mover.stages if stage not in move.stages]
@@ -453,7 +458,7 @@ def _moves_of_turn(reason: MoveReason, coverage: StageCoverage, turn: int) -> tu
     passed_over = frozenset[NodeId]()
     for _ in range(turn):
         moves = further_moves(reason, coverage, passed_over, draw)
-        # when all were asked, they are asked again
+        # after all had a turn, they get another one
         passed_over = passed_over | {move.node_id for move in moves} if moves else frozenset[NodeId]()
     return further_moves(reason, coverage, passed_over, draw)
 

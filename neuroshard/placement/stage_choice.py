@@ -1,4 +1,4 @@
-"""The stages of a node that joins: its memory decides how many, the need of the swarm decides which. Pure."""
+"""The stages of a node that joins: its memory decides how many, the needs of the swarm decide which. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ NeedKey: TypeAlias = "tuple[int, int, tuple[float, ...], bool]"
 
 
 def fitting_windows(stage_count: int, fits: Callable[[StageRange], bool]) -> tuple[StageRange, ...]:
-    """The longest runs of stages that fit, none of them within another; () when not even one stage does.
+    """The longest runs of stages that fit, none of them within another; () if not even one stage fits.
 
-    `fits` must hold for every part of what it holds for. Stages differ in size: the ends carry embedding and head.
+    If `fits` is true for a run it must be true for every part of it. Stages differ in size: the ends have embedding
+    and head.
     """
     windows: list[StageRange] = []
     stop = 0
@@ -31,7 +32,7 @@ def fitting_windows(stage_count: int, fits: Callable[[StageRange], bool]) -> tup
 
 
 def equal_windows(stage_count: int, length: int) -> tuple[StageRange, ...]:
-    """All runs of `length` stages; all stages at once when there are no more than that."""
+    """All runs of `length` stages; all stages at once if there are no more than that."""
     length = min(length, stage_count)
     if length < 1:
         return ()
@@ -41,11 +42,11 @@ def equal_windows(stage_count: int, length: int) -> tuple[StageRange, ...]:
 def choose_stages(
     node_id: NodeId, wallet_id: WalletId, windows: Sequence[StageRange], coverage: StageCoverage
 ) -> StageRange | None:
-    """The window that the swarm needs most, by what this node knows of the others; None when no window fits.
+    """The window that the swarm needs most, as far as this node knows the others; None if no window fits.
 
     Most empty stages filled, then fewest nodes of the same wallet met, then least covered (the counts in ascending
-    order, compared one by one). Of equal ones, those that tile the plan; among them each node has its own favourite, so
-    that nodes which do not know of each other yet spread.
+    order, compared one by one). Among equal ones, those that tile the plan; among them each node has its own
+    preference, so that nodes that do not know each other yet spread out.
     """
     if not windows:
         return None
@@ -63,7 +64,7 @@ def choose_stages(
 
 
 def need_key(window: StageRange, replicas: Sequence[int], same_wallet: Sequence[int]) -> NeedKey:
-    """What makes a window the better choice, as a key: the lowest is needed most.
+    """The sort key of a window: the lowest is needed most.
 
     `replicas` and `same_wallet` count the other nodes, and those of the same wallet, on every stage of the plan.
     """

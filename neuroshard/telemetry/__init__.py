@@ -1,1 +1,1 @@
-"""Logging set-up, the log ring, counters and CPU shares of threads. Nothing here decides anything."""
+"""Logging set-up, the log ring, counters and CPU shares of threads. This room only observes."""

@@ -18,15 +18,15 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class CounterValue:
-    """One counter at one moment."""
+    """The value of one counter at one moment."""
 
-    name: str  # snake case, no "_total": the exporter adds it
+    name: str  # snake case, without "_total": the exporter adds it
     help: str
     value: int
 
 
 class Counters:
-    """Every counter is declared once with its help text, so that a scrape shows zeros before the first event."""
+    """Counters with help texts. All are declared first, so that a scrape shows zeros before the first event."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -34,7 +34,7 @@ class Counters:
         self._values: dict[str, int] = {}
 
     def declare(self, name: str, help_text: str) -> None:
-        """Make a counter known, with value 0; the same declaration twice is fine. Raises ValueError otherwise."""
+        """Declare a counter with value 0; repeating the same declaration is allowed. Raises ValueError otherwise."""
         if not _NAME.match(name):
             raise ValueError(f"a counter name is snake case, got {name!r}")
         with self._lock:
@@ -43,14 +43,14 @@ class Counters:
             self._values.setdefault(name, 0)
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Count `amount` >= 0 more. Raises KeyError for a counter that was not declared, ValueError for the amount."""
+        """Add `amount` >= 0. Raises KeyError for a counter that was not declared, ValueError for the amount."""
         if amount < 0:
             raise ValueError(f"counter {name} can only grow, got {amount}")
         with self._lock:
             self._values[name] = self._values[name] + amount
 
     def value(self, name: str) -> int:
-        """The present value. Raises KeyError for a counter that was not declared."""
+        """The current value. Raises KeyError for a counter that was not declared."""
         with self._lock:
             return self._values[name]
 
@@ -65,7 +65,7 @@ class Counters:
             return tuple(CounterValue(name, self._help[name], self._values[name]) for name in sorted(self._values))
 
 
-UNNAMED = "native"  # threads of libraries, such as a matrix product's pool
+UNNAMED = "native"  # threads of libraries, such as the pool of a matrix product
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def sample_threads(monotonic: float) -> ThreadSample:
 
 
 def thread_shares(before: ThreadSample, after: ThreadSample) -> tuple[ThreadShare, ...]:
-    """Cores used by each thread name between two samples, busiest first; threads of one name are added up.
+    """Cores used by each thread name between two samples, busiest first; threads with the same name are added up.
 
-    A thread that is new counts from zero; one that ended is not counted (its time is no longer readable).
+    A new thread counts from zero; an ended thread is not counted, because its time is no longer readable.
     """
     elapsed = after.monotonic - before.monotonic
     if elapsed <= 0:

@@ -30,7 +30,7 @@ MAX_MESSAGE_CHARACTERS = 8_000
 
 @dataclass(frozen=True)
 class LogLine:
-    """One log record as people may see it; sequence numbers start at 1 and have no gaps."""
+    """One log record as people see it; sequence numbers start at 1 and have no gaps."""
 
     sequence: int
     time: float  # seconds since the epoch
@@ -40,7 +40,7 @@ class LogLine:
 
 
 class LogRing:
-    """Bounded and thread-safe; the oldest lines fall out."""
+    """Bounded and thread-safe memory of log lines; the oldest lines are dropped."""
 
     def __init__(self, capacity: int = 2000) -> None:
         self._lock = Lock()
@@ -49,11 +49,11 @@ class LogRing:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest line, 0 when there was none."""
+        """Number of the newest line, 0 if there was none."""
         return self._last
 
     def append(self, time: float, level: str, logger: str, message: str) -> None:
-        """Add a line; what exceeds MAX_MESSAGE_CHARACTERS is cut."""
+        """Add a line; text beyond MAX_MESSAGE_CHARACTERS is cut."""
         if len(message) > MAX_MESSAGE_CHARACTERS:
             message = f"{message[:MAX_MESSAGE_CHARACTERS]} ... (cut)"
         with self._lock:
@@ -61,9 +61,9 @@ class LogRing:
             self._lines.append(LogLine(self._last, time, level, logger, message))
 
     def after(self, sequence: int, limit: int | None = None) -> tuple[LogLine, ...]:
-        """The lines after `sequence`, oldest first; with a limit, ask again with the last number to go on.
+        """The lines after `sequence`, oldest first; with a limit, ask again with the last number to continue.
 
-        A gap between `sequence` and the first line means that lines fell out in between.
+        A gap between `sequence` and the first line means that lines in between were dropped.
         """
         with self._lock:
             if not self._lines:
@@ -85,7 +85,6 @@ class RingHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Format and keep the record."""
         self._ring.append(record.created, record.levelname, record.name, self.format(record))
 
 
@@ -99,7 +98,6 @@ class HumanFormatter(logging.Formatter):
     """`14:03:22 WARNING training: message` in local time; the usual level, INFO, is left out."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The line without traceback, which the base class appends."""
         parts = record.name.split(".")
         room = parts[1] if parts[0] == "neuroshard" and len(parts) > 1 else parts[0]
         level = "" if record.levelno == logging.INFO else f"{record.levelname} "
@@ -107,10 +105,9 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, the caller's extras, traceback."""
+    """One JSON object per line: time (UTC), level, logger, message, the caller's extras, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON; numbers that are not finite become null."""
         fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -127,7 +124,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PatientFileHandler(logging.handlers.RotatingFileHandler):
-    """A rotating file (mode 0600) whose failures, a full disk say, are counted and never disturb the program."""
+    """A rotating file (mode 0600). Its failures, such as a full disk, are counted and never disturb the program."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=KEPT_FILES, encoding="utf-8")
@@ -138,18 +135,18 @@ class PatientFileHandler(logging.handlers.RotatingFileHandler):
         return os.fdopen(descriptor, "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Count; stderr and the ring still carry the line."""
+        """Count the failure; stderr and the ring still get the line."""
         del record
         self.failed_writes += 1
 
     def close(self) -> None:
-        """Close; lines still buffered for a full disk are lost here, as counted."""
+        """Close; lines still buffered for a full disk are lost here and counted."""
         with contextlib.suppress(OSError):
             super().close()
 
 
 class ConfiguredLogging:
-    """The handlers of this process; close(), or the end of a `with` block, takes them away again."""
+    """The handlers of this process; close(), or the end of a `with` block, removes them."""
 
     def __init__(self, handlers: list[logging.Handler], redactor: Redactor, root_level: int) -> None:
         self.redactor = redactor
@@ -157,7 +154,7 @@ class ConfiguredLogging:
         self._previous = (root_level, logging.getLogger("neuroshard").level)
 
     def set_verbose(self, verbose: bool) -> None:
-        """Show or hide debug lines of this package, at once."""
+        """Show or hide debug lines of this package at once."""
         logging.getLogger("neuroshard").setLevel(logging.DEBUG if verbose else logging.INFO)
 
     def failed_writes(self) -> int:
@@ -190,9 +187,9 @@ def configure_logging(
     redactor: Redactor | None = None,
     stream: TextIO | None = None,
 ) -> ConfiguredLogging:
-    """Send this package's records and everybody's warnings to stderr, `folder`/node.log and the ring, redacted.
+    """Send this package's records and all warnings to stderr, `folder`/node.log and the ring, redacted.
 
-    Secrets learned later are added with `.redactor.add`. Raises StorageError when the log file cannot be opened.
+    Add secrets that become known later with `.redactor.add`. Raises StorageError if the log file cannot be opened.
     """
     redactor = redactor or Redactor()
     console = logging.StreamHandler(stream or sys.stderr)
@@ -219,7 +216,7 @@ def _file_handler(path: Path, as_json: bool) -> PatientFileHandler:
         handler = PatientFileHandler(path)
     except OSError as error:
         raise StorageError(
-            f"The log file {path} cannot be written: {error.strerror}.", "Check the data folder's permissions."
+            f"The log file {path} cannot be written: {error.strerror}.", "Check the permissions of the data folder."
         ) from error
     handler.setFormatter(
         JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")

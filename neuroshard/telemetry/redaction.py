@@ -12,7 +12,7 @@ from threading import Lock
 from neuroshard.types import JsonValue
 
 REPLACEMENT = "[secret]"
-_SHORT = 8  # shorter secrets are replaced only as whole words, or every log line would be full of holes
+_SHORT = 8  # shorter secrets are replaced only as whole words; otherwise every log line would have gaps
 _PATTERNS = (
     re.compile(r"(?i)(\bbearer\s+)[^\s'\",;]+"),
     re.compile(r"(--token[\s=]+)(?:\"[^\"]*\"|'[^']*'|\S+)"),
@@ -31,7 +31,7 @@ class Redactor:
             self.add(secret)
 
     def add(self, secret: str) -> None:
-        """Never let this text through again; a phrase is found however its words are spaced and cased."""
+        """Remove this text from now on; a phrase is found however its words are spaced and cased."""
         words = secret.split()
         if not words:
             return
@@ -60,7 +60,7 @@ class RedactingFilter(logging.Filter):
         self._formatter = logging.Formatter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Always true; the record afterwards holds only cleaned text."""
+        """Clean the record and keep it: always returns true."""
         clean = self._redactor.clean
         record.msg, record.args = clean(_message_of(record)), ()
         if record.exc_info:
@@ -77,18 +77,18 @@ class RedactingFilter(logging.Filter):
 
 
 def extras_of(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller gave as `extra`."""
+    """The caller's `extra` fields."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
 
 
 def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError, KeyError) as error:  # wrong number or kind of arguments must not lose the line
+    except (TypeError, ValueError, KeyError) as error:  # a wrong number or kind of arguments must not lose the line
         return f"{record.msg} {record.args!r} [not formatted: {error}]"
 
 
-PHRASE_WORDS = 12  # of the shortest wallet phrase
+PHRASE_WORDS = 12  # in the shortest wallet phrase
 _PHRASE = re.compile(rf"\b(?:[A-Za-z]{{3,8}}[\s,]+){{{PHRASE_WORDS - 1},}}[A-Za-z]{{3,8}}\b")
 _WORD = re.compile(r"[A-Za-z]+")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
@@ -104,10 +104,10 @@ _USUAL_HOSTS = frozenset({"localhost", "debian", "ubuntu", "raspberrypi"})
 
 
 class Scrubber:
-    """Takes out registered secrets, wallet phrases, passwords, the home folder, host name and public addresses."""
+    """Removes registered secrets, wallet phrases, passwords, the home folder, host name and public addresses."""
 
     def __init__(self, redactors: Sequence[Redactor], phrase_words: Sequence[str], home: PurePath, host: str) -> None:
-        """`phrase_words` are those that wallet phrases are made of."""
+        """`phrase_words` is the word list of wallet phrases."""
         self._redactors = tuple(redactors)
         self._phrase_words = frozenset(phrase_words)
         self._replacements: list[tuple[re.Pattern[str], str]] = []
@@ -142,7 +142,7 @@ class Scrubber:
                 return value
 
     def _without_phrase(self, match: re.Match[str]) -> str:
-        """The words without every run of them that is long enough to be a phrase."""
+        """The words without every run that is long enough to be a phrase."""
         words = list(_WORD.finditer(match.group()))
         text, end = match.group(), len(words)
         for first, last in _runs(words, lambda word: word.group().lower() in self._phrase_words, end):
@@ -151,7 +151,7 @@ class Scrubber:
 
 
 def _runs(words: Sequence[re.Match[str]], belongs: Callable[[re.Match[str]], bool], end: int) -> list[tuple[int, int]]:
-    """First and last index of every run of at least twelve words that belong, the last run first."""
+    """First and last index of every run of at least twelve words from the list, the last run first."""
     found = list[tuple[int, int]]()
     start: int | None = None
     for index in range(end + 1):
@@ -166,7 +166,7 @@ def _runs(words: Sequence[re.Match[str]], belongs: Callable[[re.Match[str]], boo
 
 
 def _shown_address(match: re.Match[str]) -> str:
-    """An address of the public internet says where somebody is; one of this computer or network does not."""
+    """A replacement for an address of the public internet, which reveals a location; private ones stay."""
     try:
         return "[address]" if ip_address(match.group()).is_global else match.group()
     except ValueError:

@@ -11,22 +11,22 @@ from typing import Final, Self
 from neuroshard.status.history import WorkDone, WorkHistoryStatus, WorkSpan
 from neuroshard.types import JsonValue
 
-DAY_SECONDS: Final = 300.0  # of a stretch; 288 make the day
+DAY_SECONDS: Final = 300.0  # per interval; 288 make the day
 WEEK_SECONDS: Final = 3_600.0
 ALL_SECONDS: Final = 600.0  # at first: it doubles when there are too many
 DAY_STRETCHES: Final = 288
 WEEK_STRETCHES: Final = 168
-MOST_STRETCHES: Final = 400  # of all time
+MOST_STRETCHES: Final = 400  # for all time
 FORMAT: Final = 1
 _LARGEST: Final = 2.0**62
 
 
 class MalformedWorkHistoryError(ValueError):
-    """What was read is no record of work; the message says what is wrong with it."""
+    """The data is not a record of work; the message says why."""
 
 
 def together(first: WorkDone, second: WorkDone) -> WorkDone:
-    """The work of two stretches, which begin where the first one does."""
+    """The combined work of two intervals, starting at the first one."""
     tokens = first.tokens + second.tokens
     return WorkDone(
         first.start,
@@ -40,7 +40,7 @@ def together(first: WorkDone, second: WorkDone) -> WorkDone:
 
 
 class RecentSpan:
-    """The newest `stretches` stretches of `width_seconds`; older ones are dropped."""
+    """The newest `stretches` intervals of `width_seconds`; older ones are dropped."""
 
     def __init__(self, width_seconds: float, stretches: int, points: Iterable[WorkDone] = ()) -> None:
         self.width_seconds = width_seconds
@@ -48,18 +48,18 @@ class RecentSpan:
         self._points = list(points)
 
     def add(self, work: WorkDone) -> None:
-        """Add work that was done at `work.start`. What lies behind it, by a date that was wrong, is moved there."""
+        """Add work done at `work.start`. Intervals after it, from a wrong clock, are moved to it."""
         self._points = with_work(self._points, work, self.width_seconds)
 
     def status(self, now: float) -> WorkSpan:
-        """What lies within the span that ends at `now`."""
+        """The intervals within the span that ends at `now`."""
         first = _beginning(now, self.width_seconds) - (self._stretches - 1) * self.width_seconds
         self._points = [point for point in self._points[-self._stretches :] if point.start >= first]
         return WorkSpan(self.width_seconds, tuple(self._points))
 
 
 class WholeSpan:
-    """All of time: when there are too many stretches, each becomes twice as wide."""
+    """All of time: if there are too many intervals, each becomes twice as wide."""
 
     def __init__(self, width_seconds: float, most: int, points: Iterable[WorkDone] = ()) -> None:
         self._width_seconds = width_seconds
@@ -67,7 +67,7 @@ class WholeSpan:
         self._points = list(points)
 
     def add(self, work: WorkDone) -> None:
-        """As in RecentSpan; nothing is dropped."""
+        """Add work as in RecentSpan; nothing is dropped."""
         self._points = with_work(self._points, work, self._width_seconds)
         while len(self._points) > self._most:
             self._width_seconds *= 2
@@ -77,7 +77,7 @@ class WholeSpan:
             self._points = merged
 
     def status(self) -> WorkSpan:
-        """All of it."""
+        """All intervals."""
         return WorkSpan(self._width_seconds, tuple(self._points))
 
 
@@ -91,17 +91,17 @@ class WorkHistory:
         self._all = WholeSpan(ALL_SECONDS, MOST_STRETCHES)
 
     def add(self, work: WorkDone) -> None:
-        """Add what was done about `work.start`, in seconds since the epoch."""
+        """Add work done about `work.start`, in seconds since the epoch."""
         self._total = work if self._total is None else together(self._total, work)
         for span in (self._day, self._week, self._all):
             span.add(work)
 
     def status(self, now: float) -> WorkHistoryStatus:
-        """What people are shown at `now`, in seconds since the epoch."""
+        """The work as people see it at `now`, in seconds since the epoch."""
         return WorkHistoryStatus(self._total, self._day.status(now), self._week.status(now), self._all.status())
 
     def to_json(self, now: float) -> dict[str, JsonValue]:
-        """All of it; at most about 100 kB as text."""
+        """The JSON form; at most about 100 kB as text."""
         status = self.status(now)
         return {
             "format": FORMAT,
@@ -114,7 +114,7 @@ class WorkHistory:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Self:
-        """A record that was written down. Raises MalformedWorkHistoryError."""
+        """Read the JSON form. Raises MalformedWorkHistoryError."""
         record = cls()
         match value:
             case {"format": 1, "total": total, "all_width_seconds": int() | float() as width, **spans} if width in {
@@ -130,10 +130,10 @@ class WorkHistory:
 
 
 def with_work(points: list[WorkDone], work: WorkDone, width_seconds: float) -> list[WorkDone]:
-    """The points, oldest first, with work in the last one or in a new one behind it; the list is used up."""
+    """The points, oldest first, with work in the last one or in a new one after it; the list is overwritten."""
     start = _beginning(work.start, width_seconds)
     added = replace(work, start=start)
-    while points and points[-1].start >= start:  # the date was set back: nothing may stay in what is now the future
+    while points and points[-1].start >= start:  # the clock was set back: no point may stay in what is now the future
         added = replace(together(points.pop(), added), start=start)
     points.append(added)
     return points
@@ -180,7 +180,7 @@ def _work(row: JsonValue) -> WorkDone:
         ] if all(_is_amount(value) for value in (start, tokens, steps, sent, received, seconds, loss or 0)):
             return WorkDone(float(start), tokens, steps, sent, received, float(seconds), loss)
         case _:
-            raise MalformedWorkHistoryError("a stretch does not hold what it should")
+            raise MalformedWorkHistoryError("a stretch has unexpected fields")
 
 
 def _is_amount(value: float) -> bool:
