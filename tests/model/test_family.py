@@ -74,7 +74,7 @@ def test_depths_outside_the_family_are_refused(depth: int) -> None:
 @given(layers=st.integers(1, 200), stages=st.integers(1, 200))
 def test_even_plans_cover_every_layer_once(layers: int, stages: int) -> None:
     if stages > layers:
-        with pytest.raises(ValueError, match="cannot make"):
+        with pytest.raises(ValueError, match="cannot be split"):
             StagePlan.even(layers, stages)
         return
     plan = StagePlan.even(layers, stages)
