@@ -226,11 +226,11 @@ class AllReduce:
         others.
         """
         effects = list[Effect]()
-        only_told = {index: made for index, made in results.items() if index not in sent}
-        for some in (*([only_told] if only_told else []), *in_messages(sent)):
+        digests_only = {index: made for index, made in results.items() if index not in sent}
+        for some in (*([digests_only] if digests_only else []), *in_messages(sent)):
             digests = tuple((index, digest_of(made).hex()) for index, made in sorted(some.items()))
             signed = self._setting.sign(ResultDigests(self.round_id, digests))
-            content = {} if some is only_told else some
+            content = {} if some is digests_only else some
             effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]
         return effects
 
@@ -283,8 +283,8 @@ class AllReduce:
 
     def accepted_sequences(self, rows: Collection[int]) -> int:
         """The median of the sequence counts claimed in these rows, so that no minority can raise it."""
-        told = self._sequences()
-        return median_low(told[row] for row in rows)
+        sequences = self._sequences()
+        return median_low(sequences[row] for row in rows)
 
     def _sequences(self) -> Sequence[int]:
         return tuple(self._intents[node].sequences for node in self._order)

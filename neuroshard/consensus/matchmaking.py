@@ -350,8 +350,8 @@ class Matchmaker:
         waits_for_voters = is_new and now - (self._due_since or now) < self._times.partition_seconds
         has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
         has_to_follow = voters is None and may_have_missed(own, others)
-        # A replica that reports a certificate calls the round itself, even if it is slow or its report is false: a line
-        # founded while the certified voters still exist would fork the history.
+        # A replica that reports a certificate calls the round itself. Wait for it, however long its round takes, up to
+        # `partition_seconds` in case its report is false: a line founded next to the voters would fork the history.
         if has_promised or waits_for_voters or has_to_follow or not self.may_take_part():
             return
         self._promise = Promise(own_id, now + self._times.promise_seconds)
@@ -378,7 +378,7 @@ class Matchmaker:
         step = self._step(call.outer_step, call.root, call.voters)
         return len(call.voters.nodes & set(call.nodes)) >= step.quorum
 
-    async def _told(self, call: Call) -> set[NodeId]:
+    async def _send_call(self, call: Call) -> set[NodeId]:
         """Those who said yes."""
         frame = call_frame(self.replica.stage, call)
         others = [node for node in call.nodes if node != self.replica.node_id]

@@ -148,7 +148,7 @@ def ready_nodes(
     """
     if not own.root:
         return []
-    fitting = {node: told for node, told in others.items() if told.is_live and told.line == own.line}
+    fitting = {node: other for node, other in others.items() if other.is_live and other.line == own.line}
     here = {**fitting, self_id: own}
     return sorted(turn_order(stage, own, list(here)), key=lambda node: not here[node].sequences)
 

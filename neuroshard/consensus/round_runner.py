@@ -123,7 +123,7 @@ class RoundRunner:
         self.mail = mail_of(self._received)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = Signal()
-        self.watch: Callable[[RoundProgress], None] = _unwatched  # is told how the present round goes on
+        self.watch: Callable[[RoundProgress], None] = _unwatched  # called with the progress of the current round
         self._around = around
         self._running: _Running | None = None
         self._heard = MessageBuffer()

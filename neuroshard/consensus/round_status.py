@@ -84,9 +84,11 @@ class RoundMonitor:
         """The record of a round that ended with this certificate."""
         self._pass(end.now)
         since_end = self._seconds[RoundPhase.ENDED]
-        told = CertificateStatus(certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters)
+        certified = CertificateStatus(
+            certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters
+        )
         record = self._record(end, _agreed_contributions(certificate.value, self.terms.called, self._refused))
-        return replace(record, ended_at=end.time - since_end, certificate=told, is_late=end.is_late)
+        return replace(record, ended_at=end.time - since_end, certificate=certified, is_late=end.is_late)
 
     def abandoned(self, reason: str | None, end: RoundEnd) -> RoundStatus:
         """The record of an abandoned round, with its reason or None for a timeout."""
@@ -139,13 +141,13 @@ class RoundMonitor:
         """The contributions as this node saw them itself."""
         members, judged = self._judgement.members, self._judgement.judged
         if not members:
-            return _told(self.terms.called, {}, MemberPart.UNJUDGED)
+            return _contributions(self.terms.called, {}, MemberPart.UNJUDGED)
         parts = dict.fromkeys(members, _UNJUDGED)
         if judged is not None and judged.verdict.member_count == len(members):
             parts = {members[row]: (MemberPart.ACCEPTED, "") for row in judged.verdict.accepted}
             parts |= {member: (MemberPart.REFUSED, why) for member, why in _refused_in(self._judgement).items()}
             parts |= dict.fromkeys((members[row] for row in judged.verdict.abstained), _ABSTAINED)
-        return _told((*members, *self.terms.called), parts, MemberPart.ABSENT)
+        return _contributions((*members, *self.terms.called), parts, MemberPart.ABSENT)
 
 
 def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsStatus:
@@ -199,15 +201,15 @@ def _agreed_contributions(
     parts |= dict.fromkeys(value.members, _ABSTAINED)
     parts |= {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
     parts |= {by_name[node]: (MemberPart.REFUSED, why) for node, why in value.refused if node in by_name}
-    return _told((*value.members, *called), parts, MemberPart.ABSENT)
+    return _contributions((*value.members, *called), parts, MemberPart.ABSENT)
 
 
-def _told(
+def _contributions(
     members: Iterable[GroupMember], parts: dict[GroupMember, tuple[MemberPart, str]], otherwise: MemberPart
 ) -> tuple[RoundContribution, ...]:
-    told = list[RoundContribution]()
+    contributions = list[RoundContribution]()
     for member in sorted(set(members)):
         part, reason = parts.get(member, (otherwise, ""))
         refusal = _REFUSAL_NAMES.get(reason, OTHER_REFUSAL) if part is MemberPart.REFUSED else ""
-        told.append(RoundContribution(member.node_id, member.wallet_id, part, refusal, reason))
-    return tuple(told)
+        contributions.append(RoundContribution(member.node_id, member.wallet_id, part, refusal, reason))
+    return tuple(contributions)

@@ -234,7 +234,7 @@ def test_hostile_scales_of_int4_are_malformed(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "length", "reason"), [(0x08, 4, "-8"), (0x80, 4, "-8"), (0x80, 3, "-8"), (0x10, 3, "behind")]
+    ("code", "length", "reason"), [(0x08, 4, "-8"), (0x80, 4, "-8"), (0x80, 3, "-8"), (0x10, 3, "after")]
 )
 def test_codes_of_int4_without_a_meaning_are_malformed(code: int, length: int, reason: str) -> None:
     data = fp32(1.0) + bytes([0x11, code])

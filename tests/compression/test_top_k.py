@@ -148,13 +148,13 @@ def test_places_of_top_k_behind_the_end(length: int, last: int) -> None:
     end = len(data) - 16
     other = unpack_places(np.frombuffer(data[end - 96 : end], np.uint8), KEPT)
     other[-1] = last
-    with pytest.raises(MalformedVectorError, match="behind"):
+    with pytest.raises(MalformedVectorError, match="after its end"):
         TOP_K.check(changed(data, end - 96, pack_places(other).tobytes()), length)
 
 
 def test_values_of_top_k_behind_the_end() -> None:
     data = TOP_K.encode(normal(10))
-    with pytest.raises(MalformedVectorError, match="value behind"):
+    with pytest.raises(MalformedVectorError, match="value after"):
         TOP_K.check(data[:-1] + b"\x40", 10)
 
 
@@ -173,10 +173,10 @@ def sparse_with(**changes: bytes) -> bytes:
         ({"count": b"\xff\xff"}, "bytes"),
         ({"places": b"\2\0\0"}, "order"),
         ({"places": b"\2\x20\0"}, "repeat"),
-        ({"places": b"\0\x30\0"}, "behind"),
+        ({"places": b"\0\x30\0"}, "after its end"),
         ({"codes": b"\0\2"}, "zero"),
         ({"codes": b"\1\x80"}, "code"),
-        ({"count": b"\1\0", "places": b"\0\x20", "codes": b"\1"}, "bits behind"),
+        ({"count": b"\1\0", "places": b"\0\x20", "codes": b"\1"}, "bits after"),
     ],
 )
 def test_hostile_sparse_vectors(changes: dict[str, bytes], reason: str) -> None:

@@ -146,7 +146,7 @@ def test_what_was_told_is_remembered_up_to_a_limit() -> None:
     for second in range(10_000):
         findings.add([f"/ip4/192.168.1.7/tcp/{second + 1}/p2p/{OTHER}"], float(second))
     assert len(told) == 10_000
-    assert len(findings._told) == MAX_FOUND
+    assert len(findings._reported) == MAX_FOUND
 
 
 def test_a_place_is_where_the_node_is_dialled_from_an_interface() -> None:
