@@ -15,14 +15,6 @@ from threading import Event
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from neuroshard.api.bodies.requests import (
-    CompletionBody,
-    CompletionChoice,
-    CompletionRequest,
-    ModelCard,
-    ModelsBody,
-    Usage,
-)
 from neuroshard.api.context import ApiContext, require_ready
 from neuroshard.api.problems import (
     CommandTimeoutError,
@@ -32,6 +24,14 @@ from neuroshard.api.problems import (
     problem_of,
 )
 from neuroshard.api.rendering import JSON
+from neuroshard.api.requests import (
+    CompletionBody,
+    CompletionChoice,
+    CompletionRequest,
+    ModelCard,
+    ModelsBody,
+    Usage,
+)
 from neuroshard.api.streaming import EVENT_STREAM, ClientGoneError, WatchedStream, unless_disconnected
 from neuroshard.errors import NeuroShardError
 from neuroshard.status.board import CommandAnswer, Generate, GeneratedText, GenerationSummary

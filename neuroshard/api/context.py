@@ -42,8 +42,7 @@ class ApiLimits:
     completions: int = 4
     completion_seconds: float = 300.0
     heartbeat_seconds: float = 15.0  # of a silent event stream
-    events_per_second: float = 4.0  # at most so many statuses
-    peers_seconds: float = 1.0  # at least so long between two events about peers
+    events_per_second: float = 4.0  # statuses, at most
 
 
 @dataclass(frozen=True)

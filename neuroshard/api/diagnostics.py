@@ -9,19 +9,19 @@ import os
 import platform
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import psutil
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from neuroshard.api.bodies.requests import NoMembers
 from neuroshard.api.context import ApiContext
-from neuroshard.api.rendering import finite_json
-from neuroshard.api.views.node import status_view
+from neuroshard.api.rendering import as_python, finite_json
+from neuroshard.api.requests import NoMembers
 from neuroshard.identity.wallet import phrase_word_list
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.telemetry.logs import FILE_NAME, LogLine
@@ -101,19 +101,11 @@ def _version(package: str) -> str | None:
 
 
 def _status(status: NodeStatus, age_seconds: float) -> dict[str, JsonValue]:
-    """Everything but what tells who else is there and how to reach this node."""
-    told: dict[str, JsonValue] = status_view(status).model_dump(mode="json", exclude={"peers"})
-    return {
-        **told,
-        "network": {**_network(told), "peer_count": len(status.peers)},
-        "snapshot_age_seconds": age_seconds,
-    }
-
-
-def _network(told: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The network's part of a status without the line with which others join."""
-    network = told["network"]
-    return {name: value for name, value in network.items() if name != "join_line"} if isinstance(network, dict) else {}
+    """The status without the other nodes and without the ways to reach this node."""
+    private = replace(status, network=replace(status.network, join_line=""))
+    shown = cast("dict[str, JsonValue]", as_python(private))
+    del shown["peers"]
+    return {**shown, "snapshot_age_seconds": age_seconds}
 
 
 def _line(line: LogLine) -> str:

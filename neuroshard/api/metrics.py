@@ -11,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from neuroshard.api.views.node import refusals
 from neuroshard.status.data import RefreshState
 from neuroshard.status.owner_policy import TrainingAction
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage
 from neuroshard.status.snapshot import ConnectionKind, NetworkState, NodeState, NodeStatus, StageStatus
+from neuroshard.status.values import counted
 from neuroshard.telemetry.counters import CounterValue
 
 PREFIX: Final = "neuroshard_"
@@ -145,7 +145,7 @@ def round_metrics(status: NodeStatus) -> Iterator[Metric]:
             abandoned.add_metric([stage, reason.value], count)
         for refusal, count in one.refused:
             refused.add_metric([stage, refusal], count)
-        for phase, value in vars(one.recent[-1].seconds).items() if one.recent else ():
+        for phase, value in vars(one.recent[-1].phases).items() if one.recent else ():
             if isfinite(value):
                 seconds.add_metric([stage, phase], value)
     yield from (completed, abandoned, accepted, refused, sent, received, seconds)
@@ -271,7 +271,7 @@ def _network(status: NodeStatus) -> Iterator[Metric]:
     for kind in ConnectionKind:
         kinds.add_metric([kind.value], sum(peer.connection is kind for peer in status.peers))
     refused = CounterMetricFamily(PREFIX + "network_refused", "What peers sent and was refused", labels=["reason"])
-    for reason, count in refusals(network.refused).items():
+    for reason, count in counted(network.refused).items():
         refused.add_metric([reason], count)
     yield from (states, kinds, refused)
 

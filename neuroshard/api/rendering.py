@@ -1,22 +1,23 @@
-"""Answers as JSON: finite numbers, encodable text, and the bytes of a view, made once per version of the snapshot."""
+"""Answers as JSON: status values through their type adapters, and the bytes of a route, made once per snapshot."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from math import isfinite
-from typing import Annotated
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
+from pydantic_core import PydanticSerializationError
+from starlette.requests import Request
 from starlette.responses import Response
 
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.types import JsonValue as SharedJson
-
-
-def finite_or_none(value: object) -> object:
-    """The value itself, or None for NaN and the infinities, which JSON cannot say."""
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def encodable(text: str) -> str:
@@ -29,21 +30,13 @@ def encodable_if_text(value: object) -> object:
     return encodable(value) if isinstance(value, str) else value
 
 
-Number = Annotated[float | None, BeforeValidator(finite_or_none)]
 Text = Annotated[str, BeforeValidator(encodable_if_text)]
 
 
 class ResponseBody(BaseModel):
-    """Base of what the API answers; it can be read from the frozen value of the same shape."""
+    """Base of the answers that are not status values."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
-
-
-class Layers(ResponseBody):
-    """Layers start, start + 1, ... stop - 1."""
-
-    start: int
-    stop: int
 
 
 class RequestBody(BaseModel):
@@ -53,7 +46,7 @@ class RequestBody(BaseModel):
 
 
 def finite_json(value: SharedJson) -> SharedJson:
-    """A JSON value with null for every number that JSON cannot say, and encodable texts."""
+    """A JSON value with null for every number that JSON cannot represent, and encodable texts."""
     match value:
         case str():
             return encodable(value)
@@ -68,29 +61,69 @@ def finite_json(value: SharedJson) -> SharedJson:
 
 
 JSON = "application/json"
-View = Callable[[NodeStatus], ResponseBody]
+
+
+@cache
+def adapter_of(kind: type[Any]) -> TypeAdapter[Any]:
+    """The type adapter of a status value; building one takes milliseconds."""
+    return TypeAdapter(kind)
+
+
+def as_python(value: object) -> SharedJson:
+    """A status value as plain dictionaries and lists, as JSON shows it."""
+    plain: Any = adapter_of(type(value)).dump_python(value, by_alias=True)
+    return finite_json(cast("SharedJson", plain))
+
+
+def as_json(value: object) -> bytes:
+    """A status value as JSON. Numbers that are not finite are null."""
+    try:
+        return adapter_of(type(value)).dump_json(value, by_alias=True)
+    except PydanticSerializationError:  # text that UTF-8 cannot encode: slower, and rare
+        return json.dumps(as_python(value), ensure_ascii=False).encode()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A body and its entity tag."""
+
+    body: bytes
+    tag: str
+
+
+Summary = Callable[[NodeStatus], object]
+
+
+def whole_status(status: NodeStatus) -> NodeStatus:
+    """Everything about this node except what has a route of its own."""
+    return status
 
 
 class RenderedViews:
-    """Bytes of views of the newest snapshot; used by one event loop only."""
+    """JSON of summaries of the newest snapshot; used by one event loop only."""
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
         self._version = 0
-        self._bytes: dict[View, bytes] = {}
-        self.rendered = 0  # how often a view was really serialised
+        self._rendered: dict[Summary, Rendered] = {}
+        self.rendered = 0  # number of serialisations
 
-    def get(self, view: View) -> bytes:
-        """JSON of the view of the newest snapshot."""
+    def get(self, summary: Summary) -> Rendered:
+        """The summary of the newest snapshot."""
         version, status = self._board.versioned()
         if version != self._version:
             self._version = version
-            self._bytes.clear()
-        if view not in self._bytes:
+            self._rendered.clear()
+        if summary not in self._rendered:
             self.rendered += 1
-            self._bytes[view] = view(status).model_dump_json().encode()
-        return self._bytes[view]
+            body = as_json(summary(status))
+            self._rendered[summary] = Rendered(body, f'"{sha256(body).hexdigest()[:24]}"')
+        return self._rendered[summary]
 
-    def respond(self, view: View) -> Response:
-        """The view as an answer."""
-        return Response(self.get(view), media_type=JSON)
+    def respond(self, request: Request, summary: Summary) -> Response:
+        """The summary as an answer; 304 for a client that has it already."""
+        rendered = self.get(summary)
+        headers = {"ETag": rendered.tag}
+        if rendered.tag in [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]:
+            return Response(status_code=304, headers=headers)
+        return Response(rendered.body, media_type=JSON, headers=headers)

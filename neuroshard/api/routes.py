@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Final, cast, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import JsonValue, TypeAdapter
@@ -11,19 +13,11 @@ from starlette.responses import Response
 
 from neuroshard.api.access import AccessPolicy, EntryKeys, RequestFacts
 from neuroshard.api.address import origin_of
-from neuroshard.api.bodies.node import (
-    CheckpointsBody,
-    DataAnswer,
-    HealthBody,
-    LogRecordBody,
-    LogsBody,
-    PeersBody,
-    SamplesBody,
-    SpanName,
-    StatusBody,
-    WorkHistoryBody,
-)
-from neuroshard.api.bodies.requests import (
+from neuroshard.api.context import ApiContext, carry_out, shut_down
+from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
+from neuroshard.api.problems import MissingSecretError
+from neuroshard.api.rendering import JSON, RenderedViews, Summary, as_json, finite_json, whole_status
+from neuroshard.api.requests import (
     CommandBody,
     ConfigChanges,
     NoMembers,
@@ -31,87 +25,106 @@ from neuroshard.api.bodies.requests import (
     SessionBody,
     SessionRequest,
 )
-from neuroshard.api.bodies.training import GlobalBody, HistoryBody, PipelineBody, RoundsBody, VerifyBody
-from neuroshard.api.context import ApiContext, carry_out, shut_down
-from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
-from neuroshard.api.problems import MissingSecretError
-from neuroshard.api.rendering import JSON, RenderedViews, finite_json
-from neuroshard.api.views.node import (
-    VIEW_OF_SPAN,
-    checkpoints_view,
-    data_view,
-    health_view,
-    peers_view,
-    samples_view,
-    status_view,
-)
-from neuroshard.api.views.training import global_view, history_view, pipeline_view, rounds_view, verify_view
 from neuroshard.status.board import CommandResult, Pause, Resume, SaveCheckpoint, UpdateSettings
+from neuroshard.status.history import SamplesStatus
+from neuroshard.status.snapshot import CheckpointStatus, NodeState, NodeStatus
+from neuroshard.status.summaries import (
+    DataSummary,
+    LearningSummary,
+    LossHistory,
+    PeersSummary,
+    PipelineSummary,
+    RoundsSummary,
+    RunSummary,
+    SpanName,
+    WorkSummary,
+    data_summary,
+    learning_summary,
+    loss_history,
+    peers_summary,
+    pipeline_summary,
+    rounds_summary,
+    run_summary,
+    work_summary,
+)
+from neuroshard.status.values import Number, about
+from neuroshard.telemetry.logs import LogLine
 
 CONFIG_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 LAST_SEQUENCE = 2**63 - 1
+STALE_SECONDS = 30.0  # the node publishes several times per second; without a snapshot for this long, it hangs
+
+
+def samples(status: NodeStatus) -> SamplesStatus:
+    """Texts that the model in training wrote to the same prompts at steps 0, 10, 100, 1,000 and each double."""
+    return status.samples
+
+
+def checkpoints(status: NodeStatus) -> CheckpointStatus:
+    """State that is safe on disk, and the loss that a kill would cause."""
+    return status.checkpoints
+
+
+# path, declaration of the answer, how it follows from the snapshot (its docstring describes the route)
+SNAPSHOT_ROUTES: Final[tuple[tuple[str, type, Summary], ...]] = (
+    ("/api/training/verify", LearningSummary, learning_summary),
+    ("/api/training/global", RunSummary, run_summary),
+    ("/api/training/history", LossHistory, loss_history),
+    ("/api/samples", SamplesStatus, samples),
+    ("/api/status", NodeStatus, whole_status),
+    ("/api/pipeline", PipelineSummary, pipeline_summary),
+    ("/api/rounds", RoundsSummary, rounds_summary),
+    ("/api/peers", PeersSummary, peers_summary),
+    ("/api/data", DataSummary, data_summary),
+    ("/api/checkpoints", CheckpointStatus, checkpoints),
+)
+WORK_OF_SPAN: Final[dict[SpanName, Summary]] = {span: partial(work_summary, name=span) for span in get_args(SpanName)}
 
 
 def snapshot_routes(views: RenderedViews) -> APIRouter:
-    """Routes whose answer is one view of the snapshot, rendered once a version."""
+    """Routes whose answer is a summary of the snapshot, rendered once per version, with an entity tag."""
     router = APIRouter(tags=["status"])
 
-    @router.get("/api/training/verify", response_model=VerifyBody)
-    async def verify() -> Response:
-        """Is the model really learning? The verdict rests on held-out data."""
-        return views.respond(verify_view)
+    def add(path: str, kind: type, summary: Summary) -> None:
+        async def answer(request: Request) -> Response:
+            return views.respond(request, summary)
 
-    @router.get("/api/training/global", response_model=GlobalBody)
-    async def global_numbers() -> Response:
-        """The numbers of all nodes of the run together, and this node's part."""
-        return views.respond(global_view)
+        name = path.removeprefix("/api/").replace("/", "_")
+        router.add_api_route(path, answer, response_model=kind, name=name, description=summary.__doc__)
 
-    @router.get("/api/training/history", response_model=HistoryBody)
-    async def history() -> Response:
-        """The training curve, at most 1,000 points."""
-        return views.respond(history_view)
+    for route in SNAPSHOT_ROUTES:
+        add(*route)
 
-    @router.get("/api/contribution", response_model=WorkHistoryBody)
-    async def contribution(span: SpanName = "day") -> Response:
+    @router.get("/api/contribution", response_model=WorkSummary)
+    async def contribution(request: Request, span: SpanName = "day") -> Response:
         """What this computer gave to training over the last day, the last week or all time."""
-        return views.respond(VIEW_OF_SPAN[span])
-
-    @router.get("/api/samples", response_model=SamplesBody)
-    async def samples() -> Response:
-        """What the model in training wrote to the same prompts at sparse steps: 0, 10, 100, 1,000 and each double."""
-        return views.respond(samples_view)
-
-    @router.get("/api/status", response_model=StatusBody)
-    async def status() -> Response:
-        """Everything about this node but the curve."""
-        return views.respond(status_view)
-
-    @router.get("/api/pipeline", response_model=PipelineBody)
-    async def pipeline() -> Response:
-        """Stages of the run's plan and who holds them; how this node's microbatches go through them."""
-        return views.respond(pipeline_view)
-
-    @router.get("/api/rounds", response_model=RoundsBody)
-    async def rounds() -> Response:
-        """The last rounds in which this node agreed with others on one aggregate, and who contributed."""
-        return views.respond(rounds_view)
-
-    @router.get("/api/peers", response_model=PeersBody)
-    async def peers() -> Response:
-        """This node's connections, addresses and join line, and every other node of the run."""
-        return views.respond(peers_view)
-
-    @router.get("/api/data", response_model=DataAnswer)
-    async def data() -> Response:
-        """Genesis data, cache and downloads."""
-        return views.respond(data_view)
-
-    @router.get("/api/checkpoints", response_model=CheckpointsBody)
-    async def checkpoints() -> Response:
-        """What is safe on disk and what a kill could lose."""
-        return views.respond(checkpoints_view)
+        return views.respond(request, WORK_OF_SPAN[span])
 
     return router
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """GET /api/logs: lines after a sequence number, oldest first."""
+
+    records: tuple[LogLine, ...]
+    last_sequence: Annotated[int, about("give it as `after` in the next call")]
+
+
+@dataclass(frozen=True)
+class Health:
+    """GET /health: the process answers."""
+
+    status: Annotated[str, about('"ok", or "stale" when the node has published nothing for 30 s')]
+    state: NodeState
+    version: str
+    snapshot_age_seconds: Annotated[Number, about(unit="s")]
+
+
+def health_of(status: NodeStatus, age_seconds: float) -> Health:
+    """The health of a node whose newest snapshot has this age."""
+    word = "ok" if age_seconds <= STALE_SECONDS else "stale"
+    return Health(word, status.state, status.version, age_seconds)
 
 
 def live_routes(context: ApiContext) -> APIRouter:
@@ -124,22 +137,21 @@ def live_routes(context: ApiContext) -> APIRouter:
         value = finite_json(context.config_view())
         return Response(CONFIG_ADAPTER.dump_json(cast("JsonValue", value)), media_type=JSON)
 
-    @router.get("/api/logs", response_model=LogsBody)
+    @router.get("/api/logs", response_model=LogLines)
     async def logs(
         after: Annotated[int, Query(ge=0, le=LAST_SEQUENCE)] = 0,
         limit: Annotated[int, Query(ge=1, le=2_000)] = 500,
     ) -> Response:
         """The newest `limit` log lines with a sequence number above `after`, oldest first."""
         lines = [line for line in context.log_ring.newest(limit) if line.sequence > after]
-        records = [LogRecordBody.model_validate(line) for line in lines]
-        body = LogsBody(records=records, last_sequence=lines[-1].sequence if lines else after)
-        return Response(body.model_dump_json(), media_type=JSON)
+        body = LogLines(tuple(lines), lines[-1].sequence if lines else after)
+        return Response(as_json(body), media_type=JSON)
 
-    @router.get("/health", response_model=HealthBody)
+    @router.get("/health", response_model=Health)
     async def health() -> Response:
         """The process answers; `status` tells whether the node still publishes."""
-        body = health_view(context.board.current(), context.board.age())
-        return Response(body.model_dump_json(), media_type=JSON)
+        body = health_of(context.board.current(), context.board.age())
+        return Response(as_json(body), media_type=JSON)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:

@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import Field, JsonValue, SecretStr
 
-from neuroshard.api.bodies.requests import CommandBody, NoMembers, SettingName
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import RequestBody, ResponseBody, Text
+from neuroshard.api.requests import CommandBody, NoMembers, SettingName
 from neuroshard.config.folders import expanded
 from neuroshard.config.loading import LoadedSettings, check_settings, source_name
 from neuroshard.config.saving import FirstSettings, stored_token

@@ -72,7 +72,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
     """The status for people, a fact a line."""
     training: Mapping[str, Any] = answer["training"]
     run: Mapping[str, Any] = answer.get("run") or {}
-    loss = training.get("loss_ema")
+    loss, speed = training.get("loss_ema"), training["tokens_per_second"] or 0
     data: Mapping[str, Any] = answer.get("data") or {}
     checkpoints: Mapping[str, Any] = answer["checkpoints"]
     paths: Mapping[str, str] = answer["paths"]
@@ -84,7 +84,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
         ("wallet", answer.get("wallet_id") or "not known yet"),
         ("run", run.get("explanation", "not chosen yet")),
         *network_rows(answer),
-        ("steps", f"{training['steps']:,} ({training['tokens']:,} tokens, {training['tokens_per_second']:,.0f}/s)"),
+        ("steps", f"{training['steps']:,} ({training['tokens']:,} tokens, {speed:,.0f}/s)"),
         ("loss", f"{loss:.3f}" if loss is not None else "none yet"),
         ("data", data.get("explanation", "not open yet")),
         ("a kill now", f"could lose {checkpoints['could_lose']}"),
@@ -118,14 +118,14 @@ def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     network: Mapping[str, Any] = answer["network"]
     swarm: Mapping[str, Any] | None = answer["swarm"]
     rows = [("network", f"{network['state']}: {network['explanation']}")]
-    if network["peers"]:
+    if answer["peer_count"]:
         together = f", together {swarm['tokens_per_second'] or 0:,.0f} tokens/s" if swarm else ""
         shared_loss = swarm["global_loss"] if swarm else None
         loss = f", network loss {shared_loss:.3f}" if shared_loss is not None else ""
-        rows.append(("peers", f"{network['peers']:,}{together}{loss}"))
+        rows.append(("peers", f"{answer['peer_count']:,}{together}{loss}"))
         rows += [("peer", peer_line(peer)) for peer in answer["peers"][:PEERS_SHOWN]]
-        if network["peers"] > PEERS_SHOWN:
-            rows.append(("", f"and {network['peers'] - PEERS_SHOWN:,} more: the dashboard's Swarm view shows all"))
+        if answer["peer_count"] > PEERS_SHOWN:
+            rows.append(("", f"and {answer['peer_count'] - PEERS_SHOWN:,} more: the dashboard's Swarm view shows all"))
         diloco: Mapping[str, Any] = answer["diloco"]
         rows.append(("together", diloco["explanation"]))
         if diloco["strategy"]:
@@ -162,7 +162,7 @@ def pause(
     from neuroshard.cli.client import connect
 
     if seconds is not None:
-        from neuroshard.api.bodies.requests import LONGEST_PAUSE_SECONDS
+        from neuroshard.api.requests import LONGEST_PAUSE_SECONDS
 
         if not 0 < seconds <= LONGEST_PAUSE_SECONDS:  # no number at all is neither
             raise UsageError(

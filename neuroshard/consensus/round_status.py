@@ -126,8 +126,8 @@ class RoundMonitor:
         return RoundStatus(
             outer_step=terms.outer_step,
             ended_at=end.time,
-            seconds=PhaseSeconds(seconds[RoundPhase.GATHER], seconds[RoundPhase.EXCHANGE], seconds[RoundPhase.VOTE]),
-            contributions=contributions,
+            phases=PhaseSeconds(seconds[RoundPhase.GATHER], seconds[RoundPhase.EXCHANGE], seconds[RoundPhase.VOTE]),
+            members=contributions,
             bytes_sent=end.bytes_sent,
             bytes_received=end.bytes_received,
             strategy=terms.strategy,
@@ -162,14 +162,14 @@ def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsSta
         counts = dict(before.abandoned)
         counts[record.abandoned_for] = counts.get(record.abandoned_for, 0) + 1
         return replace(after, abandoned=tuple(sorted(counts.items())))
-    parts = Counter(one.part for one in record.contributions)
-    refusals = Counter(dict(before.refused)) + Counter(one.refusal for one in record.contributions if one.refusal)
+    parts = Counter(one.part for one in record.members)
+    refusals = Counter(dict(before.refused)) + Counter(one.refusal for one in record.members if one.refusal)
     return replace(
         after,
         completed=before.completed + 1,
         accepted=before.accepted + parts[MemberPart.ACCEPTED],
         refused=tuple(sorted(refusals.items())),
-        contributors=_counted(before.contributors, record.contributions),
+        contributors=_counted(before.contributors, record.members),
     )
 
 

@@ -1,55 +1,59 @@
-"""What a node knows of its training data: frozen values for the snapshot."""
+"""Status of the training data on this node: frozen values for the snapshot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
+from neuroshard.status.values import Number, about
 from neuroshard.types import ShardId, ShardRange
 
 
 class RefreshState(StrEnum):
-    """What the last look at the source of the data has shown; training goes on in all of them."""
+    """Result of the last check of the data source. Training continues in every state."""
 
-    PENDING = "pending"  # nobody looked yet
-    CURRENT = "current"  # it has what the run pins, and no more
-    GROWN = "grown"  # it has more: for a new run
-    OLDER = "older"  # it shows less than was there before: a cache on the way is behind
-    INCOMPLETE = "incomplete"  # parts of a publication do not fit each other yet
-    REFUSED = "refused"  # what it shows is not to be trusted
-    UNREACHABLE = "unreachable"  # it does not answer, or has no manifest
+    PENDING = "pending"  # not checked yet
+    CURRENT = "current"  # the source has exactly what the run pins
+    GROWN = "grown"  # the source has more; a new run can use it
+    OLDER = "older"  # the source shows less than before: a cache on the way is behind
+    INCOMPLETE = "incomplete"  # the parts of a publication do not match each other yet
+    REFUSED = "refused"  # the answer cannot be trusted
+    UNREACHABLE = "unreachable"  # no answer, or no manifest
 
 
 @dataclass(frozen=True)
 class RefreshStatus:
-    """The newest description of the data that its source gave. Times are seconds since the epoch, for people."""
+    """The newest description of the data that its source gave."""
 
     state: RefreshState = RefreshState.PENDING
     explanation: str = "The source was not looked at again since the start."
-    checked_at: float | None = None
-    next_at: float | None = None
-    newest_shards: int | None = None  # of the newest manifest that can be trusted
-    newest_tokens: int | None = None
-    newest_ids: int | None = None  # of its tokenizer table
-    updated_at: str = ""  # when it was published, as its maker says
+    checked_at: Annotated[float | None, about("time of the last check", "s since 1970")] = None
+    next_at: Annotated[float | None, about("time of the next check", "s since 1970")] = None
+    newest_shards: Annotated[
+        int | None, about("shards in the newest manifest that can be trusted", gauge="data_newest_shards")
+    ] = None
+    newest_tokens: Annotated[int | None, about("tokens in that manifest", "tokens")] = None
+    newest_ids: Annotated[int | None, about("entries in its tokenizer table")] = None
+    updated_at: Annotated[str, about("publication time, as the publisher states it")] = ""
 
 
 class ShardUse(StrEnum):
-    """What a node has a shard for."""
+    """Purpose of a shard on this node."""
 
-    IN_USE = "in_use"  # its windows are being trained on
+    IN_USE = "in_use"  # the node trains on its windows
     NEXT = "next"  # fetched ahead
     ASSIGNED = "assigned"  # to be read later
-    HELD_OUT = "held_out"  # measured with, never trained on
-    READ = "read"  # was used, and is kept while there is room
+    HELD_OUT = "held_out"  # used for evaluation, never for training
+    READ = "read"  # used already, and kept while there is room
 
 
 class ShardOrigin(StrEnum):
-    """Where the contents of a shard came from."""
+    """Source of a shard's contents."""
 
     SOURCE = "source"
     NODE = "node"  # another node of the run, while the source failed
-    EARLIER = "earlier"  # it lay in the cache when this node started
+    EARLIER = "earlier"  # in the cache when this node started
 
 
 @dataclass(frozen=True)
@@ -58,58 +62,65 @@ class ShardStatus:
 
     shard: ShardId
     use: ShardUse
-    bytes: int | None = None  # in the cache; None: it is not there
-    origin: ShardOrigin | None = None  # None: not known
-    verified: bool = False  # its contents were compared with the digest in the signed manifest since the start
+    bytes: Annotated[int | None, about("size in the cache; null: not in the cache", "bytes")] = None
+    origin: Annotated[ShardOrigin | None, about("null: not known")] = None
+    verified: Annotated[bool, about("compared with the digest in the signed manifest since the start")] = False
 
 
 @dataclass(frozen=True)
 class DataCoverage:
-    """Which shards the nodes of the run say they can give, this one included."""
+    """Shards that the nodes of the run offer, this node included."""
 
-    nodes: int = 0  # that have any
-    shards: int = 0  # that somebody has
-    copies: tuple[float, ...] = ()  # mean number of copies in equal stretches of the data set, in order
+    nodes: Annotated[int, about("nodes that have any shard", gauge="data_giving_nodes")] = 0
+    shards: Annotated[int, about("shards that at least one node has", gauge="data_shards_held")] = 0
+    copies: Annotated[
+        tuple[float, ...],
+        about("mean number of copies in equal parts of the data set, in order; at most 128 parts"),
+    ] = ()
 
 
 @dataclass(frozen=True)
 class DownloadStatus:
-    """What the data client is fetching, and how it goes."""
+    """A file that the data client fetches."""
 
-    name: str  # "shard_17.bin"
-    bytes_done: int
-    bytes_total: int | None
-    bytes_per_second: float
+    name: Annotated[str, about('file name, such as "shard_17.bin"')]
+    bytes_done: Annotated[int, about(unit="bytes")]
+    bytes_total: Annotated[int | None, about("null: not known", "bytes")]
+    bytes_per_second: Annotated[Number | None, about(unit="bytes/s")]
     attempt: int
-    error: str | None = None  # last failure, in words
-    retry_at: float | None = None  # seconds since the epoch
+    error: Annotated[str | None, about("last failure")] = None
+    retry_at: Annotated[float | None, about("time of the next attempt", "s since 1970")] = None
 
 
 @dataclass(frozen=True)
 class DataStatus:
     """Genesis data on this node."""
 
-    source: str  # URL or folder
-    verified: bool  # signed manifest with digest pages
+    source: Annotated[str, about("URL or folder")]
+    verified: Annotated[
+        bool, about("every shard is checked against a digest in the signed manifest", gauge="data_verified")
+    ]
     explanation: str
     is_demo: bool = False
-    total_shards: int = 0
-    total_tokens: int = 0
+    total_shards: Annotated[int, about("shards of the data set, as the run pins it", gauge="data_shards")] = 0
+    total_tokens: Annotated[int, about("tokens of the data set", "tokens")] = 0
     held_out_shards: int = 0
-    shard: ShardId | None = None
+    shard: Annotated[ShardId | None, about("shard in use")] = None
     shard_windows_done: int = 0
     shard_windows_total: int = 0
-    passes: int = 0  # whole passes over the assignment
-    shards_seen: int = 0  # distinct shards trained on so far
-    rotations: int = 0
+    passes: Annotated[int, about("complete passes over the shards assigned to this node")] = 0
+    shards_seen: Annotated[int, about("distinct shards trained on", over_swarm="size of the union")] = 0
+    rotations: Annotated[int, about("changes of the shard", counter="shard_rotations")] = 0
     last_rotation_reason: str = ""
-    cached_shards: int = 0
-    cached_bytes: int = 0
-    cache_limit_bytes: int = 0
-    next_shard_ready: bool = False
+    cached_shards: Annotated[int, about("shards in the cache", gauge="data_cached_shards")] = 0
+    cached_bytes: Annotated[int, about("size of the cache", "bytes", gauge="data_cached_bytes")] = 0
+    cache_limit_bytes: Annotated[int, about("limit that the owner set", "bytes", gauge="data_cache_limit_bytes")] = 0
+    next_shard_ready: Annotated[bool, about("the next shard is in the cache", gauge="data_next_shard_ready")] = False
     downloads: tuple[DownloadStatus, ...] = ()
-    shared: tuple[ShardRange, ...] = ()  # shards that other nodes can get from here
-    files_from_nodes: int = 0  # that the source did not give
-    shards: tuple[ShardStatus, ...] = ()  # in the order of their use, then those that were read; the first ones only
+    shared: Annotated[tuple[ShardRange, ...], about("shards that other nodes can get from this node")] = ()
+    files_from_nodes: Annotated[
+        int, about("files that other nodes gave because the source failed", counter="data_files_from_nodes")
+    ] = 0
+    shards: Annotated[tuple[ShardStatus, ...], about("in the order of use, then those that were read; at most 24")] = ()
     refresh: RefreshStatus = field(default_factory=RefreshStatus)
-    coverage: DataCoverage | None = None  # None before the node is in a swarm
+    coverage: Annotated[DataCoverage | None, about("null before the node is in a swarm")] = None

@@ -1,28 +1,31 @@
 """History in the snapshot: the work of this computer over time, and sample texts of the model at earlier steps.
 
-The size is bounded, whatever the time."""
+Its size is bounded. This module must not load PyTorch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from neuroshard.status.values import Number, about
 
 
 @dataclass(frozen=True)
 class WorkDone:
-    """What was done in a stretch of time."""
+    """Work of this computer in one period."""
 
-    start: float  # seconds since the epoch
-    tokens: int = 0
+    start: Annotated[float, about("begin of the period", "s since 1970")]
+    tokens: Annotated[int, about(unit="tokens")] = 0
     steps: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    training_seconds: float = 0.0
-    loss: float | None = None  # nats a token, mean over the tokens; None where none was told
+    bytes_sent: Annotated[int, about(unit="bytes")] = 0
+    bytes_received: Annotated[int, about(unit="bytes")] = 0
+    training_seconds: Annotated[float, about(unit="s")] = 0.0
+    loss: Annotated[Number | None, about("mean over the tokens; null: no loss was reported", "nats/token")] = None
 
 
 @dataclass(frozen=True)
 class WorkSpan:
-    """A span of time in stretches of equal width, oldest first; stretches without anything are left out."""
+    """A span of time in periods of equal width, oldest first. Periods without work are left out."""
 
     width_seconds: float
     points: tuple[WorkDone, ...] = ()
@@ -30,9 +33,9 @@ class WorkSpan:
 
 @dataclass(frozen=True)
 class WorkHistoryStatus:
-    """All of it, of every run that this data folder has served."""
+    """Work for every run that this data folder has served."""
 
-    total: WorkDone | None = None  # `start` is when it began; None: nothing was done yet
+    total: WorkDone | None = None  # `start` is the beginning of the record; None: no work yet
     day: WorkSpan = WorkSpan(300.0)
     week: WorkSpan = WorkSpan(3_600.0)
     all: WorkSpan = WorkSpan(600.0)
@@ -40,20 +43,20 @@ class WorkHistoryStatus:
 
 @dataclass(frozen=True)
 class TextSample:
-    """What it wrote at one moment, always choosing the likeliest token."""
+    """Texts that the model wrote at one step, always with the likeliest token."""
 
-    step: int  # when it began to write
-    last_step: int  # when it had written everything: training goes on meanwhile
-    time: float  # seconds since the epoch
-    seconds: float  # that the writing took
-    texts: tuple[str, ...]  # one for each prompt, without it
+    step: Annotated[int, about("step at which writing began")]
+    last_step: Annotated[int, about("step at which writing ended; training continues meanwhile")]
+    time: Annotated[float, about(unit="s since 1970")]
+    seconds: Annotated[float, about("duration of the writing", "s")]
+    texts: Annotated[tuple[str, ...], about("one for each prompt, without the prompt")]
 
 
 @dataclass(frozen=True)
 class SamplesStatus:
-    """Samples of the run, oldest first."""
+    """Texts of the model in training at sparse steps of the run, oldest first."""
 
     prompts: tuple[str, ...] = ()
     samples: tuple[TextSample, ...] = ()
-    next_step: int | None = None  # the next one is due then; None: none is
-    explanation: str = ""  # why none are written; "" where they are
+    next_step: Annotated[int | None, about("step of the next sample; null: none will be written")] = None
+    explanation: Annotated[str, about("reason why none are written; empty where they are")] = ""

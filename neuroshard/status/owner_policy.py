@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-USER = "user"  # in place of a rule: somebody asked for the pause
+from neuroshard.status.values import Number, about
+
+USER = "user"  # in place of a rule: a person requested the pause
 
 
 class TrainingAction(StrEnum):
@@ -18,47 +21,52 @@ class TrainingAction(StrEnum):
 
 @dataclass(frozen=True)
 class TrainingDecision:
-    """What training may do, and why."""
+    """Effect of the owner's rules on training."""
 
-    action: TrainingAction = TrainingAction.RUN
-    reason: str = "Nothing holds training up."  # a sentence
-    rule: str = ""  # the setting that decided, or USER; "" when nothing holds training up
-    until: float | None = None  # seconds since the epoch, where it is known when this ends
-    share: float = 1.0  # of the time, in which training computes; 0 while it pauses
+    action: Annotated[TrainingAction, about(gauge="training_allowed")] = TrainingAction.RUN
+    reason: Annotated[str, about("a sentence")] = "Nothing holds training up."
+    rule: Annotated[
+        str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training')
+    ] = ""
+    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970")] = None
+    share: Annotated[
+        Number,
+        about("share of the time for training; 0 during a pause", "0..1", gauge="compute_share"),
+    ] = 1.0
 
 
 class NetworkAction(StrEnum):
-    """What may pass the network now."""
+    """What the network may carry now."""
 
     OPEN = "open"
-    SMALL_ONLY = "small_only"  # no tensors, states and shards; what is small goes on
+    SMALL_ONLY = "small_only"  # no tensors, states and shards; small messages continue
     OFF = "off"
 
 
 @dataclass(frozen=True)
 class NetworkDecision:
-    """What may pass the network, and why."""
+    """Effect of the owner's rules on the network."""
 
-    action: NetworkAction = NetworkAction.OPEN
+    action: Annotated[NetworkAction, about("small_only: no tensors, states and shards")] = NetworkAction.OPEN
     reason: str = "Nothing holds the network back."
-    rule: str = ""
-    until: float | None = None
+    rule: Annotated[str, about("setting that decided; empty when nothing limits the network")] = ""
+    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970")] = None
 
 
 @dataclass(frozen=True)
 class SensorReading:
-    """One thing that is looked at because a setting asks for it."""
+    """One sensor that a setting asks for."""
 
-    name: str  # for people: "keyboard and mouse"
-    value: str  # "idle for 3 minutes", or why it is not known
-    is_known: bool = True
+    name: Annotated[str, about('for people, such as "keyboard and mouse"')]
+    value: Annotated[str, about('such as "idle for 3 minutes", or the reason why it is not known')]
+    is_known: Annotated[bool, about("an unknown reading never pauses or slows training")] = True
 
 
 @dataclass(frozen=True)
 class OwnerPolicyStatus:
-    """The decision that holds, and what it rests on."""
+    """The decisions in effect and the readings behind them."""
 
     decision: TrainingDecision = TrainingDecision()
     readings: tuple[SensorReading, ...] = ()
     network: NetworkDecision = NetworkDecision()
-    transferred_megabytes: int = 0  # in this calendar month, sent and received
+    transferred_megabytes: Annotated[int, about("sent and received in this calendar month", "MB")] = 0

@@ -1,9 +1,14 @@
-"""Frozen values that describe a run's pipeline at one moment: who holds which stage, and how the microbatches went."""
+"""Status of a run's pipeline at one moment: the holders of each stage, and the times of the microbatches."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import computed_field
+
+from neuroshard.status.values import EXCLUDED, Number, Stale, about
 from neuroshard.types import LayerRange, NodeId
 
 
@@ -11,7 +16,7 @@ from neuroshard.types import LayerRange, NodeId
 class StateCopyStatus:
     """The copy that another node keeps of a stage with a single holder."""
 
-    age_seconds: float | None  # of its state: what would be lost with the holder; None: there is none yet
+    age_seconds: float | None  # of its state: what would be lost with the holder; None: no copy yet
 
 
 @dataclass(frozen=True)
@@ -22,50 +27,52 @@ class PipelineStage:
     layers: LayerRange
     ready: tuple[NodeId, ...] = ()  # can work on it now
     paused: tuple[NodeId, ...] = ()  # hold its weights and do not work now
-    joining: tuple[NodeId, ...] = ()  # get ready for it
-    copy: StateCopyStatus | None = None  # None: it needs none, or its holder has not said
+    joining: tuple[NodeId, ...] = ()  # prepare for it
+    copy: StateCopyStatus | None = None  # None: it needs none, or its holder has not reported one
 
     @property
     def is_missing(self) -> bool:
-        """Whether nobody has it: nothing is trained until somebody does."""
+        """Whether no node has its weights. Nothing is trained until one does."""
         return not (self.ready or self.paused)
 
     @property
     def is_resting(self) -> bool:
-        """Whether all that have it are paused: nothing is trained until one of them goes on."""
+        """Whether all nodes with its weights are paused. Nothing is trained until one of them resumes."""
         return bool(self.paused) and not self.ready
 
     @property
     def has_single_holder(self) -> bool:
-        """Whether its weights are on one node only."""
+        """Whether only one node has its weights."""
         return len(self.ready) + len(self.paused) == 1
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
-        """All of them, those that get ready for it last."""
+        """All nodes of this stage; the nodes that prepare for it come last."""
         return (*self.ready, *self.paused, *self.joining)
 
 
 @dataclass(frozen=True)
 class HopTimes:
-    """What one stage's part of one microbatch took, both passes together, and who did it in the end."""
+    """Times of one stage's part of one microbatch, forward and backward pass together."""
 
-    node_id: NodeId
-    compute_seconds: float  # at work, says the stage
-    wait_seconds: float  # at the stage, behind others or behind its step
-    wire_seconds: float  # on the way there and back; 0 on this node itself
-    recompute_seconds: float = 0.0  # of the work: the forward pass done again for the backward pass
-    bytes_sent: int = 0  # tensors only
-    bytes_received: int = 0
+    node_id: Annotated[NodeId, about("node that completed it")]
+    compute_seconds: Annotated[Number, about("compute time, as the stage reports it", "s")]
+    wait_seconds: Annotated[Number, about("at the stage, behind other work or behind its optimizer step", "s")]
+    wire_seconds: Annotated[Number, about("packing and transfer in both directions; 0 on this node itself", "s")]
+    recompute_seconds: Annotated[
+        Number, about("part of the compute time: the forward pass repeated for the backward pass", "s")
+    ] = 0.0
+    bytes_sent: Annotated[int, about("tensors only, by the driver", "bytes")] = 0
+    bytes_received: Annotated[int, about("tensors only", "bytes")] = 0
 
     @property
     def stage_seconds(self) -> float:
-        """At the stage."""
+        """Seconds at the stage."""
         return self.compute_seconds + self.wait_seconds
 
     @property
     def seconds(self) -> float:
-        """Altogether."""
+        """Seconds at the stage and on the wire."""
         return self.stage_seconds + self.wire_seconds
 
 
@@ -74,85 +81,141 @@ class Takeover:
     """A stage of a microbatch whose work another replica took over in the middle of it."""
 
     stage: int
-    before: NodeId
-    after: NodeId
-    is_exact: bool  # both said that their weights are the same
+    before: Annotated[NodeId, about("node that began")]
+    after: Annotated[NodeId, about("node that completed it")]
+    is_exact: Annotated[bool, about("both reported equal weights")]
 
 
 @dataclass(frozen=True)
 class MicrobatchTrace:
-    """One microbatch on its way through all stages, there and back."""
+    """One microbatch on its way through all stages and back."""
 
     session: int
     microbatch: int
-    ended_at: float  # seconds since the epoch
-    seconds: float  # from the first request to the last answer
-    tokens: int
-    hops: tuple[HopTimes, ...]  # one a stage
+    ended_at: Annotated[Number, about(unit="s since 1970")]
+    seconds: Annotated[Number, about("from the first request to the last answer", "s")]
+    tokens: Annotated[int, about(unit="tokens")]
+    hops: Annotated[tuple[HopTimes, ...], about("one for each stage, in order")]
     takeovers: tuple[Takeover, ...] = ()
-    failures: int = 0  # requests after which somebody else was asked
+    failures: Annotated[int, about("requests after which another node was asked")] = 0
 
+    @computed_field(
+        description="time outside the stages: routing, repeated requests, lost work", json_schema_extra={"unit": "s"}
+    )
     @property
-    def other_seconds(self) -> float:
-        """Between the stages: looking for somebody, asking again, and what replaced nodes did in vain."""
+    def other_seconds(self) -> Number:
+        """Seconds between the stages: routing, repeated requests, and work of replaced nodes that was lost."""
         return max(0.0, self.seconds - sum(hop.seconds for hop in self.hops))
 
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What a stage takes for a microbatch on average, whoever does it; seconds."""
+    """Mean times of one stage for a microbatch, over all its nodes."""
 
     stage: int
-    compute_seconds: float
-    wait_seconds: float
-    wire_seconds: float
-    nodes: int  # that worked on it
+    compute_seconds: Annotated[Number, about(unit="s")]
+    wait_seconds: Annotated[Number, about("behind other work or an optimizer step", "s")]
+    wire_seconds: Annotated[Number, about("packing and transfer in both directions", "s")]
+    nodes: Annotated[int, about("nodes that worked on it")]
 
     @property
     def stage_seconds(self) -> float:
-        """At the stage."""
+        """Seconds at the stage."""
         return self.compute_seconds + self.wait_seconds
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The stage at which microbatches spend most time, and the slowest of the nodes that did it."""
+    """The stage at which microbatches spend most time, and the slowest of its nodes."""
 
-    stage: int
+    stage: Annotated[int, about(gauge="pipeline_bottleneck_stage")]
     node_id: NodeId
-    seconds: float  # that a microbatch spends at this stage on average, at work and waiting
-    share: float  # of the time that it spends at all stages, 0..1
+    seconds: Annotated[Number, about("mean time of a microbatch at this stage, compute and wait", "s")]
+    share: Annotated[Number, about("share of the time at all stages", "0..1")]
 
 
 @dataclass(frozen=True)
 class PipelineFlow:
-    """How the microbatches of a driver went: those that ended within the last minute, and counts since the start."""
+    """The microbatches that this node drove: rates of the last minute, and counts since the start."""
 
-    window_seconds: float = 0.0  # that the numbers cover: at most a minute
-    microbatches: int = 0
-    tokens: int = 0
-    bubble_share: float | None = None  # of the computers' time, 0..1: not spent on this driver's microbatches
-    recompute_share: float | None = None  # of the compute time, 0..1: forward passes done again for lack of memory
-    wire_bytes_per_token: float | None = None  # tensors sent and received by this driver
-    loads: tuple[StageLoad, ...] = ()  # one a stage; () while nothing ended
-    bottleneck: Bottleneck | None = None
-    exact_takeovers: int = 0  # since the start, as all that follow
-    approximate_takeovers: int = 0  # between replicas whose weights were not known to be the same
-    failures: int = 0
-    given_up: int = 0  # microbatches that were left out for good
-    unanswered: tuple[int, ...] = ()  # stages for which microbatches wait at present: nobody does them
-    recent: tuple[MicrobatchTrace, ...] = ()  # at most 32, the newest last
+    window_seconds: Annotated[Number, about("period that the rates cover; at most 60", "s")] = 0.0
+    microbatches: Annotated[int, about("microbatches that ended in this period")] = 0
+    tokens: Annotated[int, about("tokens of those microbatches", "tokens")] = 0
+    bubble_share: Annotated[
+        Number | None,
+        about(
+            "1 - compute seconds / (computers x window): the share of their time in which the computers of the stages "
+            "did nothing for this driver; null without microbatches",
+            "0..1",
+            stale=Stale.NOT_TRAINING,
+            gauge="pipeline_bubble_ratio",
+        ),
+    ] = None
+    recompute_share: Annotated[
+        Number | None,
+        about(
+            "share of the compute time spent on repeated forward passes, which save memory",
+            "0..1",
+            stale=Stale.NOT_TRAINING,
+            gauge="pipeline_recompute_ratio",
+        ),
+    ] = None
+    wire_bytes_per_token: Annotated[
+        Number | None,
+        about(
+            "tensors that this driver sent and received",
+            "bytes/token",
+            stale=Stale.NOT_TRAINING,
+            gauge="pipeline_wire_bytes_per_token",
+        ),
+    ] = None
+    loads: Annotated[tuple[StageLoad, ...], about("one for each stage; empty without microbatches")] = ()
+    bottleneck: Annotated[Bottleneck | None, about("null with one stage, and without microbatches")] = None
+    exact_takeovers: Annotated[int, about("takeovers between equal weights, since the start")] = 0
+    approximate_takeovers: Annotated[int, about("takeovers between weights not known to be equal, since the start")] = 0
+    failures: Annotated[
+        int, about("requests after which another node was asked, since the start", counter="pipeline_failures")
+    ] = 0
+    given_up: Annotated[int, about("microbatches dropped for good, since the start", counter="pipeline_given_up")] = 0
+    unanswered: Annotated[
+        tuple[int, ...], about("stages for which microbatches wait now because every holder fails")
+    ] = ()
+    recent: Annotated[tuple[MicrobatchTrace, ...], about("at most 32 microbatches, the newest last")] = ()
 
+    @computed_field(description="rate of this driver", json_schema_extra={"unit": "tokens/s"})
     @property
-    def tokens_per_second(self) -> float:
-        """Driven by this node."""
+    def tokens_per_second(self) -> Number:
+        """Tokens per second that this node drove."""
         return self.tokens / self.window_seconds if self.window_seconds > 0 else 0.0
+
+
+def missing_ranges(stages: Iterable[PipelineStage]) -> tuple[LayerRange, ...]:
+    """Layers that no node has, neighbouring stages as one range."""
+    ranges: list[LayerRange] = []
+    for layers in (stage.layers for stage in stages if stage.is_missing):
+        if ranges and ranges[-1].stop == layers.start:
+            ranges[-1] = LayerRange(ranges[-1].start, layers.stop)
+        else:
+            ranges.append(layers)
+    return tuple(ranges)
 
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """The pipeline of this node's run."""
+    """The stages of this node's run in short; /api/pipeline has all of them."""
 
-    stages: tuple[PipelineStage, ...]  # of the run's plan, in order
-    missing: str = ""  # which layers nobody can work on now, in a sentence; "" when there are none
-    flow: PipelineFlow | None = None  # None on a node that drives no microbatches
+    stages: Annotated[tuple[PipelineStage, ...], EXCLUDED]  # of the run's plan, in order
+    missing: Annotated[str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty")] = ""
+    flow: Annotated[PipelineFlow | None, EXCLUDED] = None  # None on a node that drives no microbatches
+
+    @computed_field(description="stages of the run's plan")
+    @property
+    def stage_count(self) -> int:
+        """Number of stages of the run's plan."""
+        return len(self.stages)
+
+    @computed_field(description="the same layers as ranges counted from 0, neighbouring stages as one")
+    @property
+    def missing_layers(self) -> tuple[LayerRange, ...]:
+        """Layers that no node has, neighbouring stages as one range."""
+        return missing_ranges(self.stages)

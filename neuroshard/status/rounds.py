@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from pydantic import computed_field
+
+from neuroshard.status.values import Number, about
 from neuroshard.types import LayerRange, NodeId, WalletId
 
 
 class AbandonReason(StrEnum):
-    """Why a round came to nothing here, in the classes that are counted."""
+    """Class of the reason for which this node abandoned a round."""
 
     NO_ANSWER = "no_answer"  # too few members answered in time
-    OBJECTION = "objection"  # this node voted against the aggregate, and nobody decided without it in time
-    CONTRIBUTIONS = "contributions"  # too many of them were refused, or too few were left
-    STORAGE = "storage"  # this node could not write down its vote
+    OBJECTION = "objection"  # this node voted against the aggregate, and the others did not decide in time
+    CONTRIBUTIONS = "contributions"  # too many were refused, or too few were left
+    STORAGE = "storage"  # this node could not write its vote to disk
 
 
 class MemberPart(StrEnum):
-    """What became of a member's contribution."""
+    """Outcome of a member's contribution."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
-    ABSTAINED = "abstained"  # it did too little work to count; that goes into its next contribution
-    ABSENT = "absent"  # it was called, and nothing of it is in the round
-    UNJUDGED = "unjudged"  # the round came to nothing before
+    ABSTAINED = "abstained"  # too little work to count; it goes into the member's next contribution
+    ABSENT = "absent"  # the member was called, and the round has nothing from it
+    UNJUDGED = "unjudged"  # the round ended before
 
 
 @dataclass(frozen=True)
@@ -33,53 +37,70 @@ class RoundContribution:
 
     node_id: NodeId
     wallet_id: WalletId
-    part: MemberPart
-    refusal: str = ""  # the class of the reason, as it is counted
-    reason: str = ""  # why it was refused, in words
+    part: Annotated[
+        MemberPart, about("abstained: too little work to count; absent: called, but the round has nothing from it")
+    ]
+    refusal: Annotated[str, about("class of the reason for a refusal, as in /metrics; empty without one")] = ""
+    reason: Annotated[str, about("reason for a refusal")] = ""
 
 
 @dataclass(frozen=True)
 class PhaseSeconds:
-    """How long the phases of a round took here, all its views together."""
+    """Durations of a round's phases on this node, over all its views."""
 
-    gather: float = 0.0  # until a proposal named the members
-    exchange: float = 0.0  # slices to their reducers, verdict, slices of the aggregate
-    vote: float = 0.0  # check of the aggregate, two votes
+    gather: Annotated[Number, about("until a proposal named the members", "s")] = 0.0
+    exchange: Annotated[Number, about("slices to their reducers, verdict, slices of the aggregate", "s")] = 0.0
+    vote: Annotated[Number, about("check of the aggregate, two votes", "s")] = 0.0
 
     @property
     def total(self) -> float:
-        """From entering the round to its end."""
+        """Seconds from the entry into the round to its end."""
         return self.gather + self.exchange + self.vote
 
 
 @dataclass(frozen=True)
 class CertificateStatus:
-    """What ended a round."""
+    """The certificate that ended a round."""
 
-    value: str  # the first 16 hex digits of the digest that was voted on
-    votes: int  # to commit
-    voters: int  # of the step
+    value: Annotated[str, about("first 16 hex digits of the digest that was voted on")]
+    votes: Annotated[int, about("votes to commit")]
+    voters: Annotated[int, about("voters of the step")]
 
 
 @dataclass(frozen=True)
 class RoundStatus:
-    """One round of one stage. A round that ends after training has gone on is told twice: abandoned, then late."""
+    """One round of one stage. A round that ends after training has continued has two records: abandoned, then late."""
 
     outer_step: int
-    ended_at: float  # seconds since the epoch
-    seconds: PhaseSeconds
-    contributions: tuple[RoundContribution, ...]
-    bytes_sent: int  # in messages of the rounds, since the record before
-    bytes_received: int
-    strategy: str
-    part: str  # what it was about, in words
-    codec: str
+    ended_at: Annotated[Number, about(unit="s since 1970")]
+    phases: PhaseSeconds
+    members: tuple[RoundContribution, ...]
+    bytes_sent: Annotated[int, about("in messages of rounds since the record before this one", "bytes")]
+    bytes_received: Annotated[int, about("in messages of rounds since the record before this one", "bytes")]
+    strategy: Annotated[str, about("diloco, streaming, sparta or averaging")]
+    part: Annotated[
+        str,
+        about('part of the state: "all weights", "quarter 2 of 4", "slice 7 of 20", "gradient"'),
+    ]
+    codec: Annotated[str, about("encoding of the contributions, as the run's file names it")]
     aggregator: str
-    views: int = 1  # tries, each with a proposer of its own
-    certificate: CertificateStatus | None = None  # None: abandoned
-    is_late: bool = False  # training had gone on; what was learned meanwhile was added
-    abandoned_for: AbandonReason | None = None
-    reason: str = ""  # why it was abandoned, in words
+    views: Annotated[int, about("attempts, each with another proposer")] = 1
+    certificate: Annotated[CertificateStatus | None, about("null: the round was abandoned")] = None
+    is_late: Annotated[bool, about("completed after training had continued; recorded as abandoned before")] = False
+    abandoned_for: Annotated[AbandonReason | None, about("null: the round completed")] = None
+    reason: Annotated[str, about("reason why the round was abandoned")] = ""
+
+    @computed_field(description='"completed" or "abandoned"')
+    @property
+    def result(self) -> str:
+        """The outcome in one word."""
+        return "completed" if self.abandoned_for is None else "abandoned"
+
+    @computed_field(description="from the entry into the round to its end", json_schema_extra={"unit": "s"})
+    @property
+    def seconds(self) -> Number:
+        """Seconds from the entry into the round to its end."""
+        return self.phases.total
 
 
 @dataclass(frozen=True)
@@ -90,19 +111,20 @@ class Contributor:
     wallet_id: WalletId
     accepted: int = 0
     refused: int = 0
-    absent: int = 0
+    absent: Annotated[int, about("rounds to which it was called without a contribution")] = 0
 
+    @computed_field(description="rounds with a contribution from it")
     @property
     def rounds(self) -> int:
-        """With a contribution of it."""
+        """Number of rounds with a contribution from it."""
         return self.accepted + self.refused
 
 
 @dataclass(frozen=True)
 class StageRoundsStatus:
-    """The rounds of one stage since this node's start: the last ones, and counts of all. None of it is saved."""
+    """Rounds of one stage since this node's start: the last ones, and counts of all. Nothing of it is saved."""
 
-    stage: int  # of the run's, counted from 0
+    stage: int  # of the run, counted from 0
     layers: LayerRange
     recent: tuple[RoundStatus, ...] = ()  # the newest last
     completed: int = 0

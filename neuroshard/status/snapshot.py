@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isnan
+from typing import Annotated
+
+from pydantic import Field, PlainSerializer, computed_field
 
 from neuroshard.status.data import DataStatus
-from neuroshard.status.history import SamplesStatus, WorkHistoryStatus
+from neuroshard.status.history import SamplesStatus, WorkDone, WorkHistoryStatus
 from neuroshard.status.owner_policy import OwnerPolicyStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
+from neuroshard.status.values import EXCLUDED, Counts, Number, Stale, about
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
+
+SUM_OF_DRIVERS = "sum over training nodes with the first layers"
+PEERS_IN_STATUS = 32  # every dashboard gets the status several times per second
 
 
 @dataclass(frozen=True)
 class PathsStatus:
-    """Where the node keeps what on this computer."""
+    """Places of the node's files on this computer."""
 
     data_dir: str = ""
-    config_file: str = ""
+    config_file: Annotated[str, about("exists only when a setting was stored")] = ""
     data_cache: str = ""
-    checkpoints: str = ""  # of all wallets, runs and stages
+    checkpoints: Annotated[str, about("of all wallets, runs and stages")] = ""
     logs: str = ""
     node_key: str = ""
     api_secret: str = ""
 
 
 class NodeState(StrEnum):
-    """What the node does right now; `NodeStatus.state_reason` says why in words."""
+    """Activity of the node; `NodeStatus.state_reason` gives the reason."""
 
     STARTING = "starting"
     WAITING_FOR_DATA = "waiting_for_data"
-    WAITING_FOR_STAGES = "waiting_for_stages"  # nobody can work on some layers of the model
+    WAITING_FOR_STAGES = "waiting_for_stages"  # no node can work on some layers of the model
     TRAINING = "training"
     PAUSED = "paused"
     NOT_TRAINING = "not_training"
@@ -50,55 +58,55 @@ class StartupStepState(StrEnum):
 
 @dataclass(frozen=True)
 class StartupStep:
-    """One line of the start-up progress shown in the dashboard from the first second."""
+    """One line of the start-up progress, which the dashboard shows from the first second."""
 
-    name: str  # for people: "Reading the Genesis manifest"
+    name: Annotated[str, about('for people, such as "Reading the Genesis manifest"')]
     state: StartupStepState = StartupStepState.PENDING
     detail: str = ""
-    fraction: float | None = None  # 0..1 when it can be told
+    fraction: Annotated[Number | None, about("progress; null: not known", "0..1")] = None
 
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """Memory limits of this node, in MB of 10**6 bytes."""
+    """Memory tier and limits of this node."""
 
-    tier_mb: int
-    limit_mb: int
-    limit_source: str  # what set the limit, in words
-    need_mb: int  # what the formula says this model and batch need
-    resident_mb: int
-    peak_mb: int
+    tier_mb: Annotated[int, about(unit="MB")]
+    limit_mb: Annotated[int, about(unit="MB")]
+    limit_source: Annotated[str, about("what set the limit")]
+    need_mb: Annotated[int, about("need of this model and batch by the formula", "MB")]
+    resident_mb: Annotated[int, about(unit="MB")]
+    peak_mb: Annotated[int, about(unit="MB")]
 
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """The model this node holds (a part of)."""
+    """The model, and the part of it that this node holds."""
 
     architecture: Architecture
-    parameter_count: int
-    layers: LayerRange | None  # None: no part of it, or none yet
+    parameter_count: Annotated[int, about("of the whole model")]
+    layers: Annotated[LayerRange | None, about("layers that this node holds; null: none, or none yet")]
     roles: tuple[Role, ...]
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The run this node serves and why it serves it."""
+    """The run that this node serves, and the reason."""
 
     run_id: RunId
     is_own: bool
     is_demo: bool
-    explanation: str  # one clear sentence
+    explanation: Annotated[str, about("one sentence")]
 
 
 @dataclass(frozen=True)
 class LossPoint:
-    """One point of the training curve; loss in nats a token."""
+    """One point of the training curve."""
 
     step: int
-    time: float  # seconds since the epoch
-    loss: float
-    lr: float
-    tokens: int
+    time: Annotated[Number, about(unit="s since 1970")]
+    loss: Annotated[Number, about(unit="nats/token")]
+    lr: Number
+    tokens: Annotated[int, about(unit="tokens")]
 
 
 @dataclass(frozen=True)
@@ -106,38 +114,58 @@ class HeldOutPoint:
     """One evaluation on the pinned held-out sequences."""
 
     step: int
-    time: float
-    loss: float  # mean nats a token
-    improvement: float  # mean paired improvement over the first evaluation, nats a token
-    standard_error: float  # of that improvement
-    measured_by: tuple[NodeId, ...] = ()  # other nodes that signed it; (): this node measured it itself
+    time: Annotated[Number, about(unit="s since 1970")]
+    loss: Annotated[Number, about("mean", "nats/token")]
+    improvement: Annotated[Number, about("mean paired improvement over the first evaluation", "nats/token")]
+    standard_error: Annotated[Number, about("of the improvement", "nats/token")]
+    measured_by: Annotated[
+        tuple[NodeId, ...], about("other nodes that signed it; empty: this node measured it itself")
+    ] = ()
 
 
 @dataclass(frozen=True)
 class TrainingStatus:
     """Progress of the inner steps on this node."""
 
-    steps: int = 0
-    tokens: int = 0
-    inherited_steps: int = 0  # of them, what others had made before this node took over
-    inherited_tokens: int = 0
-    loss: float | None = None  # last step
-    loss_ema: float | None = None
-    initial_loss: float | None = None  # mean of the run's first steps
-    lr: float = 0.0
-    tokens_per_second: float = 0.0
-    step_seconds: float = 0.0
+    steps: Annotated[int, about("inner steps", over_swarm="sum over nodes with the first layers", counter="steps")] = 0
+    tokens: Annotated[
+        int, about("trained on", "tokens", over_swarm="sum over nodes with the first layers", counter="tokens")
+    ] = 0
+    inherited_steps: Annotated[int, about("part of the steps: made by others before this node took over")] = 0
+    inherited_tokens: Annotated[int, about("part of the tokens: seen by others before", "tokens")] = 0
+    loss: Annotated[Number | None, about("last step", "nats/token", gauge="loss")] = None
+    loss_ema: Annotated[
+        Number | None,
+        about("smoothed training loss", "nats/token", over_swarm="mean weighted by tokens", gauge="loss_ema"),
+    ] = None
+    initial_loss: Annotated[Number | None, about("mean of the run's first steps", "nats/token")] = None
+    lr: Annotated[Number, about("inner learning rate", gauge="learning_rate")] = 0.0
+    tokens_per_second: Annotated[
+        Number,
+        about(
+            "training rate",
+            "tokens/s",
+            over_swarm=SUM_OF_DRIVERS,
+            stale=Stale.NOT_TRAINING,
+            gauge="tokens_per_second",
+        ),
+    ] = 0.0
+    step_seconds: Annotated[
+        Number, about("duration of an inner step", "s", stale=Stale.NOT_TRAINING, gauge="step_seconds")
+    ] = 0.0
     batch_size: int = 0
     sequences_per_step: int = 0
-    skipped_steps: int = 0  # non-finite loss or gradient
+    skipped_steps: Annotated[int, about("steps skipped for a non-finite loss or gradient", counter="skipped_steps")] = 0
     precision: str = "fp32"
     held_out: tuple[HeldOutPoint, ...] = ()
     held_out_sequences: int = 0
-    unigram_entropy: float | None = None  # nats a token of the held-out text: what knowing only frequencies gives
+    unigram_entropy: Annotated[
+        Number | None, about("held-out loss of a model that knows token frequencies only", "nats/token")
+    ] = None
 
 
 class LearningVerdict(StrEnum):
-    """Answer to: is the model really learning?"""
+    """Answer to the question whether the model really learns."""
 
     VERIFIED = "verified"
     IMPROVING = "improving"
@@ -158,51 +186,81 @@ class LossTrend(StrEnum):
 
 @dataclass(frozen=True)
 class VerificationStatus:
-    """Verdict on learning, resting on held-out data, in words a user can act on."""
+    """Verdict on learning from held-out data, in words that a user can act on."""
 
-    training_verified: bool = False
+    training_verified: Annotated[
+        bool, about("held-out data shows that the model learns", gauge="training_verified")
+    ] = False
     status: LearningVerdict = LearningVerdict.INSUFFICIENT_DATA
     reason: str = "No held-out evaluation yet."
-    action: str = "Nothing to do: wait for the first evaluations."
+    action: Annotated[str, about("what the user can do")] = "Nothing to do: wait for the first evaluations."
     loss_trend: LossTrend = LossTrend.INSUFFICIENT_DATA
+
+    @property
+    def is_converging(self) -> bool:
+        """Whether the model improves now."""
+        return self.status is not LearningVerdict.DIVERGED and (
+            self.training_verified or self.loss_trend is LossTrend.IMPROVING
+        )
 
 
 @dataclass(frozen=True)
 class DilocoStatus:
-    """Progress towards the next outer step."""
+    """Outer steps of this node, and the progress towards the next one."""
 
-    inner_step: int = 0
-    inner_steps_total: int = 0
-    outer_steps: int = 0
-    last_sync: float | None = None  # seconds since the epoch
-    members: int = 1  # of the last round, this node included
+    inner_step: Annotated[int, about("inner steps since the last outer step", gauge="inner_step")] = 0
+    inner_steps_total: Annotated[int, about("inner steps between two outer steps")] = 0
+    outer_steps: Annotated[int, about("outer steps", counter="outer_steps")] = 0
+    last_sync: Annotated[Number | None, about(unit="s since 1970")] = None
+    members: Annotated[int, about("nodes of the last round, this node included")] = 1
     lone_outer: str = "keep"
-    strategy: str = ""  # of the round that comes next, as part and codec; "" while it is not known
-    part: str = ""  # what it is about, in words
-    codec: str = ""
+    strategy: Annotated[
+        str, about("of the next round: diloco, streaming, sparta or averaging; empty: not known yet")
+    ] = ""
+    part: Annotated[str, about('part of the state in the next round: "all weights", "quarter 2 of 4"')] = ""
+    codec: Annotated[str, about("encoding of the contributions to the next round")] = ""
     explanation: str = "Alone: outer steps move the anchor only; there is nobody to synchronise with."
-    state_root: str = ""  # hash of the replicated state after the last outer step
-    certified_root: str = ""  # that the certificate of this outer step names; without one equal to state_root
-    successful_syncs: int = 0
-    failed_syncs: int = 0
-    rounds: tuple[StageRoundsStatus, ...] = ()  # of each stage that this node holds
+    state_root: Annotated[str, about("hash of the replicated state after the last outer step")] = ""
+    certified_root: Annotated[
+        str, about("root that the certificate of this outer step names; without one, equal to state_root")
+    ] = ""
+    successful_syncs: Annotated[int, about("rounds that completed", counter="successful_syncs")] = 0
+    failed_syncs: Annotated[int, about("rounds that were aborted", counter="failed_syncs")] = 0
+    rounds: Annotated[tuple[StageRoundsStatus, ...], EXCLUDED] = ()  # for each stage that this node holds
+
+    @computed_field(description="progress towards the next outer step", json_schema_extra={"unit": "0..1"})
+    @property
+    def progress(self) -> float:
+        """Share of the inner steps up to the next outer step that are done, 0..1."""
+        total = self.inner_steps_total
+        return min(1.0, max(0.0, self.inner_step / total)) if total > 0 else 0.0
+
+    @property
+    def sync_success_rate(self) -> float | None:
+        """Share of the rounds that completed, since the start if there was one; None without a round with others."""
+        completed = sum(stage.completed for stage in self.rounds)
+        abandoned = sum(count for stage in self.rounds for _, count in stage.abandoned)
+        if completed + abandoned > 0:
+            return completed / (completed + abandoned)
+        rounds = self.successful_syncs + self.failed_syncs
+        return None if self.members <= 1 or rounds == 0 else self.successful_syncs / rounds
 
 
 @dataclass(frozen=True)
 class StageStatus:
     """One stage that this node holds; stages advance on their own clocks."""
 
-    index: int  # of the run's stages
+    index: Annotated[int, Field(serialization_alias="stage", description="counted from 0")]
     layers: LayerRange
-    steps: int
+    steps: Annotated[int, about("optimizer steps")]
     outer_step: int
-    loss: float | None  # of the last step: where this node drives, and of the last stage
-    grad_norm: float | None
-    sequences_accumulated: int  # for the step in work
-    sequences_wanted: int
-    open_microbatches: int  # between their forward and their backward pass
-    sessions: int
-    state_root: str
+    loss: Annotated[Number | None, about("last step; null in the middle of the pipeline", "nats/token")]
+    grad_norm: Annotated[Number | None, about("last step, before clipping")]
+    sequences_accumulated: Annotated[int, about("for the step in progress")]
+    sequences_wanted: Annotated[int, about("for one step")]
+    open_microbatches: Annotated[int, about("between their forward and their backward pass")]
+    sessions: Annotated[int, about("open sessions of drivers")]
+    state_root: Annotated[str, about("hash of the stage's replicated state after the last outer step")]
     last_saved_step: int | None
 
 
@@ -212,56 +270,60 @@ class CheckpointGeneration:
 
     step: int
     outer_step: int
-    time: float
-    loss: float | None
-    bytes: int
+    time: Annotated[Number, about(unit="s since 1970")]
+    loss: Annotated[Number | None, about(unit="nats/token")]
+    bytes: Annotated[int, about(unit="bytes")]
     path: str
 
 
 @dataclass(frozen=True)
 class CheckpointStatus:
-    """What is safe on disk and what a kill at this moment could lose."""
+    """State that is safe on disk, and the loss that a kill at this moment would cause."""
 
     folder: str = ""
-    generations: tuple[CheckpointGeneration, ...] = ()  # newest first
+    generations: Annotated[tuple[CheckpointGeneration, ...], about("newest first")] = ()
     last_saved_step: int | None = None
-    last_saved_time: float | None = None
-    interval_seconds: float = 30.0
-    could_lose: str = "everything since the start: no checkpoint yet"
-    could_lose_steps: int = 0
-    could_lose_seconds: float = 0.0
-    last_write_seconds: float = 0.0
-    last_stall_seconds: float = 0.0
-    alarm: str | None = None  # visible trouble, for example a full disk
-    restored: str | None = None  # what the start found, in words
+    last_saved_time: Annotated[Number | None, about(unit="s since 1970")] = None
+    interval_seconds: Annotated[Number, about(unit="s")] = 30.0
+    could_lose: Annotated[str, about("work that a kill now would lose")] = (
+        "everything since the start: no checkpoint yet"
+    )
+    could_lose_steps: Annotated[int, about("steps that a kill now would lose", gauge="checkpoint_could_lose_steps")] = 0
+    could_lose_seconds: Annotated[Number, about(unit="s")] = 0.0
+    last_write_seconds: Annotated[Number, about("duration of the last write", "s")] = 0.0
+    last_stall_seconds: Annotated[Number, about("time for which the last write held training up", "s")] = 0.0
+    alarm: Annotated[str | None, about("visible trouble, such as a full disk")] = None
+    restored: Annotated[str | None, about("checkpoint that the start found")] = None
 
 
 @dataclass(frozen=True)
 class ThreadShare:
-    """CPU use of one thread since the previous snapshot, in cores (1.0 = one full core)."""
+    """CPU use of one thread since the previous snapshot."""
 
     name: str
-    cores: float
+    cores: Annotated[Number, about(unit="cores", stale=Stale.OLD_SNAPSHOT)]
 
 
 @dataclass(frozen=True)
 class ResourceStatus:
-    """What the node uses of this computer."""
+    """Use of this computer by the node."""
 
     device: str = "cpu"
     device_name: str = ""
-    cpu_cores: float = 0.0  # used by this process
+    cpu_cores: Annotated[
+        Number, about("CPU use of this process", "cores", stale=Stale.OLD_SNAPSHOT, gauge="cpu_cores")
+    ] = 0.0
     cpu_threads_limit: int = 0
-    disk_free_bytes: int = 0
-    disk_used_bytes: int = 0  # by the data folder
-    gpu_memory_bytes: int | None = None
-    gpu_memory_total_bytes: int | None = None
-    gpu_utilisation: float | None = None  # 0..1
+    disk_free_bytes: Annotated[int, about("free space of the data folder's disk", "bytes", gauge="disk_free_bytes")] = 0
+    disk_used_bytes: Annotated[int, about("used by the data folder", "bytes")] = 0
+    gpu_memory_bytes: Annotated[int | None, about(unit="bytes")] = None
+    gpu_memory_total_bytes: Annotated[int | None, about(unit="bytes")] = None
+    gpu_utilisation: Annotated[Number | None, about(unit="0..1", stale=Stale.OLD_SNAPSHOT)] = None
     threads: tuple[ThreadShare, ...] = ()
 
 
 class ConnectionKind(StrEnum):
-    """How a peer is reached."""
+    """Way in which a peer is reached."""
 
     DIRECT = "direct"
     PUNCHED = "punched"  # direct, through a hole punched into a router
@@ -269,94 +331,164 @@ class ConnectionKind(StrEnum):
     IN_MEMORY = "in_memory"
 
 
+class PeerRating(StrEnum):
+    """A peer's score in a word."""
+
+    GOOD = "good"
+    NEUTRAL = "neutral"
+    DOUBTFUL = "doubtful"
+    BAD = "bad"
+    BANNED = "banned"
+
+
+BANNED_BELOW = -100.0
+BAD_BELOW = -50.0
+ROUNDING = 1.0  # a score this close to 0 is neutral
+
+
+def rating_of(score: float) -> PeerRating:
+    """A score in a word. NaN is neutral."""
+    if isnan(score) or abs(score) < ROUNDING:
+        return PeerRating.NEUTRAL
+    if score > 0:
+        return PeerRating.GOOD
+    if score < BANNED_BELOW:
+        return PeerRating.BANNED
+    return PeerRating.BAD if score < BAD_BELOW else PeerRating.DOUBTFUL
+
+
 @dataclass(frozen=True)
 class PeerStatus:
-    """Another node of the run, as its last verified report and announcement describe it."""
+    """Another node of the run, from its last verified report and announcement."""
 
     node_id: NodeId
     wallet_id: WalletId
     roles: tuple[Role, ...]
-    layers: LayerRange | None  # None: it holds no part of the model, or none yet
-    loss_ema: float | None
-    tokens_per_second: float
-    last_seen: float  # seconds since the epoch
+    layers: Annotated[LayerRange | None, about("null: it holds no part of the model, or none yet")]
+    loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token")]
+    tokens_per_second: Annotated[
+        Number,
+        about(unit="tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.SILENT_PEER),
+    ]
+    last_seen: Annotated[Number, about(unit="s since 1970")]
     steps: int = 0
-    tokens: int = 0
+    tokens: Annotated[int, about(unit="tokens")] = 0
     shard: ShardId | None = None
     outer_step: int = 0
     state_hash: str = ""
-    state: str = ""  # of the node, as NodeState
-    started_at: float | None = None
-    first_seen: float | None = None
+    state: Annotated[str, about("as NodeState; empty before the first report")] = ""
+    started_at: Annotated[Number | None, about(unit="s since 1970")] = None
+    first_seen: Annotated[Number | None, about(unit="s since 1970")] = None
     version: str = ""
-    connection: ConnectionKind | None = None  # None: known only through others
+    connection: Annotated[ConnectionKind | None, about("null: known only through others")] = None
     address: str = ""
-    rtt_seconds: float | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    score: float = 0.0  # 0 is neutral, below it the peer misbehaved
+    rtt_seconds: Annotated[Number | None, about(unit="s")] = None
+    bytes_sent: Annotated[int, about("from this node to the peer", "bytes")] = 0
+    bytes_received: Annotated[int, about("from the peer to this node", "bytes")] = 0
+    score: Annotated[Number, about("0 is neutral; misbehaviour lowers it")] = 0.0
+
+    @computed_field(description='roles joined by "+", for people')
+    @property
+    def role(self) -> str:
+        """Roles joined by "+"."""
+        return "+".join(self.roles)
+
+    @computed_field(description="the score in a word")
+    @property
+    def standing(self) -> PeerRating:
+        """The score in a word."""
+        return rating_of(self.score)
 
 
 class NetworkState(StrEnum):
-    """How this node is connected."""
+    """State of this node's connection to the run's network."""
 
     OFF = "off"
     STARTING = "starting"
-    ALONE = "alone"  # running, but nobody was found
+    ALONE = "alone"  # running, but no other node was found
     CONNECTED = "connected"
-    FAILED = "failed"  # training goes on; it is tried again
+    FAILED = "failed"  # training continues; the node tries again
 
 
 @dataclass(frozen=True)
 class NetworkStatus:
-    """This node's connections; traffic in bytes since the start and bytes a second."""
+    """This node's connections. Traffic counts from the start."""
 
-    state: NetworkState = NetworkState.OFF
+    state: Annotated[NetworkState, about(gauge="network_state")] = NetworkState.OFF
     explanation: str = "The network is off."
-    addresses: tuple[str, ...] = ()
-    connections: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    upload_rate: float = 0.0
-    download_rate: float = 0.0
-    upload_limit: float | None = None
-    banned_peers: int = 0
-    refused: tuple[tuple[str, int], ...] = ()  # reason and how often, for everything a peer sent that was refused
-    join_line: str = ""  # what others type to join this run through this node
+    addresses: Annotated[tuple[str, ...], about("addresses at which others can reach this node")] = ()
+    connections: Annotated[int, about("open connections to other nodes", gauge="connections")] = 0
+    bytes_sent: Annotated[int, about("sent to other nodes", "bytes", counter="network_sent_bytes")] = 0
+    bytes_received: Annotated[int, about("received from other nodes", "bytes", counter="network_received_bytes")] = 0
+    upload_rate: Annotated[
+        Number,
+        about("sent", "bytes/s", stale=Stale.NETWORK_DOWN, gauge="network_upload_bytes_per_second"),
+    ] = 0.0
+    download_rate: Annotated[
+        Number,
+        about("received", "bytes/s", stale=Stale.NETWORK_DOWN, gauge="network_download_bytes_per_second"),
+    ] = 0.0
+    upload_limit: Annotated[
+        Number | None,
+        about("limit that the owner set; null: none", "bytes/s", gauge="network_upload_limit_bytes_per_second"),
+    ] = None
+    banned_peers: Annotated[int, about("peers refused for a while", gauge="banned_peers")] = 0
+    refused: Annotated[Counts, about("messages from peers that were refused, by reason")] = ()
+    join_line: Annotated[str, about("command with which others join this run through this node; may be empty")] = ""
 
 
 @dataclass(frozen=True)
 class SwarmStatus:
-    """Numbers of all nodes of the run together, this one included; totals never fall when nodes leave."""
+    """All nodes of the run together, this node included. Totals never fall when nodes leave."""
 
-    nodes: int = 1
-    training_nodes: int = 0
-    global_loss: float | None = None
-    min_loss: float | None = None
-    total_steps: int = 0
-    total_tokens: int = 0
-    shards_covered: int = 0
-    tokens_per_second: float = 0.0
-    model_hashes: tuple[tuple[NodeId, str], ...] = ()
+    nodes: Annotated[int, about("nodes of the run", gauge="swarm_nodes")] = 1
+    training_nodes: Annotated[int, about("nodes of the run that train", gauge="swarm_training_nodes")] = 0
+    global_loss: Annotated[Number | None, about("mean weighted by tokens", "nats/token", gauge="swarm_loss")] = None
+    min_loss: Annotated[Number | None, about("lowest loss that a node reported", "nats/token")] = None
+    total_steps: Annotated[int, about("inner steps", counter="swarm_steps")] = 0
+    total_tokens: Annotated[int, about("trained on", "tokens", counter="swarm_tokens")] = 0
+    shards_covered: Annotated[int, about("shards that some node has read", gauge="swarm_shards_covered")] = 0
+    tokens_per_second: Annotated[
+        Number,
+        about(
+            "sum over the training nodes with the first layers",
+            "tokens/s",
+            stale=Stale.NETWORK_DOWN,
+            gauge="swarm_tokens_per_second",
+        ),
+    ] = 0.0
+    model_hashes: Annotated[tuple[tuple[NodeId, str], ...], EXCLUDED] = ()
+
+
+def _total(history: WorkHistoryStatus) -> WorkDone | None:
+    return history.total
+
+
+def _first_peers(peers: tuple[PeerStatus, ...]) -> tuple[PeerStatus, ...]:
+    return peers[:PEERS_IN_STATUS]
+
+
+WorkTotal = Annotated[WorkHistoryStatus, PlainSerializer(_total, return_type=WorkDone | None)]
+FirstPeers = Annotated[tuple[PeerStatus, ...], PlainSerializer(_first_peers, return_type=tuple[PeerStatus, ...])]
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """Everything the API tells about this node; published as a whole, never changed."""
+    """Everything that the API reports about this node; published as a whole, never changed."""
 
     version: str
-    started_at: float  # seconds since the epoch
-    time: float  # of this snapshot, seconds since the epoch
-    state: NodeState = NodeState.STARTING
+    started_at: Annotated[Number, about(unit="s since 1970")]
+    time: Annotated[Number, about("time of this snapshot", "s since 1970")]
+    state: Annotated[NodeState, about(gauge="state")] = NodeState.STARTING
     state_reason: str = "Starting."
-    is_standing_by: bool = False  # it trains, but nobody asks anything of the stages that it holds at present
+    is_standing_by: Annotated[bool, about("it could train, but no node asks anything of its layers now")] = False
     startup: tuple[StartupStep, ...] = ()
     node_id: NodeId | None = None
     wallet_id: WalletId | None = None
     data_dir: str = ""
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
-    paused_until: float | None = None
+    paused_until: Annotated[Number | None, about(unit="s since 1970")] = None
     kindness: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
     warnings: tuple[str, ...] = ()
     model: ModelStatus | None = None
@@ -365,15 +497,47 @@ class NodeStatus:
     training: TrainingStatus = field(default_factory=TrainingStatus)
     verification: VerificationStatus = field(default_factory=VerificationStatus)
     diloco: DilocoStatus = field(default_factory=DilocoStatus)
-    data: DataStatus | None = None
+    data: Annotated[DataStatus | None, about("null before the manifest was read")] = None
     checkpoints: CheckpointStatus = field(default_factory=CheckpointStatus)
-    stages: tuple[StageStatus, ...] = ()  # that this node holds, in the order of their layers
-    pipeline: PipelineStatus | None = None  # None before the run and its stages are known
+    stages: Annotated[tuple[StageStatus, ...], EXCLUDED] = ()  # that this node holds, in the order of their layers
+    pipeline: Annotated[PipelineStatus | None, about("null before the run and its stages are known")] = None
     resources: ResourceStatus = field(default_factory=ResourceStatus)
-    peers: tuple[PeerStatus, ...] = ()
+    peers: Annotated[FirstPeers, about("the first 32; /api/peers has all")] = ()
     network: NetworkStatus = field(default_factory=NetworkStatus)
-    swarm: SwarmStatus | None = None  # None before the first look at the network
-    history: tuple[LossPoint, ...] = ()  # at most 1,000 points, oldest first
-    contribution: WorkHistoryStatus = field(default_factory=WorkHistoryStatus)
-    samples: SamplesStatus = field(default_factory=SamplesStatus)
-    uptime_seconds: float = 0.0  # at this snapshot, by a clock that does not jump
+    swarm: Annotated[SwarmStatus | None, about("null before the first look at the network")] = None
+    history: Annotated[tuple[LossPoint, ...], EXCLUDED] = ()  # at most 1,000 points, oldest first
+    contribution: Annotated[WorkTotal, about("since the beginning of the record; null: no work yet")] = field(
+        default_factory=WorkHistoryStatus
+    )
+    samples: Annotated[SamplesStatus, EXCLUDED] = field(default_factory=SamplesStatus)
+    uptime_seconds: Annotated[Number, about("at this snapshot, by a clock that does not jump", "s")] = 0.0
+
+    @computed_field(description="other nodes of the run")
+    @property
+    def peer_count(self) -> int:
+        """Number of other nodes of the run."""
+        return len(self.peers)
+
+    @computed_field(description="roles of this node")
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles of this node; empty without layers."""
+        return self.model.roles if self.model else ()
+
+    @computed_field(description="layers that this node holds; null: none, or none yet")
+    @property
+    def layers(self) -> LayerRange | None:
+        """Layers that this node holds."""
+        return self.model.layers if self.model else None
+
+    @computed_field(description="compute device")
+    @property
+    def device(self) -> str:
+        """The compute device."""
+        return self.resources.device
+
+    @computed_field(description="shape of the run's model; null before it is known")
+    @property
+    def architecture(self) -> Architecture | None:
+        """Shape of the run's model."""
+        return self.model.architecture if self.model else None

@@ -27,8 +27,8 @@ FAR = "its norm is far from the median norm"
 COMPLETED = RoundStatus(
     outer_step=3,
     ended_at=STARTED + 50,
-    seconds=PhaseSeconds(gather=0.25, exchange=1.5, vote=0.25),
-    contributions=(
+    phases=PhaseSeconds(gather=0.25, exchange=1.5, vote=0.25),
+    members=(
         RoundContribution(FIRST.node_id, FIRST.wallet_id, MemberPart.ACCEPTED),
         RoundContribution(SECOND.node_id, SECOND.wallet_id, MemberPart.REFUSED, "norm", FAR),
         RoundContribution(ME, WALLET, MemberPart.ACCEPTED),

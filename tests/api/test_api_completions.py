@@ -89,7 +89,7 @@ def test_a_streamed_completion(api: Api) -> None:
         {"stop": ""},
         {"seed": 2**64},
         {"logprobs": 2},
-        {"choose_donor": 2},
+        {"best_of": 2},
         {"presence_penalty": 1},
         {"unheard_of": 1},
     ],

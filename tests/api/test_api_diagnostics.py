@@ -69,7 +69,7 @@ def test_no_planted_secret_is_in_any_part(planted: Api) -> None:
 def test_what_helps_is_in_it(planted: Api) -> None:
     parts = parts_of(planted)
     status = json.loads(parts["status.json"])
-    assert (status["state"], status["training"]["steps"], status["network"]["peer_count"]) == ("training", 20, 1)
+    assert (status["state"], status["training"]["steps"], status["peer_count"]) == ("training", 20, 1)
     assert status["network"]["addresses"] == ["/ip4/[address]/tcp/1"]
     computer = json.loads(parts["computer.json"])
     assert computer["packages"]["fastapi"]

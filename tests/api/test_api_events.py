@@ -11,58 +11,35 @@ import anyio
 import httpx
 import pytest
 from api_under_test import Api, make_api
-from event_stream import events_of, parse
-from fake_node import STARTED, FakeNode, training_status
+from event_stream import events_of
+from fake_node import FakeNode
 
 from neuroshard.api.context import ApiLimits
-from neuroshard.api.events import MOST_WAITING_EVENTS, RESET, Broadcaster, Subscriber, events_between
+from neuroshard.api.events import MOST_WAITING_LINES, Broadcaster, Subscriber
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NotReadyError
-from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus, DilocoStatus, HeldOutPoint
 
 FAST = ApiLimits(events_per_second=100)
 
 
-def names_between(before: object, now: object) -> list[str]:
-    return [parse(event.decode())[0] for event in events_between(before, now)]  # type: ignore[arg-type]
-
-
-def test_what_is_new_between_two_snapshots() -> None:
-    before, now = training_status(20), training_status(23)
-    (loss,) = events_between(before, now)
-    name, data = parse(loss.decode())
-    assert name == "loss"
-    assert [point["step"] for point in data["points"]] == [21, 22, 23]
-    assert names_between(now, now) == []
-    evaluated = replace(now.training, held_out=(*now.training.held_out, HeldOutPoint(22, STARTED, 6.0, 1.1, 0.1)))
-    assert names_between(now, replace(now, training=evaluated)) == ["evaluation"]
-    saved = CheckpointStatus("/data/c", (CheckpointGeneration(20, 0, STARTED + 20, 6.9, 100, "/data/c/step-20"),))
-    assert names_between(now, replace(now, checkpoints=saved)) == ["checkpoint"]
-    assert names_between(now, replace(now, diloco=DilocoStatus(outer_steps=1))) == ["sync"]
-
-
-def test_going_back_to_an_earlier_step_starts_anew() -> None:
-    assert list(events_between(training_status(23), training_status(20))) == [RESET]
-
-
-def test_a_slow_client_keeps_a_bounded_number_of_events() -> None:
+def test_a_slow_client_keeps_a_bounded_number_of_lines() -> None:
     async def read_late() -> list[bytes]:
         subscriber = Subscriber(heartbeat_seconds=10)
-        for number in range(10 * MOST_WAITING_EVENTS):
-            subscriber.offer(b"event: loss\ndata: %d\n\n" % number)
+        for number in range(10 * MOST_WAITING_LINES):
+            subscriber.offer_line(b"event: log\ndata: %d\n\n" % number)
             subscriber.offer_status(b"event: status\ndata: %d\n\n" % number)
         chunks = subscriber.chunks()
         await anext(chunks)
         waiting = await anext(chunks)
         await chunks.aclose()
-        return waiting.split(b"\n\n")
+        return waiting.split(b"\n\n")[:-1]
 
-    events = anyio.run(read_late)
-    assert len(events) <= MOST_WAITING_EVENTS + 3
-    assert events[0] + b"\n\n" == RESET
-    assert len([event for event in events if b"event: status" in event]) == 1
-    assert events[-2] == b"event: status\ndata: %d" % (10 * MOST_WAITING_EVENTS - 1)
+    *lines, status = anyio.run(read_late)
+    assert lines == [
+        b"event: log\ndata: %d" % number for number in range(9 * MOST_WAITING_LINES, 10 * MOST_WAITING_LINES)
+    ]
+    assert status == b"event: status\ndata: %d" % (10 * MOST_WAITING_LINES - 1)
 
 
 def test_a_quiet_stream_has_a_heartbeat() -> None:
@@ -110,9 +87,8 @@ def test_a_stream_tells_what_happens(serve: Callable[..., Api], node: FakeNode) 
         name, data = next(events)
         assert (name, data["training"]["steps"]) == ("status", 20)
         node.train(2)
-        (loss, points), (status, data) = next(events), next(events)
-        assert (loss, [point["step"] for point in points["points"]]) == ("loss", [21, 22])
-        assert (status, data["training"]["steps"]) == ("status", 22)
+        name, data = next(events)
+        assert (name, data["training"]["steps"]) == ("status", 22)
         api.context.log_ring.append(1.0, "INFO", "test", "hello")
         assert next(events)[1] == {"sequence": 1, "time": 1.0, "level": "INFO", "logger": "test", "message": "hello"}
 
@@ -145,11 +121,34 @@ def test_twenty_dashboards_cost_one_serialisation(serve: Callable[..., Api], nod
         for round_number in range(1, 6):
             node.train()
             for stream in streams:
-                assert [next(stream)[0], next(stream)[0]] == ["loss", "status"]
+                assert next(stream)[0] == "status"
             asker = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=5))
             for _ in range(4):
                 assert asker.get("/api/status").json()["training"]["steps"] == 20 + round_number
             assert views.rendered == 1 + round_number
+
+
+def test_a_dashboard_that_opens_takes_no_status_from_the_others(serve: Callable[..., Api], node: FakeNode) -> None:
+    api = serve(ApiLimits(events_per_second=5))
+    with httpx.Client(base_url=api.base_url, timeout=5) as first, first.stream("GET", "/api/events") as one:
+        events = events_of(one)
+        next(events)
+        node.train()
+        with httpx.Client(base_url=api.base_url, timeout=5) as second, second.stream("GET", "/api/events") as other:
+            assert next(events_of(other))[1]["training"]["steps"] == 21
+            assert next(events)[1]["training"]["steps"] == 21
+
+
+def test_a_status_without_a_change_is_not_sent_again(serve: Callable[..., Api], node: FakeNode) -> None:
+    api = serve(FAST)
+    with httpx.Client(base_url=api.base_url, timeout=5) as client, client.stream("GET", "/api/events") as response:
+        events = events_of(response)
+        next(events)
+        for _ in range(5):
+            node.board.publish(replace(node.board.current()))
+            time.sleep(0.02)
+        api.context.log_ring.append(1.0, "INFO", "test", "the only event")
+        assert next(events)[0] == "log"
 
 
 def test_a_closed_stream_is_forgotten(serve: Callable[..., Api], node: FakeNode) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import httpx
 import pytest
 from api_under_test import Api
-from event_stream import events_of, parse
+from event_stream import events_of
 from fake_node import FakeNode, training_status
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_samples import JOIN_LINE, among, peer
 
-from neuroshard.api.bodies.node import PeerRating
 from neuroshard.api.context import ApiLimits
-from neuroshard.api.events import peers_between
-from neuroshard.api.views.node import standing
-from neuroshard.status.snapshot import ConnectionKind, DilocoStatus, NetworkStatus, NodeStatus, PeerStatus
+from neuroshard.status.snapshot import ConnectionKind, DilocoStatus, NetworkStatus, PeerRating, rating_of
 
 
 def test_peers_tells_everything_about_every_peer(api: Api) -> None:
@@ -64,7 +59,6 @@ def test_peers_and_status_tell_the_same_about_the_network(api: Api) -> None:
     assert body["network"] == {
         "state": "connected",
         "explanation": "Connected.",
-        "peers": 3,
         "connections": 3,
         "addresses": ["/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWtest"],
         "join_line": JOIN_LINE,
@@ -85,7 +79,7 @@ def test_the_status_stays_small_among_a_thousand(api: Api) -> None:
     api.node.board.publish(among(1_000))
     response = api.get("/api/status")
     assert len(response.json()["peers"]) == 32
-    assert response.json()["network"]["peers"] == 1_000
+    assert response.json()["peer_count"] == 1_000
     assert len(response.content) < 40_000
     assert len(api.get("/api/peers").json()["peers"]) == 1_000
 
@@ -179,7 +173,7 @@ def test_a_reason_that_comes_twice_is_added_up(api: Api) -> None:
 def test_a_higher_score_is_never_a_worse_standing(one: float, other: float) -> None:
     order = list(PeerRating)
     if one <= other:
-        assert order.index(standing(one)) >= order.index(standing(other))
+        assert order.index(rating_of(one)) >= order.index(rating_of(other))
 
 
 @pytest.mark.parametrize(
@@ -195,73 +189,26 @@ def test_a_higher_score_is_never_a_worse_standing(one: float, other: float) -> N
     ],
 )
 def test_standing_is_a_word(score: float, word: str) -> None:
-    assert standing(score) == word
+    assert rating_of(score) == word
 
 
-def told(before: NodeStatus, now: NodeStatus) -> tuple[int, list[str], list[str]] | None:
-    """Count, changed and gone of the one event between two snapshots."""
-    events = list(peers_between(before, now))
-    if not events:
-        return None
-    (event,) = events
-    name, data = parse(event.decode())
-    assert name == "peers"
-    assert isinstance(data, dict)
-    return data["count"], [changed["node_id"] for changed in data["changed"]], data["gone"]
-
-
-def test_an_event_tells_who_came_changed_and_went() -> None:
-    before = among(3)
-    assert told(before, before) is None
-    assert told(before, among(3)) is None  # equal, though not the same object
-    changed = replace(peer(1), steps=101 + 1)
-    now = replace(before, peers=(peer(0), changed, peer(7)))
-    assert told(before, now) == (3, [changed.node_id, peer(7).node_id], [peer(2).node_id])
-    assert told(before, training_status()) == (0, [], [peer(number).node_id for number in range(3)])
-
-
-def test_following_the_events_leads_to_the_same_peers() -> None:
-    """What a client knows after reading /api/peers once and applying every event since."""
-    moments: list[tuple[PeerStatus, ...]] = [
-        among(5).peers,
-        (peer(0), peer(4)),
-        (replace(peer(4), score=-3.0), peer(5), peer(6)),
-        (),
-        (peer(6),),
-    ]
-    known = {body.node_id: body.steps for body in moments[0]}
-    for before, now in pairwise(moments):
-        for event in peers_between(replace(among(0), peers=before), replace(among(0), peers=now)):
-            data = json.loads(event.decode().split("data: ")[1])
-            for gone in data["gone"]:
-                del known[gone]
-            known |= {changed["node_id"]: changed["steps"] for changed in data["changed"]}
-            assert len(known) == data["count"]
-        assert known == {body.node_id: body.steps for body in now}
-
-
-def test_a_stream_tells_of_new_peers_and_of_the_network(serve: Callable[..., Api], node: FakeNode) -> None:
+def test_a_stream_tells_of_the_network(serve: Callable[..., Api], node: FakeNode) -> None:
     node.board.publish(among(1))
-    api = serve(ApiLimits(events_per_second=100, peers_seconds=0.0))
+    api = serve(ApiLimits(events_per_second=100))
     with httpx.Client(base_url=api.base_url, timeout=5) as client, client.stream("GET", "/api/events") as response:
         events = events_of(response)
         name, status = next(events)
-        assert (name, status["network"]["peers"]) == ("status", 1)
+        assert (name, status["peer_count"]) == ("status", 1)
         node.board.publish(among(2))
-        seen = dict([next(events), next(events)])
-        assert seen["status"]["network"]["peers"] == 2
-        assert [changed["node_id"] for changed in seen["peers"]["changed"]] == [peer(1).node_id]
+        assert next(events)[1]["peer_count"] == 2
 
 
-def test_peers_that_change_all_the_time_are_told_of_rarely(serve: Callable[..., Api], node: FakeNode) -> None:
-    node.board.publish(among(1))
-    api = serve(ApiLimits(events_per_second=100, peers_seconds=3_600.0))
-    with httpx.Client(base_url=api.base_url, timeout=5) as client, client.stream("GET", "/api/events") as response:
-        events = events_of(response)
-        assert next(events)[0] == "status"
-        names: list[str] = []
-        for count in range(2, 12):
-            node.board.publish(among(count))
-            while (event := next(events))[0] == "peers" or event[1]["network"]["peers"] != count:
-                names.append(event[0])
-        assert names.count("peers") <= 1  # the first one at once, the second after an hour
+def test_peers_that_did_not_change_are_not_sent_again(api: Api) -> None:
+    api.node.board.publish(among(3))
+    first = api.get("/api/peers")
+    tag = {"If-None-Match": first.headers["etag"]}
+    api.node.board.publish(replace(among(3), uptime_seconds=99.0))
+    again = api.get("/api/peers", tag)
+    assert (again.status_code, again.content) == (304, b"")
+    api.node.board.publish(among(4))
+    assert api.get("/api/peers", tag).json()["count"] == 4

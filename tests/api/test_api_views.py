@@ -1,4 +1,4 @@
-"""Views are pure, whole and speak only JSON, whatever numbers the node publishes."""
+"""Summaries are pure, whole and speak only JSON, whatever numbers the node publishes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_samples import STAGES, in_a_pipeline
 
-from neuroshard.api.events import events_between, peers_between
 from neuroshard.api.metrics import metrics_text
-from neuroshard.api.rendering import RenderedViews, ResponseBody, View, finite_json
-from neuroshard.api.views.node import checkpoints_view, data_view, health_view, peers_view, status_view
-from neuroshard.api.views.training import global_view, history_view, pipeline_view, rounds_view, thin_out, verify_view
+from neuroshard.api.rendering import RenderedViews, as_json, finite_json, whole_status
+from neuroshard.api.routes import SNAPSHOT_ROUTES, WORK_OF_SPAN, health_of
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, PipelineStatus, StageLoad
@@ -40,20 +38,10 @@ from neuroshard.status.snapshot import (
     TrainingStatus,
     VerificationStatus,
 )
+from neuroshard.status.summaries import thin_out
 from neuroshard.types import JsonValue as SharedJson
 from neuroshard.types import LayerRange, Role
 
-VIEWS: tuple[View, ...] = (
-    status_view,
-    pipeline_view,
-    rounds_view,
-    peers_view,
-    data_view,
-    checkpoints_view,
-    verify_view,
-    global_view,
-    history_view,
-)
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([nan, inf, -inf])
 COUNTS = st.integers(0, 10**12)
 TEXTS = st.text(st.characters(), max_size=20)  # half surrogate pairs included
@@ -146,7 +134,7 @@ PIPELINES = st.builds(
     flow=st.none() | FLOWS,
 )
 ROUNDS = st.builds(
-    lambda at, seconds, why: replace(COMPLETED, ended_at=at, seconds=PhaseSeconds(seconds, seconds, 0.0), reason=why),
+    lambda at, seconds, why: replace(COMPLETED, ended_at=at, phases=PhaseSeconds(seconds, seconds, 0.0), reason=why),
     NUMBERS,
     NUMBERS,
     TEXTS,
@@ -201,30 +189,31 @@ def strict_json(text: str | bytes) -> object:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STATUSES, NUMBERS)
-def test_every_view_of_every_snapshot_is_json(status: NodeStatus, now: float) -> None:
+def test_every_summary_of_every_snapshot_is_json(status: NodeStatus, now: float) -> None:
     views = RenderedViews(StatusBoard(status))
-    for view in VIEWS:
-        strict_json(views.get(view))
-    strict_json(health_view(status, now).model_dump_json())
+    for summary in (*(route[2] for route in SNAPSHOT_ROUTES), *WORK_OF_SPAN.values()):
+        body = views.get(summary).body
+        assert b"\n" not in body  # it fits in one event
+        strict_json(body)
+    strict_json(as_json(health_of(status, now)))
     values = [line.rpartition(" ")[2] for line in metrics_text(status, (), now).decode().splitlines()]
     assert not {"NaN", "+Inf", "-Inf"} & set(values)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(STATUSES, STATUSES)
-def test_every_event_is_json_on_one_line(before: NodeStatus, now: NodeStatus) -> None:
-    for event in (*events_between(before, now), *peers_between(before, now)):
-        name, data, *rest = event.decode().split("\n")
-        assert name.startswith("event: ")
-        assert rest == ["", ""]
-        strict_json(data.removeprefix("data: "))
+def test_text_that_cannot_be_encoded_is_shown_with_question_marks() -> None:
+    status = replace(training_status(), data_dir="/data/\udcff", warnings=("\ud800",))
+    plain = as_json(training_status())
+    shown = strict_json(as_json(status))
+    assert isinstance(shown, dict)
+    assert (shown["data_dir"], shown["warnings"]) == ("/data/?", ["?"])
+    assert shown | {"data_dir": "/data", "warnings": []} == strict_json(plain)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 999, 1_000, 1_001, 2_500])
 def test_thinned_out_keeps_the_ends(count: int) -> None:
     thin = thin_out(range(count), 1_000)
     assert len(thin) == min(count, 1_000)
-    assert thin == sorted(set(thin))
+    assert list(thin) == sorted(set(thin))
     if count:
         assert (thin[0], thin[-1]) == (0, count - 1)
 
@@ -238,18 +227,12 @@ def test_any_value_becomes_json(value: SharedJson) -> None:
     strict_json(json.dumps(finite_json(value), allow_nan=False))
 
 
-def test_a_view_is_serialised_once_a_version() -> None:
+def test_a_summary_is_serialised_once_per_version() -> None:
     board = StatusBoard(training_status())
     views = RenderedViews(board)
-    first = [views.get(status_view) for _ in range(50)]
+    first = [views.get(whole_status) for _ in range(50)]
     assert views.rendered == 1
-    assert all(body is first[0] for body in first)
+    assert all(rendered is first[0] for rendered in first)
     board.publish(training_status(21))
-    views.get(status_view)
+    views.get(whole_status)
     assert views.rendered == 2
-
-
-def test_answers_cannot_be_changed() -> None:
-    body: ResponseBody = verify_view(training_status())
-    with pytest.raises(ValueError, match="frozen"):
-        body.steps = 3  # type: ignore[attr-defined]

@@ -39,8 +39,8 @@ def completed(number: int, *contributions: RoundContribution) -> RoundStatus:
     return RoundStatus(
         outer_step=number,
         ended_at=time.time() - 60.0 * (12 - number) - 5,
-        seconds=PhaseSeconds(0.25, 1.5 + number % 3, 0.5),
-        contributions=contributions or (contribution(ME), contribution(GONE), contribution(BAD)),
+        phases=PhaseSeconds(0.25, 1.5 + number % 3, 0.5),
+        members=contributions or (contribution(ME), contribution(GONE), contribution(BAD)),
         bytes_sent=18_900_000,
         bytes_received=17_400_000,
         strategy="streaming",
@@ -56,7 +56,7 @@ def abandoned(number: int, kind: AbandonReason = AbandonReason.NO_ANSWER) -> Rou
     called = tuple(contribution(node, MemberPart.UNJUDGED) for node in (ME, GONE, BAD))
     return replace(
         completed(number, *called),
-        seconds=PhaseSeconds(40.0, 0.0, 0.0),
+        phases=PhaseSeconds(40.0, 0.0, 0.0),
         certificate=None,
         abandoned_for=kind,
         reason="too few members answered in time",

@@ -10,10 +10,10 @@ import swarm_snapshots
 from dashboard_session import StartNode
 from playwright.sync_api import Browser, CDPSession, Page, expect
 
-from neuroshard.api.views.node import peer_body, status_view
+from neuroshard.api.rendering import as_python
 
 pytestmark = pytest.mark.browser
-HOUR = 3_200  # rounds of events: more than the curve and the log keep
+HOUR = 3_200  # rounds of events: more than the log keeps
 MORE = 5_000
 SPARE_BYTES = 3_000_000
 
@@ -24,17 +24,14 @@ FAKE_STREAM = """
     close() {}
   };
   window.step = 764;
-  window.flood = async (rounds, status, peers) => {
+  window.flood = async (rounds, status) => {
     const tell = (name, data) => window.stream.dispatchEvent(new MessageEvent(name, { data: JSON.stringify(data) }));
     const views = ["overview", "contribution", "log", "swarm", "chat", "training", "rounds", "settings"];
     for (let round = 0; round < rounds; round++) {
       const step = ++window.step;
-      const points = [0, 1, 2, 3].map((part) => ({ step: 4 * step + part, time: step, loss: 3, lr: 1, tokens: 1 }));
       tell("status", { ...status, time: status.time + step, training: { ...status.training, steps: step } });
-      tell("loss", { points });
       const message = `line ${step} `.repeat(8);
       tell("log", { sequence: step, time: step, level: "INFO", logger: "neuroshard", message });
-      tell("peers", { count: peers.length, changed: [{ ...peers[step % peers.length], steps: step }], gone: [] });
       if (round % 100 === 0) {
         location.hash = views[(round / 100) % views.length];
         await new Promise((resolve) => setTimeout(resolve, 0));
@@ -60,10 +57,8 @@ def elements(page: Page) -> int:
 
 
 def test_memory_stays_bounded(chromium: Browser, start_node: StartNode) -> None:
-    told = swarm_snapshots.among(20)
-    node = start_node(told)
-    status = status_view(snapshots.with_a_past()).model_dump(mode="json")
-    peers = [peer_body(peer).model_dump(mode="json") for peer in told.peers]
+    node = start_node(swarm_snapshots.among(20))
+    status = as_python(snapshots.with_a_past())
     context = chromium.new_context(reduced_motion="reduce")
     try:
         page = context.new_page()
@@ -71,10 +66,10 @@ def test_memory_stays_bounded(chromium: Browser, start_node: StartNode) -> None:
         page.goto(node.url)
         expect(page.get_by_role("button", name="Pause")).to_be_enabled()
         session = context.new_cdp_session(page)
-        flood = "([rounds, status, peers]) => window.flood(rounds, status, peers)"
-        page.evaluate(flood, [HOUR, status, peers])
+        flood = "([rounds, status]) => window.flood(rounds, status)"
+        page.evaluate(flood, [HOUR, status])
         before, drawn = heap_bytes(session), elements(page)
-        page.evaluate(flood, [MORE, status, peers])
+        page.evaluate(flood, [MORE, status])
         after = heap_bytes(session)
         assert page.evaluate("window.step") == 764 + HOUR + MORE
         assert after < 1.2 * before + SPARE_BYTES, (before, after)

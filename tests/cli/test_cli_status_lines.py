@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from neuroshard.api.views.node import status_view
+from neuroshard.api.rendering import as_json
 from neuroshard.cli.remote import status_lines
 from neuroshard.config.folders import NodePaths
 from neuroshard.status.snapshot import (
@@ -25,7 +25,7 @@ JOIN_LINE = "neuroshard --run abab --peer /ip4/192.0.2.7/tcp/4001/p2p/12D3KooWme
 
 
 def lines_of(status: NodeStatus) -> list[str]:
-    return status_lines(json.loads(status_view(status).model_dump_json()))
+    return status_lines(json.loads(as_json(status)))
 
 
 def peer(number: int) -> PeerStatus:

@@ -62,7 +62,7 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
     assert told.members == 2
     (rounds,) = told.rounds
     assert [record.outer_step for record in rounds.recent] == list(range(rounds.completed))
-    assert {len(record.contributions) for record in rounds.recent} == {2}
+    assert {len(record.members) for record in rounds.recent} == {2}
     group = a.trainer.parts.stages[0].group
     assert group is not None
     assert (

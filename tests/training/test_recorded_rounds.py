@@ -31,13 +31,13 @@ def test_everybody_tells_the_same_of_a_round_and_who_was_refused_and_why() -> No
         for replica in (*honest, lazy):
             (record,) = replica.group.status.recent
             assert record.outer_step == 0
-            assert {one.node_id: one.part for one in record.contributions} == {
+            assert {one.node_id: one.part for one in record.members} == {
                 A: MemberPart.ACCEPTED,
                 B: MemberPart.ACCEPTED,
                 C: MemberPart.ACCEPTED,
                 D: MemberPart.REFUSED,
             }
-            assert {one.reason for one in record.contributions if one.node_id == D} == {"it is zero"}
+            assert {one.reason for one in record.members if one.node_id == D} == {"it is zero"}
             assert replica.group.status.refused == (("zero", 1),)
             assert record.certificate is not None
             assert record.certificate.voters == 4
@@ -130,7 +130,7 @@ def test_two_of_whom_one_brings_nothing_abandon_their_rounds_and_say_so() -> Non
         record = a.group.status.recent[0]
         assert record.abandoned_for is AbandonReason.CONTRIBUTIONS
         assert record.reason == "1 of 2 contributions were refused, at most 0 may be"
-        assert {one.node_id: one.refusal for one in record.contributions} == {A: "", B: "zero"}
+        assert {one.node_id: one.refusal for one in record.members} == {A: "", B: "zero"}
         assert (a.group.status.completed, a.group.status.accepted, a.group.certified_root(1)) == (0, 0, "")
 
     play(scenario)
@@ -142,8 +142,8 @@ def test_a_round_to_which_the_other_does_not_come_is_told_with_all_who_were_call
         await for_seconds(DUE_SECONDS + 50, a, b)
         record = a.group.status.recent[0]
         assert (record.abandoned_for, record.reason) == (AbandonReason.NO_ANSWER, NO_ANSWER)
-        assert {one.node_id: one.part for one in record.contributions} == dict.fromkeys((A, B), MemberPart.UNJUDGED)
-        assert record.seconds.gather == record.seconds.total >= 20
+        assert {one.node_id: one.part for one in record.members} == dict.fromkeys((A, B), MemberPart.UNJUDGED)
+        assert record.phases.gather == record.phases.total >= 20
         assert b.group.status.recent == ()  # it was in none
 
     play(scenario)
@@ -156,6 +156,6 @@ def test_who_votes_against_an_aggregate_tells_why() -> None:
         await for_seconds(DUE_SECONDS + 60, a, b)
         record = a.group.status.recent[0]
         assert (record.abandoned_for, record.reason) == (AbandonReason.OBJECTION, "this node votes no: The loss rises.")
-        assert {one.part for one in record.contributions} == {MemberPart.ACCEPTED}
+        assert {one.part for one in record.members} == {MemberPart.ACCEPTED}
 
     play(scenario)

@@ -39,7 +39,7 @@ def exchange(view: int = 0) -> RoundProgress:
 
 
 def parts_of(watch: RoundMonitor, reason: str | None = None) -> dict[str, str]:
-    return {one.node_id: one.part.value for one in watch.abandoned(reason, END).contributions}
+    return {one.node_id: one.part.value for one in watch.abandoned(reason, END).members}
 
 
 def test_a_view_begins_when_it_is_first_seen() -> None:
@@ -60,14 +60,14 @@ def test_a_view_that_waited_in_vain_for_somebody_begins_with_its_proposal() -> N
 def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
     signed = certificate((C, str(RejectionReason.DIRECTION)))
     record = watched((101.0, exchange())).completed(signed, END)
-    assert [(one.node_id, one.wallet_id, one.part) for one in record.contributions] == [
+    assert [(one.node_id, one.wallet_id, one.part) for one in record.members] == [
         (A.node_id, A.wallet_id, MemberPart.ACCEPTED),
         (B.node_id, B.wallet_id, MemberPart.ACCEPTED),
         (C.node_id, C.wallet_id, MemberPart.REFUSED),
         (D.node_id, D.wallet_id, MemberPart.ABSENT),  # it was called
     ]
-    assert record.contributions[2].reason == "its direction disagrees with the majority"
-    assert record.contributions[2].refusal == "direction"
+    assert record.members[2].reason == "its direction disagrees with the majority"
+    assert record.members[2].refusal == "direction"
     assert record.certificate == CertificateStatus(signed.value.digest[:16], votes=3, voters=4)
     assert (record.outer_step, record.codec, record.aggregator) == (7, "int8", "trimmed_mean(0.2)")
     assert (record.strategy, record.part) == ("streaming", "quarter 4 of 4")
@@ -78,7 +78,7 @@ def test_who_did_too_little_to_count_is_not_shown_as_missing() -> None:
     """Neither accepted nor refused, in the value that was agreed on and in what this node judged by itself."""
     value = replace(certificate().value, accepted=(A.node_id, B.node_id))
     record = watched((101.0, exchange())).completed(replace(certificate(), value=value), END)
-    assert [one.part for one in record.contributions] == [
+    assert [one.part for one in record.members] == [
         MemberPart.ACCEPTED,
         MemberPart.ACCEPTED,
         MemberPart.ABSTAINED,
@@ -97,7 +97,7 @@ def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds
     assert again.has_refused(C.node_id)
     value = replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
     record = again.completed(replace(certificate(), value=value), END)
-    told = {one.node_id: (one.part, one.refusal) for one in record.contributions}
+    told = {one.node_id: (one.part, one.refusal) for one in record.members}
     assert told[C.node_id] == (MemberPart.REFUSED, "norm")
     assert told[D.node_id] == (MemberPart.ABSENT, "")
 
@@ -111,8 +111,8 @@ def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:
         (108.0, RoundProgress(1, RoundPhase.VOTE, EXCHANGED, JUDGED)),
     )
     record = watch.completed(certificate(), END)
-    assert record.seconds == PhaseSeconds(gather=4.5, exchange=3.5, vote=2.0)
-    assert record.seconds.total == 10.0
+    assert record.phases == PhaseSeconds(gather=4.5, exchange=3.5, vote=2.0)
+    assert record.phases.total == 10.0
     assert record.views == 2
     assert record.ended_at == 1_000.0
 
@@ -120,7 +120,7 @@ def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:
 def test_a_round_that_ended_before_anybody_looked_ended_then() -> None:
     watch = watched((102.0, exchange()), (104.0, RoundProgress(0, RoundPhase.ENDED)))
     record = watch.completed(certificate(), replace(END, is_late=True))
-    assert (record.is_late, record.ended_at, record.seconds.total) == (True, 994.0, 4.0)
+    assert (record.is_late, record.ended_at, record.phases.total) == (True, 994.0, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_an_abandoned_round_tells_as_much_of_its_members_as_was_seen() -> None:
 def test_reasons_that_no_gate_gives_are_counted_together() -> None:
     """Others' certificates may hold any text; what is counted by name must not grow with it."""
     record = watched().completed(certificate((A, "because"), (B, str(RejectionReason.ZERO))), END)
-    assert [one.refusal for one in record.contributions] == ["other", "zero", "", ""]
-    assert record.contributions[0].reason == "because"
+    assert [one.refusal for one in record.members] == ["other", "zero", "", ""]
+    assert record.members[0].reason == "because"
     assert with_round(NONE_YET, record).refused == (("other", 1), ("zero", 1))
 
 

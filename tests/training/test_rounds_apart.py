@@ -72,7 +72,7 @@ def test_who_is_refused_does_not_end_the_round_of_the_others_and_begins_anew_fro
         assert (c.weights - c.state.anchor).abs().max() < 10.0
         assert c.standing().line == a.standing().line
         (without,) = (one for one in a.group.status.recent if one.views == 2)
-        assert {one.node_id: one.part for one in without.contributions}[C] is MemberPart.REFUSED
+        assert {one.node_id: one.part for one in without.members}[C] is MemberPart.REFUSED
 
     play(scenario)
 

@@ -29,6 +29,7 @@ export class NodeError extends Error {
 
 export class Client {
   private csrfToken: string | null = null;
+  private readonly known = new Map<string, { tag: string; answer: unknown }>();
 
   /** Opens or renews the session: the cookie comes with it, the token goes back with every command. */
   async openSession(secret?: string): Promise<Session> {
@@ -38,8 +39,15 @@ export class Client {
     return session;
   }
 
-  get<T>(path: string): Promise<T> {
-    return this.json<T>(path, {});
+  /** An answer that has not changed since the last call (by its entity tag) is the same object again. */
+  async get<T>(path: string): Promise<T> {
+    const known = this.known.get(path);
+    const response = await this.response(path, known ? { tag: known.tag } : {});
+    if (response.status === 304 && known) return known.answer as T;
+    const answer = (await response.json()) as T;
+    const tag = response.headers.get("ETag");
+    if (tag !== null) this.known.set(path, { tag, answer });
+    return answer;
   }
 
   async command<T>(path: string, body: unknown, method = "POST"): Promise<T> {
@@ -85,19 +93,21 @@ export class Client {
     return (await (await this.response(path, init)).json()) as T;
   }
 
-  private async response(path: string, init: { method?: string; body?: string }): Promise<Response> {
+  private async response(path: string, { tag, ...init }: { method?: string; body?: string; tag?: string }): Promise<Response> {
+    const headers = this.headers(init.body !== undefined);
+    if (tag !== undefined) headers["If-None-Match"] = tag;
     let response: Response;
     try {
       response = await fetch(path, {
         ...init,
-        headers: this.headers(init.body !== undefined),
+        headers,
         cache: "no-store",
         signal: AbortSignal.timeout(init.body === undefined ? READ_TIMEOUT_MS : COMMAND_TIMEOUT_MS),
       });
     } catch {
       throw new NodeError("The node does not answer.", 0);
     }
-    if (!response.ok) throw await problem(response);
+    if (!response.ok && response.status !== 304) throw await problem(response);
     return response;
   }
 

@@ -70,7 +70,7 @@ function Column({ passage, longest }: { passage: Passage; longest: number }) {
 }
 
 function Way({ passage, isNewest, ownId, nodeNow }: { passage: Passage; isNewest: boolean; ownId: string | null; nodeNow: number }) {
-  const who = new Map(passage.hops.map((hop) => [hop.stage, hop.node_id]));
+  const times = passage.hops.map((hop, stage) => ({ ...hop, stage }));
   const other = passage.other_seconds ?? 0;
   return (
     <section class="way" aria-labelledby="way">
@@ -87,7 +87,7 @@ function Way({ passage, isNewest, ownId, nodeNow }: { passage: Passage; isNewest
           ))}
         </ul>
       )}
-      <StageTimes times={passage.hops} name="Time at each stage" note={({ stage }) => <Who id={who.get(stage)} ownId={ownId} />} />
+      <StageTimes times={times} name="Time at each stage" note={({ stage }) => <Who id={times[stage]?.node_id} ownId={ownId} />} />
     </section>
   );
 }

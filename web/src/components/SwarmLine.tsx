@@ -4,7 +4,7 @@ import type { NodeStatus } from "../state/node";
 import { networkTone, swarmLine } from "../words/swarm";
 
 export function SwarmLine({ status }: { status: NodeStatus }) {
-  const alone = status.network.peers === 0;
+  const alone = status.peer_count === 0;
   return (
     <p class={`swarm-line tone-${networkTone(status.network.state)}`}>
       <i class="dot" aria-hidden="true" />

@@ -1,6 +1,6 @@
 // The loss curve: training loss raw and smoothed, held-out loss, and the loss of merely knowing word frequencies.
 
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { count, loss } from "../format";
 import { noCurveWords } from "../words/part";
@@ -19,8 +19,7 @@ interface Props {
 export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Props) {
   const frame = useRef<HTMLDivElement>(null);
   const reading = useRef<HTMLParagraphElement>(null);
-  const drawn = useDrawn(curve);
-  const data = useMemo(() => withReference(columns(drawn), unigramEntropy), [drawn, unigramEntropy]);
+  const data = useMemo(() => withReference(columns(curve), unigramEntropy), [curve, unigramEntropy]);
   const words = useMemo(() => curveInWords(curve), [curve]);
   const isEmpty = data[0].length === 0;
 
@@ -40,8 +39,6 @@ export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Pro
   );
 }
 
-const LONG_CURVE = 2_000; // points
-const REDRAW_MS = 1_000;
 const RESTING = "Lower is better. Drag to zoom in, double-click to see everything again.";
 
 function setReading(element: HTMLElement | null, text: string | null): void {
@@ -50,20 +47,6 @@ function setReading(element: HTMLElement | null, text: string | null): void {
 
 function withReference(data: ReturnType<typeof columns>, unigramEntropy: number | null): uPlot.AlignedData {
   return [...data, data[0].map(() => unigramEntropy)] as uPlot.AlignedData;
-}
-
-/** The curve as it is drawn: a long one is not drawn anew more often than once a second. */
-function useDrawn(curve: Curve): Curve {
-  const [drawn, setDrawn] = useState(curve);
-  const newest = useRef(curve);
-  newest.current = curve;
-  const isLong = curve.train.length > LONG_CURVE;
-  useEffect(() => {
-    if (!isLong) return;
-    const timer = setInterval(() => setDrawn(newest.current), REDRAW_MS);
-    return () => clearInterval(timer);
-  }, [isLong]);
-  return isLong && drawn.train.length > 0 ? drawn : curve;
 }
 
 function Legend({ hasHeldOut, hasReference }: { hasHeldOut: boolean; hasReference: boolean }) {

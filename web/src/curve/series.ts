@@ -1,8 +1,6 @@
-// The loss curve as data: bounded however long the page stays open. Pure.
+// The loss curve as data: at most 1,000 points, as the node sends them. Pure.
 
 import type { HeldOutPoint, LossPoint } from "../state/node";
-
-export const MAX_POINTS = 12_000;
 
 export interface Curve {
   train: LossPoint[];
@@ -14,31 +12,6 @@ export type Columns = [number[], (number | null)[], (number | null)[], (number |
 
 export function emptyCurve(): Curve {
   return { train: [], heldOut: [] };
-}
-
-/** Adds points with larger steps; a smaller step means the node went back to a checkpoint, and the curve with it. */
-export function withPoints(curve: Curve, points: readonly LossPoint[]): Curve {
-  if (points.length === 0) return curve;
-  const train = curve.train.slice();
-  for (const point of points) {
-    while (train.length > 0 && train[train.length - 1]!.step >= point.step) train.pop();
-    train.push(point);
-  }
-  return { ...curve, train: train.length > MAX_POINTS ? thinned(train) : train };
-}
-
-/** Halves the resolution of the older three quarters. */
-function thinned(points: LossPoint[]): LossPoint[] {
-  const keep = Math.floor(points.length / 4);
-  const older = points.slice(0, -keep).filter((_, index) => index % 2 === 0);
-  return [...older, ...points.slice(-keep)];
-}
-
-export function withHeldOut(curve: Curve, heldOut: readonly HeldOutPoint[]): Curve {
-  const last = heldOut[heldOut.length - 1];
-  const known = curve.heldOut[curve.heldOut.length - 1];
-  if (heldOut.length === curve.heldOut.length && last?.step === known?.step) return curve;
-  return { ...curve, heldOut: [...heldOut] };
 }
 
 /** Mean over about 2 % of the points around each one: no lag, unlike an exponential mean. It starts at the first value. */

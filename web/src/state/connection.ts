@@ -2,21 +2,21 @@
 
 import type { Client, Session } from "../api/client";
 import { NodeError } from "../api/client";
-import { emptyCurve, withHeldOut, withPoints } from "../curve/series";
-import type { PeersChange, PeerStatus } from "./network";
-import { withPeers } from "./network";
-import type { GlobalView, LogRecord, LossPoint, NodeStatus } from "./node";
+import type { Curve } from "../curve/series";
+import type { PeerStatus } from "./network";
+import type { GlobalView, HeldOutPoint, LogRecord, LossPoint, NodeStatus } from "./node";
 import type { Store } from "./store";
 
 const SILENCE_MS = 12_000; // without a message for this long, /health decides
 const HIDDEN_MS = 60_000; // a tab nobody looks at gives its connection back after this
-const GLOBAL_MS = 5_000;
+const READ_MS = 2_000; // between two readings of the curve, the peers and the numbers of the run
 const MAX_LOGS = 1_000;
 const LONGEST_WAIT_SECONDS = 10;
 const SETUP_KEY = "#setup-key=";
 
 interface History {
   points: LossPoint[];
+  held_out: HeldOutPoint[];
 }
 
 interface Peers {
@@ -29,6 +29,7 @@ export class Connection {
   private hiddenTimer = 0;
   private lastMessage = 0;
   private failures = 0;
+  private history: History | null = null; // the one that the curve was made from
   private busy = false;
 
   constructor(
@@ -39,7 +40,7 @@ export class Connection {
   start(): void {
     void this.connect();
     setInterval(() => void this.watch(), 3_000);
-    setInterval(() => void this.refreshGlobal(), GLOBAL_MS);
+    setInterval(() => void this.refresh(), READ_MS);
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
 
@@ -86,15 +87,20 @@ export class Connection {
 
   private async readEverything(): Promise<void> {
     this.onStatus(await this.client.get<NodeStatus>("/api/status"));
-    const [history, global, { peers }, logs] = await Promise.all([
+    const [logs] = await Promise.all([this.client.get<{ records: LogRecord[] }>("/api/logs?after=0"), this.readSummaries()]);
+    this.store.update({ logs: logs.records.slice(-MAX_LOGS) });
+  }
+
+  /** What is not part of the status. An answer that has not changed is the same object again, and draws nothing. */
+  private async readSummaries(): Promise<void> {
+    const [history, global, { peers }] = await Promise.all([
       this.client.get<History>("/api/training/history"),
       this.client.get<GlobalView>("/api/training/global"),
       this.client.get<Peers>("/api/peers"),
-      this.client.get<{ records: LogRecord[] }>("/api/logs?after=0"),
     ]);
-    const heldOut = this.store.current.status?.training.held_out ?? [];
-    const curve = withHeldOut(withPoints(emptyCurve(), finite(history.points)), heldOut);
-    this.store.update({ curve, global, peers, logs: logs.records.slice(-MAX_LOGS) });
+    const isNew = history !== this.history;
+    this.history = history;
+    this.store.update((current) => ({ global, peers, curve: isNew ? curveOf(history) : current.curve }));
   }
 
   private async reread(): Promise<void> {
@@ -116,11 +122,7 @@ export class Connection {
         handle(JSON.parse((event as MessageEvent<string>).data) as T);
       });
     on<NodeStatus>("status", (status) => this.onStatus(status));
-    on<History>("loss", (value) => this.onLoss(value.points));
     on<LogRecord>("log", (value) => this.onLogs([value]));
-    on<PeersChange>("peers", (change) => this.onPeers(change));
-    on<unknown>("sync", () => void this.refreshGlobal());
-    on<unknown>("reset", () => void this.reread()); // what we hold has gaps
     source.onopen = () => void this.reread();
     source.onerror = () => {
       if (this.source !== source) return;
@@ -136,18 +138,7 @@ export class Connection {
       status,
       receivedAt: now,
       clockOffset: clockOffset(current.status, current.clockOffset, status, now),
-      curve: withHeldOut(current.curve, status.training.held_out),
     }));
-  }
-
-  private onLoss(points: LossPoint[]): void {
-    this.store.update((current) => ({ curve: withPoints(current.curve, finite(points)) }));
-  }
-
-  /** A change that was made before our list was read leaves another number of peers: then the list is read anew. */
-  private onPeers(change: PeersChange): void {
-    this.store.update((current) => ({ peers: withPeers(current.peers, change) }));
-    if (this.store.current.peers.length !== change.count) void this.reread();
   }
 
   private onLogs(records: LogRecord[]): void {
@@ -158,10 +149,10 @@ export class Connection {
     });
   }
 
-  private async refreshGlobal(): Promise<void> {
+  private async refresh(): Promise<void> {
     if (this.source === null || this.store.current.link.kind !== "live" || document.hidden) return;
     try {
-      this.store.update({ global: await this.client.get<GlobalView>("/api/training/global") });
+      await this.readSummaries();
     } catch (error) {
       if (error instanceof NodeError && error.status === 0) await this.checkHealth();
     }
@@ -212,8 +203,8 @@ export class Connection {
   }
 }
 
-function finite(points: readonly LossPoint[]): LossPoint[] {
-  return points.filter((point) => typeof point.loss === "number");
+function curveOf(history: History): Curve {
+  return { train: history.points.filter((point) => typeof point.loss === "number"), heldOut: history.held_out };
 }
 
 /** No snapshot is under way for so long: rather has the date of one of the computers been set back. */

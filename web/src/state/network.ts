@@ -31,7 +31,6 @@ export interface PeerStatus {
 export interface NetworkStatus {
   state: NetworkState;
   explanation: string;
-  peers: number;
   connections: number;
   addresses: string[];
   join_line: string;
@@ -54,25 +53,4 @@ export interface SwarmStatus {
   total_tokens: number;
   shards_covered: number;
   tokens_per_second: number | null;
-}
-
-/** What an event tells: peers that came or changed, and ids of those that went. */
-export interface PeersChange {
-  count: number;
-  changed: PeerStatus[];
-  gone: string[];
-}
-
-/** The peers after a change, in an order that does not depend on it; those that come are put at the end. */
-export function withPeers(peers: readonly PeerStatus[], change: PeersChange): PeerStatus[] {
-  const changed = new Map(change.changed.map((peer) => [peer.node_id, peer]));
-  const gone = new Set(change.gone);
-  const kept = peers.filter((peer) => !gone.has(peer.node_id)).map((peer) => taken(changed, peer.node_id) ?? peer);
-  return [...kept, ...changed.values()];
-}
-
-function taken(changed: Map<string, PeerStatus>, id: string): PeerStatus | undefined {
-  const peer = changed.get(id);
-  changed.delete(id);
-  return peer;
 }

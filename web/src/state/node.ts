@@ -169,6 +169,7 @@ export interface NodeStatus {
   model: ModelStatus | null;
   memory: MemoryStatus | null;
   run: RunStatus | null;
+  peer_count: number; // other nodes of the run
   training: TrainingStatus;
   verification: VerificationStatus;
   diloco: DilocoStatus;

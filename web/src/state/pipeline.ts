@@ -51,7 +51,8 @@ export interface StageLoad extends StageTime {
   nodes: number;
 }
 
-export interface Hop extends StageTime {
+/** Times of one stage's part, in the order of the stages. */
+export interface Hop extends Omit<StageTime, "stage"> {
   node_id: string;
 }
 

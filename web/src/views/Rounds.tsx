@@ -56,7 +56,7 @@ function Summary({ rounds, status }: { rounds: RoundsAnswer; status: NodeStatus 
           isEmpty ? ["What it waits for", waitingSentence(status)] : ["Agreement", agreementWords(rounds)],
           ["Learning together", status.diloco.explanation],
           status.diloco.strategy ? ["The next round", `is about ${partWords(status.diloco)}, encoded as ${status.diloco.codec}`] : null,
-          isEmpty && status.network.peers === 0 ? ["What helps", <a href="#swarm">Invite another computer</a>] : null,
+          isEmpty && status.peer_count === 0 ? ["What helps", <a href="#swarm">Invite another computer</a>] : null,
         ]}
       />
     </section>

@@ -20,12 +20,12 @@ interface Props {
 export function Swarm({ dashboard, status, nodeNow }: Props) {
   const { peers } = dashboard;
   const { network } = status;
-  const alone = network.peers === 0 && peers.length === 0;
+  const alone = status.peer_count === 0 && peers.length === 0;
   return (
     <div class="view">
       <h1 class="view-title">Swarm</h1>
       <Summary status={status} peers={peers} />
-      {alone ? <Alone network={network} /> : <Numbers status={status} peers={peers} />}
+      {alone ? <Alone network={network} /> : <Numbers status={status} />}
       {!alone && <PeerList status={status} peers={peers} nodeNow={nodeNow} />}
       <div class="grid grid-two">
         {alone ? <Addresses network={network} /> : <Invite network={network} />}
@@ -55,10 +55,10 @@ function Summary({ status, peers }: { status: NodeStatus; peers: readonly PeerSt
   );
 }
 
-function Numbers({ status, peers }: { status: NodeStatus; peers: readonly PeerStatus[] }) {
+function Numbers({ status }: { status: NodeStatus }) {
   const { network, swarm, training } = status;
-  const speed = together(status, peers);
-  const nodes = swarm?.nodes ?? network.peers + 1;
+  const speed = together(status);
+  const nodes = swarm?.nodes ?? status.peer_count + 1;
   const share = speed > 0 ? ` (${percent(training.tokens_per_second / speed)})` : "";
   return (
     <dl class="stats">

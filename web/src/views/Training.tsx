@@ -36,7 +36,7 @@ export function Training({ dashboard, status, nodeNow }: Props) {
     <div class="view">
       <h1 class="view-title">Training</h1>
       <dl class="stats stats-five">
-        <Stat label="Training Nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.network.peers + 1)} in the run`} />
+        <Stat label="Training Nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.peer_count + 1)} in the run`} />
         <Stat label="Global Loss" value={loss(global.global_loss)} note={global.global_min_loss === null ? "over all of them" : `lowest so far ${loss(global.global_min_loss)}`} />
         <Stat label="Total Steps" value={count(global.total_steps)} note={`${bigCount(global.total_tokens)} tokens`} />
         <Stat label="Data Shards" value={count(global.data_shards)} note={`${count(global.data_shards_covered)} read so far`} />

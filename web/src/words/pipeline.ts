@@ -1,7 +1,7 @@
 // The pipeline in plain sentences. Pure: values in, words out. Stages and layers are counted from 1 for people.
 
 import { count, duration, layerRange, listed, percent, plural, shortId, shortTime } from "../format";
-import type { Bottleneck, Layers, Passage, Pipeline, PipelineStage, StageTime, Takeover } from "../state/pipeline";
+import type { Bottleneck, Hop, Layers, Passage, Pipeline, PipelineStage, StageTime, Takeover } from "../state/pipeline";
 import type { Tone } from "./verdict";
 
 export function stageName(stage: number): string {
@@ -140,7 +140,7 @@ export function takeoverSentence(takeover: Takeover): string {
 
 /** Seconds of a microbatch by what they were spent on. */
 export function partsOf(passage: Passage): Record<"compute" | "wait" | "wire" | "other", number> {
-  const sum = (pick: (hop: StageTime) => number | null) => passage.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
+  const sum = (pick: (hop: Hop) => number | null) => passage.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
   return {
     compute: sum((hop) => hop.compute_seconds),
     wait: sum((hop) => hop.wait_seconds),

@@ -31,7 +31,7 @@ const ABANDONED: Record<NonNullable<Round["abandoned_for"]>, string> = {
 /** What stands above everything: whether this computer agrees with others. */
 export function roundsSentence(answer: Rounds, status: NodeStatus): string {
   const [newest] = answer.rounds;
-  if (!newest) return status.network.peers === 0 ? "No round yet: this computer is alone." : "No round yet.";
+  if (!newest) return status.peer_count === 0 ? "No round yet: this computer is alone." : "No round yet.";
   const tried = answer.completed + abandonedCount(answer);
   if (answer.completed === 0) return `None of ${plural(tried, "round")} has completed yet. Training goes on meanwhile.`;
   if (hasDiffered(answer)) return "Computers with the same layers hold different weights after the same round.";
@@ -49,7 +49,7 @@ export function roundsTone(answer: Rounds): Tone {
 /** What a computer without rounds waits for. */
 export function waitingSentence(status: NodeStatus): string {
   const left = Math.max(0, status.diloco.inner_steps_total - status.diloco.inner_step);
-  if (status.network.peers === 0) {
+  if (status.peer_count === 0) {
     return "A round needs a second computer that holds the same layers. Until one joins, this computer goes on by itself.";
   }
   return `Computers with the same layers learn apart and then agree on one average. ${plural(left, "step")} of this computer are left until a round is due.`;

@@ -9,7 +9,7 @@ import { STATE_NAMES, stateTone } from "./verdict";
 /** One sentence on who trains this run now and how fast. */
 export function swarmSentence(status: NodeStatus, peers: readonly PeerStatus[]): string {
   const { network } = status;
-  if (network.peers > 0) return companySentence(status, peers);
+  if (status.peer_count > 0) return companySentence(status, peers);
   switch (network.state) {
     case "off":
       return "The network is off: this computer works on its own.";
@@ -23,10 +23,10 @@ export function swarmSentence(status: NodeStatus, peers: readonly PeerStatus[]):
 }
 
 function companySentence(status: NodeStatus, peers: readonly PeerStatus[]): string {
-  const all = status.network.peers;
+  const all = status.peer_count;
   const weTrain = status.state === "training";
   const active = Math.min(all, activeOthers(status, peers));
-  const speed = `${bigCount(together(status, peers))} tokens a second`;
+  const speed = `${bigCount(together(status))} tokens a second`;
   if (weTrain && active > 0) return `You and ${plural(active, "other")} train this run; together ${speed}.`;
   if (weTrain) return `You train this run; ${plural(all, "other")} ${all === 1 ? "is" : "are"} there without training now.`;
   if (active > 0) return `${plural(active, "other")} ${active === 1 ? "trains" : "train"} this run, ${speed}; this computer does not train now.`;
@@ -38,20 +38,19 @@ function activeOthers(status: NodeStatus, peers: readonly PeerStatus[]): number 
   return Math.max(0, status.swarm.training_nodes - (status.state === "training" ? 1 : 0));
 }
 
-/** Tokens a second of all nodes. */
-export function together(status: NodeStatus, peers: readonly PeerStatus[]): number {
-  if (status.swarm?.tokens_per_second != null) return status.swarm.tokens_per_second;
-  return peers.reduce((sum, peer) => sum + (peer.tokens_per_second ?? 0), status.training.tokens_per_second);
+/** Tokens per second of the run; before the first look at the network those of this computer. */
+export function together(status: NodeStatus): number {
+  return (status.swarm ?? status.training).tokens_per_second ?? 0;
 }
 
 /** For the overview: everything in one line. */
 export function swarmLine(status: NodeStatus): string {
   const { network, swarm, training } = status;
-  if (network.peers === 0) {
+  if (status.peer_count === 0) {
     if (network.state === "off") return "The network is off.";
     return network.state === "failed" ? "The network does not work right now." : "Nobody else is in this run yet.";
   }
-  const nodes = swarm?.nodes ?? network.peers + 1;
+  const nodes = swarm?.nodes ?? status.peer_count + 1;
   return `${plural(nodes, "node")} in this run · network loss ${loss(swarm?.global_loss)}, yours ${loss(training.loss_ema)}`;
 }
 

@@ -133,7 +133,7 @@ function didItHelp(status: NodeStatus): Answer {
   if (steps === 0) {
     return { question, tone: "busy", short: "Not yet", sentence: "It has not finished its first learning step yet." };
   }
-  const others = status.network.peers;
+  const others = status.peer_count;
   const company =
     others === 0
       ? "It trains on its own, so all of this progress is yours."

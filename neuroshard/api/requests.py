@@ -1,4 +1,4 @@
-"""Bodies of requests and of their answers: commands, sessions and completions."""
+"""Bodies of requests, and of the answers to commands, sessions and completions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CompletionRequest(RequestBody):
     stream_options: StreamOptions | None = None
     echo: bool = False
     n: Literal[1] = 1
-    choose_donor: Literal[1] = 1
+    best_of: Literal[1] = 1
     logprobs: None = None
     suffix: None = None
     presence_penalty: float = Field(default=0, ge=0, le=0)

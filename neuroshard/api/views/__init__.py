@@ -1,1 +1,0 @@
-"""Pure functions from a snapshot to the answers of the API."""

@@ -1,0 +1,75 @@
+"""How a status value is declared: its meaning, its unit, when it is stale, and how it adds up over a swarm.
+
+The REST answers, OpenAPI, /metrics, the TypeScript types and the tables of docs/API.md follow from the declarations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from math import isfinite
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
+
+from pydantic import Field, PlainSerializer, WithJsonSchema
+from pydantic.fields import FieldInfo
+
+# A measured number. JSON has no NaN and no infinity: the serializer writes null for them.
+Number: TypeAlias = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]})]
+Name = TypeVar("Name", bound=str)
+
+
+class Stale(StrEnum):
+    """The condition under which a value says nothing about the present. It is then shown as null."""
+
+    OLD_SNAPSHOT = "the snapshot is older than 30 s"
+    NOT_TRAINING = "the node does not train, or the snapshot is older than 30 s"
+    NETWORK_DOWN = "the network does not run, or the snapshot is older than 30 s"
+    SILENT_PEER = "the peer does not train or has not reported for 60 s, or the snapshot is older than 30 s"
+
+
+class MetricKind(StrEnum):
+    """How Prometheus treats a value."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+def about(
+    description: str = "",
+    unit: str = "",
+    *,
+    over_swarm: str = "",
+    stale: Stale | None = None,
+    gauge: str = "",
+    counter: str = "",
+) -> Any:  # Any: FieldInfo is what pydantic reads from Annotated
+    """Declaration of a status value. `gauge` or `counter` is its name in /metrics, without the prefix `neuroshard_`."""
+    facts = {"unit": unit, "over_swarm": over_swarm, "stale_when": stale or "", "gauge": gauge, "counter": counter}
+    known: dict[str, Any] = {name: str(fact) for name, fact in facts.items() if fact}
+    return Field(description=description or None, json_schema_extra=known or None)
+
+
+def facts_of(declared: FieldInfo) -> dict[str, str]:
+    """The facts that `about` stored besides the description."""
+    extra = cast("dict[str, str] | None", declared.json_schema_extra)
+    return extra or {}
+
+
+EXCLUDED: Any = Field(exclude=True)  # a part of the snapshot that has a route of its own, or that stays in the process
+
+
+def counted(pairs: Iterable[tuple[Name, int]]) -> dict[Name, int]:
+    """Counts by name. Names that appear twice are added up."""
+    counts: Counter[Name] = Counter()
+    for name, count in pairs:
+        counts[name] += count
+    return dict(counts)
+
+
+Counts: TypeAlias = Annotated[tuple[tuple[str, int], ...], PlainSerializer(counted, return_type=dict[str, int])]
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    """The values that are numbers."""
+    return [value for value in values if value is not None and isfinite(value)]
