@@ -14,7 +14,8 @@ WalletId = NewType("WalletId", str)  # first 16 hex digits of SHA-256(wallet pub
 RunId = NewType("RunId", str)  # 64 hex digits
 ShardId = NewType("ShardId", int)
 
-HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a field of a message: a run id, a SHA-256 or a BLAKE3
+NamedRun = Annotated[RunId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # the run id in a message
+HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a SHA-256 or BLAKE3 in a message
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 

@@ -10,25 +10,24 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Protocol, cast
+from typing import Annotated, Protocol
 
 import anyio
 import anyio.to_thread
+from msgspec import Meta, Struct, structs
 
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME
 from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.transfer import FileDamagedError, FileMissingError, OpenedFile
 from neuroshard.errors import DataUnavailableError
-from neuroshard.identity.strict_json import exact_object, hash_field, run_field, text_field, whole_field
 from neuroshard.messages import (
     Frame,
     FrameLimits,
-    MalformedFrameError,
     TensorPart,
     TensorSpec,
     UnexpectedTensorError,
@@ -44,25 +43,31 @@ from neuroshard.network import (
 )
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.limits import UploadPacer
-from neuroshard.types import JsonValue, NodeId, RunId, ShardId
+from neuroshard.types import HexDigest, NamedRun, NodeId, RunId, ShardId
 
 DATA = "data/part"
 PART_BYTES = 256 * 1024
 MAX_HEADER_BYTES = 1024
-REQUEST_LIMITS = FrameLimits(MAX_HEADER_BYTES)
-ANSWER_LIMITS = FrameLimits(MAX_HEADER_BYTES, PART_BYTES)
-_MAX_NAME_CHARACTERS = 100
-_MAX_BYTES = 1 << 40
+_Size = Annotated[int, Meta(ge=0, le=1 << 40)]  # bytes
 
 
-@dataclass(frozen=True)
-class DataPartRequest:
-    """A part of a file whose exact contents `address` names."""
+class DataPartRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for the part of a file that begins at `start`; `address` names the exact contents of the file."""
 
-    run_id: RunId
-    name: str  # in the Genesis folder
-    address: str  # 64 hex digits
-    start: int = 0
+    run_id: NamedRun
+    name: Annotated[str, Meta(max_length=100)]  # in the Genesis folder
+    address: HexDigest
+    start: _Size = 0
+
+
+class DataPartAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The size of the whole file; the part itself is the frame's only tensor."""
+
+    file_bytes: _Size
+
+
+REQUEST_LIMITS = FrameLimits(MAX_HEADER_BYTES, message=DataPartRequest)
+ANSWER_LIMITS = FrameLimits(MAX_HEADER_BYTES, PART_BYTES, message=DataPartAnswer)
 
 
 @dataclass(frozen=True)
@@ -73,26 +78,6 @@ class DataPart:
     data: bytes
 
 
-def request_frame(wanted: DataPartRequest) -> Frame:
-    """Asks for the part that begins at `start`."""
-    fields = {"run": wanted.run_id, "name": wanted.name, "address": wanted.address, "start": wanted.start}
-    return Frame(DATA, fields)
-
-
-def read_request(frame: Frame) -> DataPartRequest:
-    """What is asked for. Raises RequestRefusedError."""
-    try:
-        fields = exact_object(cast("JsonValue", frame.header), {"run", "name", "address", "start"}, "the header")
-        return DataPartRequest(
-            run_field(fields["run"], "run"),
-            text_field(fields["name"], _MAX_NAME_CHARACTERS, "name"),
-            hash_field(fields["address"], "address"),
-            whole_field(fields["start"], 0, _MAX_BYTES, "start"),
-        )
-    except ValueError as error:
-        raise RequestRefusedError(f"The request cannot be read: {error}.") from None
-
-
 def part_size(file_bytes: int, start: int) -> int:
     """Number of bytes in the part that begins at `start`."""
     return max(0, min(PART_BYTES, file_bytes - start))
@@ -101,16 +86,12 @@ def part_size(file_bytes: int, start: int) -> int:
 def answer_frame(given: DataPart) -> Frame:
     """The answer."""
     part = TensorPart(TensorSpec("part", "uint8", (len(given.data),)), given.data)
-    return Frame(DATA, {"size": given.file_bytes}, (part,))
+    return Frame(DATA, DataPartAnswer(given.file_bytes), (part,))
 
 
 def read_answer(frame: Frame, start: int) -> DataPart:
-    """The part that begins at `start`. Raises MalformedFrameError, UnexpectedTensorError."""
-    try:
-        fields = exact_object(cast("JsonValue", frame.header), {"size"}, "the header")
-        file_bytes = whole_field(fields["size"], 0, _MAX_BYTES, "size")
-    except ValueError as error:
-        raise MalformedFrameError(f"A part of the data cannot be read: {error}.") from None
+    """The part that begins at `start`. Raises UnexpectedTensorError."""
+    file_bytes = frame.read(DataPartAnswer).file_bytes
     expected = TensorSpec("part", "uint8", (part_size(file_bytes, start),))
     if not expected.byte_count or [part.spec for part in frame.tensors] != [expected]:
         raise UnexpectedTensorError("A part of the data has another size than it should have.")
@@ -217,7 +198,7 @@ class DataServer:
         if not self.is_of_run(sender):
             self.report(sender, ScoreReason.STRANGER)
             raise RequestRefusedError("Only members of the run get this, and this node has not heard of you.")
-        wanted = read_request(frame)
+        wanted = frame.read(DataPartRequest)
         if wanted.run_id != self.run_id:
             raise RequestRefusedError("This node is not of that run.")
         if self._pacer.seconds_behind() > LONGEST_QUEUE_SECONDS:
@@ -329,7 +310,7 @@ class DataClient:
         try:
             with anyio.move_on_after(PART_SECONDS):  # it may have to be dialled first
                 answer = await self.requester.request(
-                    peer, request_frame(wanted), reply=ANSWER_LIMITS, timeout_seconds=PART_SECONDS
+                    peer, Frame(DATA, wanted), reply=ANSWER_LIMITS, timeout_seconds=PART_SECONDS
                 )
                 given = read_answer(answer, wanted.start)
                 self.bytes_received += len(given.data)
@@ -368,7 +349,7 @@ class _Chunks:
         if self._start == self._file_bytes:
             raise StopAsyncIteration
         try:
-            given = self._next or await self._asker.part(self._peer, replace(self._wanted, start=self._start))
+            given = self._next or await self._asker.part(self._peer, structs.replace(self._wanted, start=self._start))
             return self._checked(given)
         except _LyingError as error:
             self._asker.accuse(self._peer, error)

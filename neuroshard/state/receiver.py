@@ -19,8 +19,8 @@ from neuroshard.state.download import (
     held_bytes,
 )
 from neuroshard.state.outer_state import outer_root
-from neuroshard.state.replica_status import LIMITS
 from neuroshard.state.transfer_messages import (
+    ACKNOWLEDGEMENT,
     ANY,
     LyingDonorError,
     SnapshotManifest,
@@ -84,11 +84,11 @@ class StateReceiver:
 
     async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
         """Let a donor know that its state of this time is kept here. Raises DonorError."""
-        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), LIMITS, TELL_SECONDS)
+        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, TELL_SECONDS)
 
     async def _report_received(self, donor: NodeId) -> None:
         """Without this report the donor would keep the place of this node for minutes."""
-        await self.asking.ask(donor, received_frame(self.file.stage), LIMITS, RECEIVED_SECONDS)
+        await self.asking.ask(donor, received_frame(self.file.stage), ACKNOWLEDGEMENT, RECEIVED_SECONDS)
 
     def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> ReceivedState:
         if into.finish() != manifest.checkpoint.tensors.sha256:

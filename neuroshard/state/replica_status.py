@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
-from neuroshard.identity.strict_json import exact_object, flag_field, hash_field, number_field, whole_field
+from msgspec import Meta, Struct
+
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.transfer_messages import (
-    LARGEST_NUMBER,
-    LyingDonorError,
+    Count,
+    Seconds,
     StageName,
-    read_header,
-    request_about,
 )
 from neuroshard.types import NodeId
 
 STANDING = "stage/standing"
-LIMITS = FrameLimits(max_header_bytes=1024)  # of request and answer
-_LONGEST_SECONDS = 1e10
 
 
 @dataclass(frozen=True)
@@ -28,15 +26,15 @@ class ReplicaStatus:
     """Numbers are that node's word until its state has been fetched and checked."""
 
     is_live: bool  # the node trains the stage; otherwise it keeps a copy of another one's state
-    steps: int
-    outer_step: int
-    root: str  # hex hash of the outer state; "" while it is not known
-    age_seconds: float = 0.0  # of a copy: since its state was taken
-    copied_seconds: float | None = None  # of a live one: age of the newest copy that another node keeps of it
-    sequences: int = 0  # counted since the last round
+    steps: Count
+    outer_step: Count
+    root: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]  # hex hash of the outer state; "" while it is not known
+    age_seconds: Seconds = 0.0  # of a copy: since its state was taken
+    copied_seconds: Seconds | None = None  # of a live one: age of the newest copy that another node keeps of it
+    sequences: Count = 0  # counted since the last round
     in_round: bool = False
     is_certified: bool = False  # a certificate names the voters of the next round
-    wallet_rounds: int = 0  # certified contributions to this state so far, one a wallet and round
+    wallet_rounds: Count = 0  # certified contributions to this state so far, one a wallet and round
 
     @property
     def line(self) -> tuple[int, str]:
@@ -87,42 +85,30 @@ def choose_donor(standings: Mapping[NodeId, ReplicaStatus], own: ReplicaStatus |
     return max(sorted(chosen), key=lambda node: chosen[node].work, default=None)
 
 
+class StatusRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks a node for the status of its state of a stage."""
+
+    stage: StageName
+
+
+class StatusAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The status; None when the node has no state of the stage."""
+
+    status: ReplicaStatus | None
+
+
+STATUS_REQUEST = FrameLimits(max_header_bytes=1024, message=StatusRequest)
+STATUS_ANSWER = FrameLimits(max_header_bytes=1024, message=StatusAnswer)
+
+
 def standing_request(stage: StageName) -> Frame:
-    """Asks a node how far its state of a stage is."""
-    return request_about(STANDING, stage)
+    """The request as a frame."""
+    return Frame(STANDING, StatusRequest(stage))
 
 
 def standing_answer(standing: ReplicaStatus | None) -> Frame:
-    """None: the node has nothing of this stage."""
-    return Frame(STANDING, {"standing": None if standing is None else asdict(standing)})
-
-
-def read_standing(frame: Frame) -> ReplicaStatus | None:
-    """What a node has told. Raises LyingDonorError for what cannot be read."""
-    try:
-        told = read_header(frame, "standing")["standing"]
-        if told is None:
-            return None
-        fields = exact_object(told, set(ReplicaStatus.__dataclass_fields__), "standing")
-        root, copied = fields["root"], fields["copied_seconds"]
-        return ReplicaStatus(
-            is_live=flag_field(fields["is_live"], "is_live"),
-            steps=whole_field(fields["steps"], 0, LARGEST_NUMBER, "steps"),
-            outer_step=whole_field(fields["outer_step"], 0, LARGEST_NUMBER, "outer_step"),
-            root="" if root == "" else hash_field(root, "root"),
-            age_seconds=_age(number_field(fields["age_seconds"], "age_seconds")),
-            copied_seconds=None if copied is None else _age(number_field(copied, "copied_seconds")),
-            sequences=whole_field(fields["sequences"], 0, LARGEST_NUMBER, "sequences"),
-            in_round=flag_field(fields["in_round"], "in_round"),
-            is_certified=flag_field(fields["is_certified"], "is_certified"),
-            wallet_rounds=whole_field(fields["wallet_rounds"], 0, LARGEST_NUMBER, "wallet_rounds"),
-        )
-    except ValueError as error:
-        raise LyingDonorError(f"What it says of its state cannot be read: {error}.") from None
-
-
-def _age(seconds: float) -> float:
-    return min(max(0.0, seconds), _LONGEST_SECONDS)
+    """The answer as a frame."""
+    return Frame(STANDING, StatusAnswer(standing))
 
 
 STANDING_SECONDS = 5.0
@@ -139,4 +125,5 @@ async def query_statuses(
 async def query_status(asking: ReplicaClient, stage: StageName, peer: NodeId) -> ReplicaStatus | None:
     """What one node says of its state of the stage; None: it has nothing of it. Raises DonorError."""
     with asking.blaming(peer):
-        return read_standing(await asking.ask(peer, standing_request(stage), LIMITS, STANDING_SECONDS))
+        answer = await asking.ask(peer, standing_request(stage), STATUS_ANSWER, STANDING_SECONDS)
+        return answer.read(StatusAnswer).status

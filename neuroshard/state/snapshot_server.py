@@ -16,20 +16,26 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.errors import StorageError
-from neuroshard.identity.strict_json import number_field
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, decode_manifest
-from neuroshard.state.replica_status import LIMITS, STANDING, ReplicaStatus, standing_answer
+from neuroshard.state.replica_status import STANDING, STATUS_REQUEST, ReplicaStatus, StatusRequest, standing_answer
 from neuroshard.state.transfer_messages import (
     ANY_AGE,
     CHUNK,
+    CHUNK_REQUEST,
     COPIED,
+    COPY_REPORT,
     MANIFEST,
+    MANIFEST_REQUEST,
     RECEIVED,
-    REQUEST_LIMITS,
+    RECEIVED_NOTICE,
+    ChunkRequest,
+    CopyReport,
     DonorError,
+    ManifestRequest,
+    ReceivedNotice,
     SnapshotManifest,
     StageName,
     chunk_count,
@@ -37,11 +43,9 @@ from neuroshard.state.transfer_messages import (
     chunk_frame,
     chunk_range,
     manifest_frame,
-    read_index,
-    read_request_about,
 )
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.types import JsonValue, NodeId
+from neuroshard.types import NodeId
 
 CHUNKS_AT_ONCE = 4
 QUESTIONS_AT_ONCE = 16
@@ -179,11 +183,11 @@ class SnapshotServer:
 
     def serve(self, transport: Transport) -> None:
         """Answer from now on. Raises ValueError when this transport has a donor already."""
-        transport.serve(STANDING, self.tell_standing, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
-        transport.serve(MANIFEST, self.give_manifest, REQUEST_LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
-        transport.serve(CHUNK, self.give_chunk, REQUEST_LIMITS, max_concurrent=CHUNKS_AT_ONCE)
-        transport.serve(RECEIVED, self.note_received, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
-        transport.serve(COPIED, self.note_copy, LIMITS, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(STANDING, self.tell_standing, STATUS_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(MANIFEST, self.give_manifest, MANIFEST_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST, max_concurrent=CHUNKS_AT_ONCE)
+        transport.serve(RECEIVED, self.note_received, RECEIVED_NOTICE, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(COPIED, self.note_copy, COPY_REPORT, max_concurrent=QUESTIONS_AT_ONCE)
 
     def close(self) -> None:
         """Let all files go."""
@@ -193,15 +197,14 @@ class SnapshotServer:
 
     async def tell_standing(self, _sender: NodeId, frame: Frame) -> Frame:
         """Answer the question how far a stage is here."""
-        stage, _ = read_request_about(frame)
-        return standing_answer(self.standing(stage))
+        return standing_answer(self.standing(frame.read(StatusRequest).stage))
 
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
-        stage, fields = read_request_about(frame, "max_age_seconds", "preferred")
-        max_age = max(_number(fields["max_age_seconds"], "max_age_seconds"), self._limits.youngest_seconds)
-        snapshots, begun = self._of(stage), self._opened.get(str(fields["preferred"]))
+        asked = frame.read(ManifestRequest)
+        stage, max_age = asked.stage, max(asked.max_age_seconds, self._limits.youngest_seconds)
+        snapshots, begun = self._of(stage), self._opened.get(asked.preferred)
         if begun is None:
             self._refuse_late(sender, stage)
         self._admit(sender, self._limits.asked_seconds)
@@ -214,11 +217,10 @@ class SnapshotServer:
     async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with one chunk. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
-        _, fields = read_request_about(frame, "snapshot", "index")
-        opened = self._opened.get(str(fields["snapshot"]))
+        asked = frame.read(ChunkRequest)
+        opened, index = self._opened.get(asked.snapshot), asked.index
         if opened is None:
             raise RequestRefusedError("This snapshot is not kept any more; ask for a newer one.")
-        index = _index(fields["index"])
         if index >= len(opened.manifest.digests):
             raise RequestRefusedError("The snapshot has no such chunk.")
         self._admit(sender, self._limits.idle_seconds)
@@ -231,7 +233,7 @@ class SnapshotServer:
 
     async def note_received(self, sender: NodeId, frame: Frame) -> Frame:
         """Give the place of a node that has fetched what it wanted to others. Raises RequestRefusedError."""
-        read_request_about(frame)
+        frame.read(ReceivedNotice)
         if self._receivers.pop(sender, None) is not None:
             self._have_all[sender] = anyio.current_time() + self._limits.idle_seconds
         return Frame(RECEIVED)
@@ -244,8 +246,8 @@ class SnapshotServer:
     async def note_copy(self, sender: NodeId, frame: Frame) -> Frame:
         """Learn that a node keeps a copy. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
-        stage, fields = read_request_about(frame, "taken_at")
-        self._of(stage).copied(sender, _number(fields["taken_at"], "taken_at"))
+        report = frame.read(CopyReport)
+        self._of(report.stage).copied(sender, report.taken_at)
         self._receivers.pop(sender, None)  # it has all, and only keeps it
         self._have_all.pop(sender, None)
         return Frame(COPIED)
@@ -338,17 +340,3 @@ def _opened_file(path: Path, document: bytes) -> _Opened:
         digests = tuple(chunk_digest(file.read(len(place))) for place in places)
         closing.pop_all()
     return _Opened(SnapshotManifest(document, digests, 0.0), file)
-
-
-def _number(value: JsonValue, name: str) -> float:
-    try:
-        return number_field(value, name)
-    except ValueError as error:
-        raise RequestRefusedError(str(error)) from None
-
-
-def _index(value: JsonValue) -> int:
-    try:
-        return read_index(value)
-    except ValueError as error:
-        raise RequestRefusedError(str(error)) from None

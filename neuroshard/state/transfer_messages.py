@@ -10,16 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Annotated, cast
 
 from blake3 import blake3
+from msgspec import Meta, Struct
 
 from neuroshard.errors import CheckpointError, NeuroShardError
-from neuroshard.identity.strict_json import exact_object, layers_field, number_field, run_field, whole_field
+from neuroshard.identity.strict_json import exact_object, layers_field, run_field
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
 from neuroshard.network import RequestRefusedError, ScoreReason
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, CheckpointManifest, CheckpointMeta, decode_manifest
-from neuroshard.types import Architecture, JsonValue, LayerRange, RunId
+from neuroshard.types import Architecture, JsonValue, LayerRange, NamedRun
 
 
 class DonorError(NeuroShardError):
@@ -39,34 +40,65 @@ class InvalidSnapshotError(LyingDonorError):
 
 
 LARGEST_NUMBER = 10**15
+Count = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
+Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 
 
-@dataclass(frozen=True)
-class StageName:
-    """A stage of a run, as others name it."""
+class StageName(Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage of a run, as nodes name it to each other."""
 
-    run_id: RunId
+    run_id: NamedRun
     layers: LayerRange
 
 
+class ManifestRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for the newest snapshot, or for the preferred one while the donor has it."""
+
+    stage: StageName
+    max_age_seconds: Seconds
+    preferred: Annotated[str, Meta(max_length=64)]  # ANY, or a snapshot
+
+
+class ManifestAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """A manifest; its document and its digests are the frame's tensors."""
+
+    age_seconds: Seconds
+
+
+class ChunkRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for one chunk of a snapshot."""
+
+    stage: StageName
+    snapshot: Annotated[str, Meta(max_length=64)]
+    index: Count
+
+
+class ReceivedNotice(Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender asks for nothing more for now, so other nodes may have its place."""
+
+    stage: StageName
+
+
+class CopyReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender keeps the donor's state of this time as a copy."""
+
+    stage: StageName
+    taken_at: Seconds  # since the epoch
+
+
 def request_about(kind: str, stage: StageName, **fields: WireValue) -> Frame:
-    """A request about a stage."""
+    """A request of a round about a stage."""
     layers: WireValue = [stage.layers.start, stage.layers.stop]
     return Frame(kind, {"run": stage.run_id, "layers": layers, **fields})
 
 
 def read_request_about(frame: Frame, *names: str) -> tuple[StageName, Mapping[str, JsonValue]]:
-    """The stage of a request and its header, which has these further fields. Raises RequestRefusedError."""
+    """The stage of a round's request and its header, which has these further fields. Raises RequestRefusedError."""
     try:
-        fields = read_header(frame, "run", "layers", *names)
+        fields = exact_object(cast("JsonValue", frame.header), {"run", "layers", *names}, "the header")
         return StageName(run_field(fields["run"], "run"), _layers(fields["layers"])), fields
     except ValueError as error:
         raise RequestRefusedError(f"The request cannot be read: {error}.") from None
-
-
-def read_header(frame: Frame, *names: str) -> Mapping[str, JsonValue]:
-    """The header, which has exactly these fields. Raises ValueError that names the missing or unknown one."""
-    return exact_object(cast("JsonValue", frame.header), set(names), "the header")
 
 
 def _layers(value: JsonValue) -> LayerRange:
@@ -80,7 +112,11 @@ MANIFEST, CHUNK, RECEIVED, COPIED = "stage/manifest", "stage/chunk", "stage/rece
 CHUNK_BYTES = 1 << 20
 DIGEST_BYTES = 32
 MAX_HEADER_BYTES = 1024
-REQUEST_LIMITS = FrameLimits(MAX_HEADER_BYTES)
+MANIFEST_REQUEST = FrameLimits(MAX_HEADER_BYTES, message=ManifestRequest)
+CHUNK_REQUEST = FrameLimits(MAX_HEADER_BYTES, message=ChunkRequest)
+RECEIVED_NOTICE = FrameLimits(MAX_HEADER_BYTES, message=ReceivedNotice)
+COPY_REPORT = FrameLimits(MAX_HEADER_BYTES, message=CopyReport)
+ACKNOWLEDGEMENT = FrameLimits(MAX_HEADER_BYTES)
 ANY = ""  # no wish for a certain snapshot
 ANY_AGE = 1e9  # seconds: any snapshot will do, none is made for the asker
 
@@ -141,12 +177,13 @@ class SnapshotManifest:
 
 def manifest_request(stage: StageName, max_age_seconds: float, preferred: str = ANY) -> Frame:
     """Asks for the newest snapshot, or for the preferred one while it can be had."""
-    return request_about(MANIFEST, stage, max_age_seconds=max_age_seconds, preferred=preferred)
+    return Frame(MANIFEST, ManifestRequest(stage, max_age_seconds, preferred))
 
 
 def manifest_limits(expected: Expected) -> FrameLimits:
     """What an answer to it may hold."""
-    return FrameLimits(MAX_HEADER_BYTES, MAX_META_BYTES + DIGEST_BYTES * chunk_count(expected.file_bytes))
+    body = MAX_META_BYTES + DIGEST_BYTES * chunk_count(expected.file_bytes)
+    return FrameLimits(MAX_HEADER_BYTES, body, message=ManifestAnswer)
 
 
 def manifest_frame(manifest: SnapshotManifest) -> Frame:
@@ -155,7 +192,7 @@ def manifest_frame(manifest: SnapshotManifest) -> Frame:
         _part("document", manifest.document, (len(manifest.document),)),
         _part("digests", b"".join(manifest.digests), (len(manifest.digests), DIGEST_BYTES)),
     )
-    return Frame(MANIFEST, {"age_seconds": manifest.age_seconds}, parts)
+    return Frame(MANIFEST, ManifestAnswer(manifest.age_seconds), parts)
 
 
 def read_manifest(frame: Frame, expected: Expected) -> SnapshotManifest:
@@ -167,12 +204,12 @@ def read_manifest(frame: Frame, expected: Expected) -> SnapshotManifest:
 
 
 def _manifest_in(frame: Frame, file_bytes: int) -> SnapshotManifest:
-    age = number_field(read_header(frame, "age_seconds")["age_seconds"], "age_seconds")
+    age = frame.read(ManifestAnswer).age_seconds
     document, digests = _bytes_of(frame, "document", "digests")
     if len(digests) != DIGEST_BYTES * chunk_count(file_bytes):
         raise ValueError("it names other chunks than the stage has")
     split = tuple(digests[i : i + DIGEST_BYTES] for i in range(0, len(digests), DIGEST_BYTES))
-    return SnapshotManifest(document, split, max(0.0, age))
+    return SnapshotManifest(document, split, age)
 
 
 def _checked(manifest: SnapshotManifest, expected: Expected) -> SnapshotManifest:
@@ -189,12 +226,7 @@ def _checked(manifest: SnapshotManifest, expected: Expected) -> SnapshotManifest
 
 def chunk_request(stage: StageName, snapshot: str, index: int) -> Frame:
     """Asks for one chunk of a snapshot."""
-    return request_about(CHUNK, stage, snapshot=snapshot, index=index)
-
-
-def read_index(value: object) -> int:
-    """The number of a chunk. Raises ValueError."""
-    return whole_field(value, 0, LARGEST_NUMBER, "index")  # pyright: ignore[reportArgumentType]
+    return Frame(CHUNK, ChunkRequest(stage, snapshot, index))
 
 
 def chunk_frame(data: bytes) -> Frame:
@@ -210,12 +242,12 @@ def chunk_limits(index: int, file_bytes: int) -> FrameLimits:
 
 def received_frame(stage: StageName) -> Frame:
     """Tells a donor that nothing more is asked of it for now: others may have the place."""
-    return request_about(RECEIVED, stage)
+    return Frame(RECEIVED, ReceivedNotice(stage))
 
 
 def copy_report_frame(stage: StageName, taken_at: float) -> Frame:
     """Tells a donor that its state of this time (seconds since the epoch) is kept here as a copy."""
-    return request_about(COPIED, stage, taken_at=taken_at)
+    return Frame(COPIED, CopyReport(stage, taken_at))
 
 
 def _part(name: str, data: bytes, shape: Sequence[int]) -> TensorPart:

@@ -28,14 +28,13 @@ from neuroshard.exchange.data_files import (
     REQUEST_LIMITS,
     DataClient,
     DataPart,
+    DataPartAnswer,
     DataPartRequest,
     DataServer,
     DataServerLimits,
     DataStore,
     answer_frame,
     read_answer,
-    read_request,
-    request_frame,
 )
 from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
@@ -97,7 +96,7 @@ class GivingNode:
     change: Callable[[DataPartRequest, Frame], Frame] = lambda _wanted, frame: frame
 
     async def give(self, sender: NodeId, frame: Frame) -> Frame:
-        wanted = read_request(frame)
+        wanted = frame.read(DataPartRequest)
         self.asked.append(wanted)
         return self.change(wanted, await self.giver.give(sender, frame))
 
@@ -271,7 +270,7 @@ def test_impossible_sizes_are_refused_before_anything_is_kept(
     play: Callable[[Callable[[World], Awaitable[None]]], None], size: int
 ) -> None:
     def lying(_wanted: DataPartRequest, frame: Frame) -> Frame:
-        return Frame(DATA, {"size": size}, frame.tensors)
+        return Frame(DATA, DataPartAnswer(size), frame.tensors)
 
     async def scenario(world: World) -> None:
         genesis = await world.genesis()
@@ -320,7 +319,7 @@ def test_what_is_not_of_the_run_gets_nothing(play: Callable[[Callable[[World], A
             ("here", DataPartRequest(RUN, "shard_0.bin", digest.hex(), 10**9), "no such part"),
         ):
             with pytest.raises(Exception, match=words):
-                await giver.give(NodeId(sender), request_frame(wanted))
+                await giver.give(NodeId(sender), Frame(DATA, wanted))
         assert giver.bytes_given == 0
 
     play(scenario)
@@ -334,7 +333,7 @@ def test_upload_stays_within_its_share_and_whoever_would_wait_long_is_sent_away(
         digest = await known_digest(genesis, 0)
         giver = world.add("giver", DataServerLimits(receivers=2)).giver
         giver.limit_upload(200_000)  # bytes a second for everything
-        frame = request_frame(DataPartRequest(RUN, "shard_0.bin", digest.hex()))
+        frame = Frame(DATA, DataPartRequest(RUN, "shard_0.bin", digest.hex()))
         began, refusals = anyio.current_time(), list[str]()
 
         async def take(node: str) -> None:

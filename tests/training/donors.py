@@ -23,10 +23,21 @@ from neuroshard.state.checkpoint_saver import StateCapture
 from neuroshard.state.download import ReceivingOptions, ReplicaClient, StageFile
 from neuroshard.state.outer_state import OuterProgress, state_root
 from neuroshard.state.receiver import StateReceiver
-from neuroshard.state.replica_status import LIMITS, STANDING
+from neuroshard.state.replica_status import STANDING, STATUS_REQUEST
 from neuroshard.state.snapshot_server import DonorLimits, SnapshotServer
 from neuroshard.state.stage_tensors import stage_tensors
-from neuroshard.state.transfer_messages import CHUNK, COPIED, MANIFEST, RECEIVED, REQUEST_LIMITS, StageName
+from neuroshard.state.transfer_messages import (
+    CHUNK,
+    CHUNK_REQUEST,
+    COPIED,
+    COPY_REPORT,
+    MANIFEST,
+    MANIFEST_REQUEST,
+    RECEIVED,
+    RECEIVED_NOTICE,
+    ChunkRequest,
+    StageName,
+)
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
 from neuroshard.training.stage_checkpoint import Stage
@@ -84,18 +95,18 @@ class DonorNode:
         if self.dies_after is not None and len(self.chunks_given) >= self.dies_after:
             self.network.kill(self.name)
             await anyio.sleep_forever()
-        self.chunks_given.append(int(str(frame.header["index"])))
+        self.chunks_given.append(frame.read(ChunkRequest).index)
         return await self.donor.give_chunk(sender, frame)
 
     def join(self, network: InMemoryNetwork) -> None:
         """Serve on this network."""
         self.network = network
         transport = network.join(self.name)
-        transport.serve(STANDING, self.donor.tell_standing, LIMITS)
-        transport.serve(MANIFEST, self.donor.give_manifest, REQUEST_LIMITS)
-        transport.serve(CHUNK, self.give_chunk, REQUEST_LIMITS)
-        transport.serve(RECEIVED, self.donor.note_received, LIMITS)
-        transport.serve(COPIED, self.donor.note_copy, LIMITS)
+        transport.serve(STANDING, self.donor.tell_standing, STATUS_REQUEST)
+        transport.serve(MANIFEST, self.donor.give_manifest, MANIFEST_REQUEST)
+        transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST)
+        transport.serve(RECEIVED, self.donor.note_received, RECEIVED_NOTICE)
+        transport.serve(COPIED, self.donor.note_copy, COPY_REPORT)
 
     def save(self, step: int) -> None:
         """Take a checkpoint as if after this step."""

@@ -17,6 +17,7 @@ from neuroshard.state.transfer_messages import (
     ANY_AGE,
     DonorError,
     LyingDonorError,
+    StageName,
     chunk_count,
     chunk_digest,
     chunk_limits,
@@ -353,7 +354,7 @@ def test_nobody_is_put_off_for_long_by_a_step_that_does_not_come(compute: Comput
 
 def test_who_wants_several_stages_is_put_off_with_each_for_a_minute(compute: ComputeThread, tmp_path: Path) -> None:
     donor = averaging(compute, tmp_path, replicas=2)
-    other = replace(NAME, layers=LayerRange(0, 1))
+    other = StageName(NAME.run_id, LayerRange(0, 1))
     donor.donor.offer(other, donor.snapshots)
 
     async def scenario(world: World) -> None:

@@ -16,6 +16,7 @@ from neuroshard.state.download import PartialFile
 from neuroshard.state.transfer_messages import (
     DonorError,
     LyingDonorError,
+    ManifestAnswer,
     SnapshotManifest,
     chunk_count,
     chunk_frame,
@@ -233,7 +234,7 @@ def test_more_bytes_than_a_manifest_can_have_are_not_read(compute: ComputeThread
         async def flood(_sender: NodeId, _frame: Frame) -> Frame:
             await anyio.lowlevel.checkpoint()
             part = TensorPart(TensorSpec("document", "uint8", (5_000_000,)), bytes(5_000_000))
-            return Frame("stage/manifest", {"age_seconds": 0.0}, (part,))
+            return Frame("stage/manifest", ManifestAnswer(0.0), (part,))
 
         world.network.join(B).serve("stage/manifest", flood)
         with pytest.raises(LyingDonorError, match="bytes of tensors"):
