@@ -31,8 +31,8 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError
 from neuroshard.signals import Signal
 from neuroshard.state.download import ReplicaClient, ask_replicas
+from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
-from neuroshard.state.schedule import round_is_due
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import NodeId, WalletId
 

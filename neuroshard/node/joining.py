@@ -22,10 +22,9 @@ from neuroshard.node.stage_copies import likely_keepers
 from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
-from neuroshard.state.outer_state import outer_root
+from neuroshard.state.outer_state import may_download_averaged, outer_root
 from neuroshard.state.receiver import ReceivedState, StateReceiver
 from neuroshard.state.replica_status import ReplicaStatus, choose_donor, query_statuses
-from neuroshard.state.schedule import may_download_averaged
 from neuroshard.state.transfer_messages import ANY, ANY_AGE, DonorError, LyingDonorError, SnapshotManifest, StageName
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.state_transfer import install

@@ -44,15 +44,6 @@ def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> Eag
     )
 
 
-def stage_clip_norm(stage: int, stage_count: int, max_norm: float) -> float:
-    """Clipping norm of one of S stages: max_norm / sqrt(S), and 5 / sqrt(S) times it for the last (DESIGN 4.1)."""
-    if not 0 <= stage < stage_count:
-        raise ValueError(f"stage must be in 0..{stage_count - 1}, got {stage}")
-    if stage_count == 1:
-        return max_norm
-    return max_norm * (5.0 if stage == stage_count - 1 else 1.0) / sqrt(stage_count)
-
-
 EPSILON = 1e-8
 _CHUNK = 1 << 20  # numbers per pass: the only temporary memory of a step
 

@@ -1,8 +1,8 @@
-"""Learning rates as pure functions of the step and of the model's width."""
+"""Learning rate and clipping norm of an inner step. Pure."""
 
 from __future__ import annotations
 
-from math import cos, pi
+from math import cos, pi, sqrt
 from typing import assert_never
 
 from neuroshard.config.run_parameters import InnerOptimization
@@ -40,3 +40,12 @@ def scaled_learning_rate(hidden_size: int) -> float:
     if hidden_size < 1:
         raise ValueError(f"hidden_size must be positive, got {hidden_size}")
     return max(1e-4, min(2e-3, 2e-3 * 192 / hidden_size))
+
+
+def stage_clip_norm(stage: int, stage_count: int, max_norm: float) -> float:
+    """Clipping norm of one of S stages: max_norm / sqrt(S), and 5 / sqrt(S) times it for the last (DESIGN 4.1)."""
+    if not 0 <= stage < stage_count:
+        raise ValueError(f"stage must be in 0..{stage_count - 1}, got {stage}")
+    if stage_count == 1:
+        return max_norm
+    return max_norm * (5.0 if stage == stage_count - 1 else 1.0) / sqrt(stage_count)

@@ -18,8 +18,7 @@ from torch import Tensor
 from neuroshard.data.held_out_losses import Measured
 from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, Retry, StageError, UnknownMicrobatchError
 from neuroshard.pipeline.routing import Dispute, Routing
-from neuroshard.pipeline.stage_client import MicrobatchResult, StageClient
-from neuroshard.pipeline.stage_protocol import RequestTiming
+from neuroshard.pipeline.stage_client import MicrobatchResult, RequestTiming, StageClient
 from neuroshard.pipeline.tensor_checks import are_alike
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, StageLoad, Takeover
 from neuroshard.types import NodeId

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import anyio
@@ -79,8 +79,19 @@ class _Driver:
         self._closed: set[int] = set()
         self._all_closed_below = 0
 
-    def works(self) -> Iterator[MicrobatchWork]:
-        return (work for session in self.sessions.values() for work in session.works.values())
+    def works(self) -> list[MicrobatchWork]:
+        works: list[MicrobatchWork] = []
+        for session in self.sessions.values():
+            works += session.works.values()
+        return works
+
+    def usage(self) -> tuple[int, int]:
+        """Microbatches that are open, and bytes of the answers that are kept."""
+        open_count = kept_bytes = 0
+        for work in self.works():
+            open_count += not work.done
+            kept_bytes += work.kept_bytes
+        return open_count, kept_bytes
 
     def is_closed(self, session: int) -> bool:
         return session not in self.sessions and (session < self._all_closed_below or session in self._closed)
@@ -138,8 +149,28 @@ class SessionTable:
 
     def obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
         """Why there is no room for another microbatch, or None."""
-        driver = self._drivers.get(key.driver, _Driver())
-        return self._session_obstacle(driver, key.session) or self._work_obstacle(driver, kept_bytes)
+        limits, own = self._limits, self._drivers.get(key.driver)
+        own_sessions = {} if own is None else own.sessions
+        own_open, own_kept = (0, 0) if own is None else own.usage()
+        session = own_sessions.get(key.session)
+        all_open = all_kept = 0
+        for driver in self._drivers.values():
+            open_count, kept = driver.usage()
+            all_open, all_kept = all_open + open_count, all_kept + kept
+        obstacle = None
+        if session is None and len(own_sessions) >= limits.sessions_of_driver:
+            obstacle = f"This driver has {limits.sessions_of_driver} sessions open already."
+        elif session is None and self.session_count >= limits.sessions:
+            obstacle = f"{limits.sessions} sessions are open already."
+        elif session is not None and len(session.works) >= limits.microbatches_of_session:
+            obstacle = f"The session has {limits.microbatches_of_session} microbatches already."
+        elif own_open >= limits.open_of_driver:
+            obstacle = f"This driver has {limits.open_of_driver} microbatches open already."
+        elif all_open >= limits.open_microbatches:
+            obstacle = f"{limits.open_microbatches} microbatches are open already."
+        elif kept_bytes > min(limits.kept_bytes_of_driver - own_kept, limits.kept_bytes - all_kept):
+            obstacle = "The memory for answers is full until sessions are closed."
+        return obstacle
 
     def admit(self, work: MicrobatchWork, now: float) -> None:
         """Enter a new microbatch. Raises StageBusyError when there is no room."""
@@ -194,29 +225,6 @@ class SessionTable:
         ]
         return [work for name, number in idle for work in self._drivers[name].close(number)]
 
-    def _session_obstacle(self, driver: _Driver, number: int) -> str | None:
-        limits, session = self._limits, driver.sessions.get(number)
-        if session is not None:
-            if len(session.works) < limits.microbatches_of_session:
-                return None
-            return f"The session has {limits.microbatches_of_session} microbatches already."
-        if len(driver.sessions) >= limits.sessions_of_driver:
-            return f"This driver has {limits.sessions_of_driver} sessions open already."
-        if self.session_count >= limits.sessions:
-            return f"{limits.sessions} sessions are open already."
-        return None
-
-    def _work_obstacle(self, driver: _Driver, kept_bytes: int) -> str | None:
-        limits, own, every = self._limits, list(driver.works()), self.works()
-        if _open_count(own) >= limits.open_of_driver:
-            return f"This driver has {limits.open_of_driver} microbatches open already."
-        if _open_count(every) >= limits.open_microbatches:
-            return f"{limits.open_microbatches} microbatches are open already."
-        own_room = limits.kept_bytes_of_driver - _kept_bytes(own)
-        if kept_bytes > min(own_room, limits.kept_bytes - _kept_bytes(every)):
-            return "The memory for answers is full until sessions are closed."
-        return None
-
     def _forget_drivers(self) -> None:
         """Keep the table bounded: drivers without a session go first, the longest unused one before the others."""
         while len(self._drivers) > self._limits.drivers:
@@ -224,14 +232,6 @@ class SessionTable:
             if unused is None:
                 return
             del self._drivers[unused]
-
-
-def _open_count(works: list[MicrobatchWork]) -> int:
-    return sum(not work.done for work in works)
-
-
-def _kept_bytes(works: list[MicrobatchWork]) -> int:
-    return sum(work.kept_bytes for work in works)
 
 
 @dataclass(frozen=True)

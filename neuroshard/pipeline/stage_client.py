@@ -24,10 +24,7 @@ from neuroshard.network import (
 from neuroshard.network.transport import Requester
 from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, RefusedTensorError, StageGoneError
 from neuroshard.pipeline.stage_protocol import (
-    REMEMBERED_TIMINGS,
-    TIMED,
     Operation,
-    RequestTiming,
     StageAddress,
     StageAnswer,
     StageRequest,
@@ -46,6 +43,35 @@ from neuroshard.types import NodeId
 
 T = TypeVar("T")
 _HERE = NodeId("this node")
+
+
+REMEMBERED_TIMINGS = 64  # of a hop: more than a driver's microbatches under way can have
+TIMED = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD})  # a microbatch's requests
+
+
+@dataclass(frozen=True)
+class RequestTiming:
+    """One request that was answered."""
+
+    operation: Operation
+    session: int
+    microbatch: int
+    seconds: float  # from the request to the answer
+    stage_seconds: float  # of those at the stage, says the stage
+    compute_seconds: float  # of those at work, says the stage
+    recompute_seconds: float = 0.0  # of those for a forward pass done again, says the stage
+    bytes_sent: int = 0  # tensors only
+    bytes_received: int = 0
+
+    @property
+    def wire_seconds(self) -> float:
+        """On the way there and back."""
+        return max(0.0, self.seconds - self.stage_seconds)
+
+    @property
+    def wait_seconds(self) -> float:
+        """At the stage, but not at work."""
+        return max(0.0, self.stage_seconds - self.compute_seconds)
 
 
 class StageClient(Protocol):

@@ -18,8 +18,8 @@ from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAvera
 from neuroshard.consensus.stage_rounds import Agreed, RunRound
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
-from neuroshard.optim.adamw import stage_clip_norm
 from neuroshard.optim.outer import OuterState
+from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor, StepResult
 from neuroshard.state.outer_state import OuterProgress
 from neuroshard.status.snapshot import DilocoStatus

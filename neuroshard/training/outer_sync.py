@@ -30,8 +30,7 @@ from neuroshard.model.weights import TensorSchema, flatten, load_vector
 from neuroshard.optim.outer import OuterState
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
-from neuroshard.state.outer_state import OuterProgress, state_root
-from neuroshard.state.schedule import round_is_due
+from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
 from neuroshard.state.tensor_file import map_to_disk
 from neuroshard.status.snapshot import DilocoStatus
 

@@ -55,7 +55,3 @@ class TrainerParts:
     driving: DriverParts | None = None  # None: this node's layers get their work from others
     generator: TextGenerator | None = None
     versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` hold all the time
-
-    def in_force(self, stage: StageParts) -> RunParameters:
-        """The version of the run's parameters that holds at a stage's present outer step."""
-        return self.parameters if self.versions is None else self.versions(stage.outer.state.outer_step)

@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.optim.adamw import stage_clip_norm
+from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, OwnShare, Pace
 from neuroshard.pipeline.microbatch import AcceleratorFullError
@@ -88,7 +88,8 @@ class StageLoop:
     @property
     def parameters(self) -> RunParameters:
         """The version that holds at the stage's present outer step."""
-        return self._run.in_force(self.parts)
+        run, outer = self._run, self.parts.outer
+        return run.parameters if run.versions is None else run.versions(outer.state.outer_step)
 
     @property
     def steps(self) -> int:
@@ -322,7 +323,7 @@ class StageLoop:
         The loss is what the stage has measured itself or, at the stage where this node drives, what it was told.
         """
         own = OwnShare() if self._ledger is None else self._ledger.stepped(done.keys)
-        parameters, executor, index = self.parameters, self.parts.executor, self.parts.index
+        parameters, executor, index = self.parameters, self._service.executor, self.parts.index
         learning_rate = self.parts.outer.learning_rate(parameters)
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
         result = await self.parts.outer.inner_step(executor, learning_rate, max_norm, done.tokens)

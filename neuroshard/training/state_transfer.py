@@ -13,10 +13,9 @@ from neuroshard.pipeline.executor import Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_saver import CheckpointSaver
 from neuroshard.state.checkpoint_store import CheckpointStore
-from neuroshard.state.outer_state import OuterProgress
+from neuroshard.state.outer_state import OuterProgress, may_serve_averaged
 from neuroshard.state.receiver import ReceivedState
 from neuroshard.state.replica_status import ReplicaStatus
-from neuroshard.state.schedule import may_serve_averaged
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.record import Inherited, Progress, StageIdentity, TrainingRecord, to_meta

@@ -69,7 +69,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
     """All of it, about the primary loop, with a row for each stage."""
     record, pace = loops.primary.record, loops.primary.pace
     held = parts.stages[0] if parts.stages else None
-    parameters = parts.parameters if held is None else parts.in_force(held)
+    parameters = loops.stages[0].parameters if loops.stages else parts.parameters
     held_out = None if loops.drive is None else loops.drive.evaluator.held_out
     checkpoints = [_checkpoints_of(loop) for loop in loops.stages]
     rows = zip(parts.stages, loops.stages, checkpoints, strict=True)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.optim.adamw import make_inner_optimizer, stage_clip_norm
-from neuroshard.optim.schedule import learning_rate_at, scaled_learning_rate
+from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.schedule import learning_rate_at, scaled_learning_rate, stage_clip_norm
 
 PARAMETERS = InnerOptimization(
     learning_rate=1e-3, warmup_steps=10, decay_steps=100, schedule="cosine", final_fraction=0.1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.state.schedule import may_download_averaged, may_serve_averaged, round_is_due
+from neuroshard.state.outer_state import may_download_averaged, may_serve_averaged, round_is_due
 
 
 def due(counted: int = 0, members: int = 1, elapsed: float = 0.0) -> bool:

@@ -27,8 +27,8 @@ from neuroshard.pipeline.microbatch_call import (
     passage_of,
 )
 from neuroshard.pipeline.routing import FixedRouting
-from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient
-from neuroshard.pipeline.stage_protocol import Operation, RequestTiming, StageAddress, recompute_seconds
+from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, RequestTiming, StageClient
+from neuroshard.pipeline.stage_protocol import Operation, StageAddress, recompute_seconds
 from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, StageLoad, Takeover

@@ -33,8 +33,7 @@ from neuroshard.pipeline.routing import (
     SwarmRouting,
     replica_choice,
 )
-from neuroshard.pipeline.stage_client import StageClient
-from neuroshard.pipeline.stage_protocol import RequestTiming
+from neuroshard.pipeline.stage_client import RequestTiming, StageClient
 from neuroshard.training.text_generation import Completion, SwarmInferenceSession
 from neuroshard.types import NodeId
 

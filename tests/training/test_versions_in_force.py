@@ -71,7 +71,8 @@ def train_first_only(compute: ComputeThread, folder: Path, last_step: int) -> Tr
 
 def test_without_versions_the_parameters_hold_all_the_time(compute: ComputeThread, tmp_path: Path) -> None:
     stage = make_parts(compute, make_stage(compute, tmp_path, FIRST), FIRST)
-    assert TrainerParts(FIRST, (stage,)).in_force(stage) is FIRST
+    trainer = Trainer(TrainerParts(FIRST, (stage,)))
+    assert trainer.snapshot().training.lr == learning_rate_at(0, FIRST.inner)
     assert stage.outer.parameters is FIRST.outer
 
 
