@@ -33,13 +33,19 @@ class WatchedStream(StreamingResponse):
         del scope
         watcher = asyncio.get_running_loop().create_task(self._watch(receive))
         try:
+            await self._send_all_chunks(send)
+            # `finished` has run: a client that sees the end of the stream may ask again at once, without a refusal.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watcher.cancel()
+
+    async def _send_all_chunks(self, send: Send) -> None:
+        try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with aclosing(self._chunks) as chunks:
                 async for chunk in chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            watcher.cancel()
             self._finished()
 
     async def _watch(self, receive: Receive) -> None:

@@ -151,7 +151,7 @@ def test_a_client_that_leaves_ends_the_work(serve: Callable[..., Api], node: Fak
 def test_only_some_completions_run_at_once(serve: Callable[..., Api], node: FakeNode) -> None:
     api = serve(ApiLimits(completions=1))
     node.hold.clear()
-    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=5) as client:
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client:
         with client.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as running:
             assert running.status_code == 200
             refused = client.post("/v1/completions", json=ASK)
