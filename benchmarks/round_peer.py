@@ -27,7 +27,7 @@ from neuroshard.consensus.message_frames import limits_for, signed_by
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
 from neuroshard.consensus.roster import GroupMember, Roster, SlicePlan, Step
 from neuroshard.consensus.round_messages import Signed
-from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner, made_at
+from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity import NodeIdentity
@@ -75,7 +75,7 @@ class Peer:
         )
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
-        contribution = EncodedContribution(parts, 100, 1_000_000, made_at())
+        contribution = EncodedContribution(parts, 100, 1_000_000, made_at=int(1000 * time.time()))
         await anyio.to_thread.run_sync(lambda: contribution.digests)
         self.actor.enter(setting, number, work, contribution)
         outcome = await self.actor.outcome()
