@@ -255,7 +255,7 @@ class ShardCache:
             writer.path.replace(path)
             try:
                 tokens = map_shard(path, form)
-                form.check_ids(tokens)
+                largest = form.largest_id(tokens)
             except DataError:
                 path.unlink()
                 raise
@@ -265,7 +265,7 @@ class ShardCache:
         _touch(path)
         with self._lock:
             self._files[number, beginning] = _CacheFile(path, size)
-        return CachedShard(shard, tokens, int(tokens.max()))
+        return CachedShard(shard, tokens, largest)
 
     def _check_folder(self) -> None:
         """Raises UnwritableError when it was moved away: what lies in it counts, and may come back whole."""

@@ -59,11 +59,12 @@ class ShardForm:
             return 2 * least, item_bytes(self.id_count) * self.max_tokens
         return _TENSOR_ITEM_BYTES * least, _TENSOR_ITEM_BYTES * self.max_tokens + MAX_CONTAINER_BYTES
 
-    def check_ids(self, tokens: TokenArray) -> None:
-        """Raises DataError when an id is outside the vocabulary."""
+    def largest_id(self, tokens: TokenArray) -> int:
+        """The largest id of a shard. Raises DataError when it is outside the vocabulary."""
         largest = int(tokens.max())
         if largest >= self.id_count:
             raise DataError(f"{self.name} has the token id {largest}, outside its vocabulary of {self.id_count}.")
+        return largest
 
 
 def item_bytes(id_count: int) -> int:
