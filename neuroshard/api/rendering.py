@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from neuroshard.status.board import StatusBoard
+from neuroshard.status.freshness import fresh, is_old
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.types import JsonValue as SharedJson
 
@@ -104,19 +105,21 @@ class RenderedViews:
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
-        self._version = 0
+        self._key = (0, False)  # version of the snapshot, and whether it is old
+        self._status = board.current()
         self._rendered: dict[Summary, Rendered] = {}
         self.rendered = 0  # number of serialisations
 
     def get(self, summary: Summary) -> Rendered:
         """The summary of the newest snapshot."""
         version, status = self._board.versioned()
-        if version != self._version:
-            self._version = version
+        age = self._board.age()
+        if (key := (version, is_old(age))) != self._key:
+            self._key, self._status = key, fresh(status, age)
             self._rendered.clear()
         if summary not in self._rendered:
             self.rendered += 1
-            body = as_json(summary(status))
+            body = as_json(summary(self._status))
             self._rendered[summary] = Rendered(body, f'"{sha256(body).hexdigest()[:24]}"')
         return self._rendered[summary]
 

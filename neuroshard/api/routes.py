@@ -26,6 +26,7 @@ from neuroshard.api.requests import (
     SessionRequest,
 )
 from neuroshard.status.board import CommandResult, Pause, Resume, SaveCheckpoint, UpdateSettings
+from neuroshard.status.freshness import fresh, is_old
 from neuroshard.status.history import SamplesStatus
 from neuroshard.status.snapshot import CheckpointStatus, NodeState, NodeStatus
 from neuroshard.status.summaries import (
@@ -52,7 +53,6 @@ from neuroshard.telemetry.logs import LogLine
 
 CONFIG_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 LAST_SEQUENCE = 2**63 - 1
-STALE_SECONDS = 30.0  # the node publishes several times per second; without a snapshot for this long, it hangs
 
 
 def samples(status: NodeStatus) -> SamplesStatus:
@@ -123,7 +123,7 @@ class Health:
 
 def health_of(status: NodeStatus, age_seconds: float) -> Health:
     """The health of a node whose newest snapshot has this age."""
-    word = "ok" if age_seconds <= STALE_SECONDS else "stale"
+    word = "stale" if is_old(age_seconds) else "ok"
     return Health(word, status.state, status.version, age_seconds)
 
 
@@ -156,7 +156,8 @@ def live_routes(context: ApiContext) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Prometheus text format."""
-        text = metrics_text(context.board.current(), context.counters.snapshot(), context.board.age())
+        age = context.board.age()
+        text = metrics_text(fresh(context.board.current(), age), context.counters.snapshot(), age)
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     return router

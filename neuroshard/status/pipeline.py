@@ -138,7 +138,9 @@ class Bottleneck:
 class PipelineFlow:
     """The microbatches that this node drove: rates of the last minute, and counts since the start."""
 
-    window_seconds: Annotated[Number, about("period that the rates cover; at most 60", "s")] = 0.0
+    window_seconds: Annotated[
+        Number, about("period that the rates cover; at most 60", "s", stale=Stale.NOT_TRAINING)
+    ] = 0.0
     microbatches: Annotated[int, about("microbatches that ended in this period")] = 0
     tokens: Annotated[int, about("tokens of those microbatches", "tokens")] = 0
     bubble_share: Annotated[
@@ -186,7 +188,7 @@ class PipelineFlow:
     @property
     def tokens_per_second(self) -> Number:
         """Tokens per second that this node drove."""
-        return self.tokens / self.window_seconds if self.window_seconds > 0 else 0.0
+        return 0.0 if self.window_seconds == 0 else self.tokens / self.window_seconds  # NaN while it is stale
 
 
 def missing_ranges(stages: Iterable[PipelineStage]) -> tuple[LayerRange, ...]:

@@ -368,7 +368,7 @@ class PeerStatus:
     loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token")]
     tokens_per_second: Annotated[
         Number,
-        about(unit="tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.SILENT_PEER),
+        about(unit="tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER),
     ]
     last_seen: Annotated[Number, about(unit="s since 1970")]
     steps: int = 0

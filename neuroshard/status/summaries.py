@@ -78,7 +78,7 @@ class RunNode:
     role: Annotated[str, about('roles joined by "+", for people')]
     layers: LayerRange | None
     loss: Annotated[Number | None, about("smoothed", "nats/token")]
-    tokens_per_second: Annotated[Number, about(unit="tokens/s", stale=Stale.SILENT_PEER)]
+    tokens_per_second: Annotated[Number, about(unit="tokens/s", stale=Stale.IDLE_PEER)]
     last_seen: Annotated[Number, about(unit="s since 1970")]
     is_local: Annotated[bool, about("this node")]
 

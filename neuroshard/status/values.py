@@ -1,6 +1,6 @@
 """How a status value is declared: its meaning, its unit, when it is stale, and how it adds up over a swarm.
 
-The REST answers, OpenAPI, /metrics, the TypeScript types and the tables of docs/API.md follow from the declarations.
+The REST answers and OpenAPI follow from the declarations.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import cache
 from math import isfinite
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
 
 from pydantic import Field, PlainSerializer, WithJsonSchema
 from pydantic.fields import FieldInfo
@@ -25,7 +26,7 @@ class Stale(StrEnum):
     OLD_SNAPSHOT = "the snapshot is older than 30 s"
     NOT_TRAINING = "the node does not train, or the snapshot is older than 30 s"
     NETWORK_DOWN = "the network does not run, or the snapshot is older than 30 s"
-    SILENT_PEER = "the peer does not train or has not reported for 60 s, or the snapshot is older than 30 s"
+    IDLE_PEER = "the peer does not train, or the snapshot is older than 30 s"
 
 
 class MetricKind(StrEnum):
@@ -54,6 +55,14 @@ def facts_of(declared: FieldInfo) -> dict[str, str]:
     """The facts that `about` stored besides the description."""
     extra = cast("dict[str, str] | None", declared.json_schema_extra)
     return extra or {}
+
+
+@cache
+def declarations(kind: type[Any]) -> dict[str, FieldInfo]:
+    """The declared fields of a status dataclass by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = ((name, getattr(hint, "__metadata__", ())) for name, hint in hints.items())
+    return {name: fact for name, facts in found for fact in facts if isinstance(fact, FieldInfo)}
 
 
 EXCLUDED: Any = Field(exclude=True)  # a part of the snapshot that has a route of its own, or that stays in the process

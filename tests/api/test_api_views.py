@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import inf, nan
+from typing import Any
 
 import pytest
 from agreed_samples import COMPLETED, FIRST_STAGE
@@ -12,12 +13,14 @@ from fake_node import training_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_samples import STAGES, in_a_pipeline
+from pydantic import TypeAdapter
 
 from neuroshard.api.metrics import metrics_text
-from neuroshard.api.rendering import RenderedViews, as_json, finite_json, whole_status
+from neuroshard.api.rendering import RenderedViews, as_json, as_python, finite_json, whole_status
 from neuroshard.api.routes import SNAPSHOT_ROUTES, WORK_OF_SPAN, health_of
 from neuroshard.status.board import StatusBoard
 from neuroshard.status.data import DataStatus
+from neuroshard.status.freshness import fresh
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, PipelineStatus, StageLoad
 from neuroshard.status.rounds import PhaseSeconds
 from neuroshard.status.snapshot import (
@@ -39,6 +42,7 @@ from neuroshard.status.snapshot import (
     VerificationStatus,
 )
 from neuroshard.status.summaries import thin_out
+from neuroshard.status.values import Stale
 from neuroshard.types import JsonValue as SharedJson
 from neuroshard.types import LayerRange, Role
 
@@ -198,6 +202,53 @@ def test_every_summary_of_every_snapshot_is_json(status: NodeStatus, now: float)
     strict_json(as_json(health_of(status, now)))
     values = [line.rpartition(" ")[2] for line in metrics_text(status, (), now).decode().splitlines()]
     assert not {"NaN", "+Inf", "-Inf"} & set(values)
+
+
+def shown_rates(status: NodeStatus, age: float) -> dict[str, list[object]]:
+    """Every value with a staleness condition, by the condition, as the routes show it."""
+    shown: dict[str, list[object]] = {}
+    current = fresh(status, age)
+    for _, kind, summary in SNAPSHOT_ROUTES:
+        schema = TypeAdapter(kind).json_schema(mode="serialization", by_alias=True)
+        collect(as_python(summary(current)), schema, schema.get("$defs", {}), shown)
+    return shown
+
+
+def collect(value: Any, schema: dict[str, Any], kinds: dict[str, Any], found: dict[str, list[object]]) -> None:
+    if "$ref" in schema:
+        collect(value, kinds[schema["$ref"].rpartition("/")[2]], kinds, found)
+    elif "stale_when" in schema:
+        found.setdefault(schema["stale_when"], []).append(value)
+    elif "anyOf" in schema and value is not None:
+        collect(value, next(one for one in schema["anyOf"] if one != {"type": "null"}), kinds, found)
+    elif isinstance(value, list):
+        for item in value:
+            collect(item, schema.get("items", {}), kinds, found)
+    elif isinstance(value, dict):
+        for name, part in schema.get("properties", {}).items():
+            collect(value[name], part, kinds, found)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STATUSES)
+def test_no_finite_value_is_shown_while_its_source_is_stale(status: NodeStatus) -> None:
+    old = shown_rates(status, 30.5)
+    assert old.keys() >= {Stale.NOT_TRAINING, Stale.NETWORK_DOWN, Stale.OLD_SNAPSHOT}
+    assert {value for values in old.values() for value in values} == {None}
+    now = shown_rates(status, 1.0)
+    if status.state is not NodeState.TRAINING:
+        assert set(now[Stale.NOT_TRAINING]) == {None}
+    if status.network.state in (NetworkState.OFF, NetworkState.STARTING, NetworkState.FAILED):
+        assert set(now[Stale.NETWORK_DOWN]) == {None}
+
+
+def test_rates_are_shown_while_their_source_works() -> None:
+    status = replace(training_status(), network=NetworkStatus(NetworkState.CONNECTED, upload_rate=7.0))
+    now = shown_rates(status, 1.0)
+    assert 900.0 in now[Stale.NOT_TRAINING]
+    assert 7.0 in now[Stale.NETWORK_DOWN]
+    paused = shown_rates(replace(status, state=NodeState.PAUSED), 1.0)
+    assert set(paused[Stale.NOT_TRAINING]) == {None}
 
 
 def test_text_that_cannot_be_encoded_is_shown_with_question_marks() -> None:

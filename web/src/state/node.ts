@@ -79,8 +79,8 @@ export interface TrainingStatus {
   loss: number | null;
   loss_ema: number | null;
   lr: number;
-  tokens_per_second: number;
-  step_seconds: number;
+  tokens_per_second: number | null; // null: it does not train
+  step_seconds: number | null;
   batch_size: number;
   sequences_per_step: number;
   skipped_steps: number;

@@ -50,7 +50,7 @@ export function Overview({ dashboard, status, nodeNow }: Props) {
 }
 
 function speedNote(status: NodeStatus): string {
-  const seconds = status.training.step_seconds;
+  const seconds = status.training.step_seconds ?? 0;
   if (status.state === "paused") return "resting";
   return seconds > 0 ? `${seconds.toFixed(seconds < 1 ? 2 : 1)} s a step, ${status.training.precision}` : "not measured yet";
 }

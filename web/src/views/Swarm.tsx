@@ -59,7 +59,7 @@ function Numbers({ status }: { status: NodeStatus }) {
   const { network, swarm, training } = status;
   const speed = together(status);
   const nodes = swarm?.nodes ?? status.peer_count + 1;
-  const share = speed > 0 ? ` (${percent(training.tokens_per_second / speed)})` : "";
+  const share = speed > 0 ? ` (${percent((training.tokens_per_second ?? 0) / speed)})` : "";
   return (
     <dl class="stats">
       <Stat label="Nodes" value={count(nodes)} note={swarm ? activityNote(nodes, swarm.training_nodes) : "you among them"} />

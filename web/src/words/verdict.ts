@@ -90,7 +90,7 @@ function isItWorking(status: NodeStatus, now: number): Answer {
   const question = "Is it working?";
   switch (status.state) {
     case "training": {
-      const speed = status.training.tokens_per_second;
+      const speed = status.training.tokens_per_second ?? 0;
       if (status.is_standing_by) {
         return { question, tone: "busy", short: "Ready", sentence: status.state_reason };
       }
