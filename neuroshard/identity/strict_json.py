@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from math import isfinite
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from neuroshard.types import JsonValue, LayerRange, Role, RunId
+import msgspec
+
+from neuroshard.types import JsonValue, LayerRange, RunId
 
 MAX_JSON_DEPTH = 64
 
@@ -91,6 +94,17 @@ def _finite_float(text: str) -> float:
     return value
 
 
+_T = TypeVar("_T")
+
+
+def declared(value: JsonValue, form: type[_T]) -> _T:
+    """`value` as the dataclass whose annotations are its bounds. Raises ValueError that names the field."""
+    if isinstance(value, Mapping):
+        for name in sorted(value.keys() - {field.name for field in fields(cast("Any", form))}):
+            raise ValueError(f"unknown field - at `$.{name[:40]}`")
+    return msgspec.convert(value, form)
+
+
 MAX_NUMBER = 10**300
 
 
@@ -158,14 +172,6 @@ def whole_field(value: JsonValue, low: int, high: int, where: str) -> int:
     return value
 
 
-def real_field(value: JsonValue, low: float, high: float, where: str) -> float:
-    """A number in [low, high]. Raises ValueError that names the field."""
-    number = number_field(value, where)
-    if not low <= number <= high:
-        raise ValueError(f"{where} must be from {low:g} to {high:g}")
-    return number
-
-
 def line_field(value: JsonValue, max_characters: int, where: str) -> str:
     """Printable ASCII text. Raises ValueError that names the field."""
     text = text_field(value, max_characters, where)
@@ -202,16 +208,3 @@ def layers_field(value: JsonValue, where: str) -> LayerRange | None:
     if len(numbers) != 2 or numbers[0] >= numbers[1]:
         raise ValueError(f"{where} must be the first layer and a larger number, the first one after them")
     return LayerRange(numbers[0], numbers[1])
-
-
-def layers_to_json(layers: LayerRange | None) -> JsonValue:
-    """What `layers_field` reads."""
-    return None if layers is None else [layers.start, layers.stop]
-
-
-def roles_field(value: JsonValue, where: str) -> tuple[Role, ...]:
-    """Distinct roles. Raises ValueError that names the field."""
-    names = list_field(value, len(Role), where)
-    if len(set(map(repr, names))) != len(names) or not all(name in tuple(Role) for name in names):
-        raise ValueError(f"{where} must be distinct roles: {', '.join(Role)}")
-    return tuple(Role(name) for name in names)
