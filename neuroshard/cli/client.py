@@ -1,4 +1,4 @@
-"""The running node as commands see it: its REST API, with the secret from the data folder, also across its restarts."""
+"""The client of a running node for commands: its REST API, with the secret from the data folder, across restarts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 READ_SECONDS = 30.0
-COMMAND_SECONDS = 70.0  # the node itself gives up on a command after at most 60
+COMMAND_SECONDS = 70.0  # the node itself gives up on a command after at most 60 s
 
 
 class RequestRefusedError(NeuroShardError):
-    """The node answered, but not as hoped."""
+    """The node answered with an error."""
 
 
 def _connections() -> httpx.Client:
@@ -39,7 +39,7 @@ class NodeClient:
 
     base_url: str
     secret: str = field(repr=False)
-    folder: Path  # its data folder
+    folder: Path  # the node's data folder
     http: httpx.Client = field(default_factory=_connections, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class NodeClient:
         return self._request("POST", path, body or {}, seconds)
 
     def answers(self) -> bool:
-        """Whether the node is up."""
+        """Whether the node answers."""
         try:
             answer = self.http.get(f"{self.base_url}/health", headers=self.headers(), timeout=2)
         except httpx.TransportError:
@@ -70,11 +70,11 @@ class NodeClient:
         return read_lock_owner(self.folder) is not None
 
     def refuse(self, response: httpx.Response) -> NoReturn:
-        """Raise what an error response says. Raises RequestRefusedError always."""
+        """Raise RequestRefusedError with the text of an error response."""
         raise _refusal(response)
 
     def headers(self) -> dict[str, str]:
-        """What authorises a call."""
+        """The headers that authorise a call."""
         return {"Authorization": f"Bearer {self.secret}"}
 
     def _request(self, method: str, path: str, body: Mapping[str, object] | None, seconds: float) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class NodeClient:
 
 
 def no_node(base_url: str) -> NetworkRefusedError:
-    """The error of a node that is not there."""
+    """The error if no node answers."""
     return NetworkRefusedError(
         f"No node answers at {base_url}.", "Start one with `neuroshard`, or name its --data-dir or --port."
     )
@@ -136,7 +136,7 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
 
 
 FOLLOW_SECONDS = 1.0
-MOST_LINES = 2_000  # in one answer; the node keeps no more
+MOST_LINES = 2_000  # per answer; the node keeps no more
 _WAITING = "The node does not answer; waiting for it."
 
 
@@ -144,7 +144,7 @@ class ReconnectingClient:
     """The node of a data folder, looked for again while it does not answer: it may come back at another port."""
 
     def __init__(self, find: Callable[[], NodeClient]) -> None:
-        """Raises what `find` does: a node must be there to begin with."""
+        """Raises the errors of `find`: a node must run at the start."""
         self._find = find
         self._client = find()
         self._process = self._current_process()
@@ -176,7 +176,7 @@ class ReconnectingClient:
 
 
 def log_records(node: ReconnectingClient, sleep: Callable[[float], None] = time.sleep) -> Iterator[Mapping[str, Any]]:
-    """Every record once, for ever; of a node that was started anew from its first one on."""
+    """Every record once, without end; of a restarted node from its first record on."""
     after, restarts, told = 0, 0, False
     while True:
         answer = node.get(f"/api/logs?after={after}&limit={MOST_LINES}")
@@ -197,7 +197,7 @@ def log_records(node: ReconnectingClient, sleep: Callable[[float], None] = time.
 
 
 def watch(node: ReconnectingClient, lines_of: Callable[[Mapping[str, Any]], list[str]]) -> None:
-    """Show the status in place until Ctrl+C; what was seen last stays while the node does not answer."""
+    """Show the status in place until Ctrl+C. The last one stays while the node does not answer."""
     from rich.console import Console
     from rich.live import Live
 
@@ -212,7 +212,7 @@ def watch(node: ReconnectingClient, lines_of: Callable[[Mapping[str, Any]], list
 
 
 def shown(lines: list[str], *, answers: bool) -> RenderableType:
-    """A line a row, cut where the terminal ends; of a node that does not answer what it said last, and that first."""
+    """One row per line, cut at the width of the terminal. If the node does not answer, a line says so first."""
     from rich.console import Group
     from rich.text import Text
 

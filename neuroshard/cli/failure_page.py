@@ -1,4 +1,4 @@
-"""The page that tells why a start has failed: how it reads, and giving it to a browser from memory, once."""
+"""The page that shows why a start failed: its text, and serving it to a browser once, from memory."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ code {{ overflow-wrap: anywhere; }}
 <p class="said"><strong>{action}</strong></p>
 <h2>What helps</h2>
 <ul>
-<li>When that is mended, start NeuroShard again the way you started it now.</li>
-{places}<li>In a terminal, <code>neuroshard doctor</code> looks at everything and says what to do.</li>
+<li>When that is fixed, start NeuroShard again in the same way.</li>
+{places}<li>In a terminal, <code>neuroshard doctor</code> checks everything and says what to do.</li>
 </ul>
 {details}</main></body></html>
 """
@@ -86,8 +86,7 @@ def serve_once(page: bytes, open_at: Callable[[str], None], seconds: float = FET
             self.wfile.write(page)
             fetched.set()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+        def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer((LOOPBACK, 0), OnePage) as server:
         server.daemon_threads, server.block_on_close = True, False
@@ -99,7 +98,7 @@ def serve_once(page: bytes, open_at: Callable[[str], None], seconds: float = FET
 
 
 def _words(error: Exception) -> tuple[str, str, str]:
-    """What happened, what to do, and the details."""
+    """The message, the advice, and the details."""
     if isinstance(error, NeuroShardError):
         return error.message, error.action or "Start it again; if it happens again, look at the log.", ""
     frames = traceback.extract_tb(error.__traceback__)[-MOST_FRAMES:]

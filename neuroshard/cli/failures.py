@@ -1,4 +1,4 @@
-"""Failures of a command: exit codes, the words on the terminal, and the browser page where there is no terminal."""
+"""Failures of a command: exit codes, the text on the terminal, and a browser page if there is no terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     NETWORK = 4
     STORAGE = 5
     DATA = 6
-    STOPPED = 130  # as shells have it for Ctrl+C
+    STOPPED = 130  # as shells report Ctrl+C
 
 
 # The first class that matches decides.
@@ -51,7 +51,7 @@ def exit_code(error: NeuroShardError) -> ExitCode:
 
 
 def exit_codes_line() -> str:
-    """All codes in short."""
+    """All exit codes in one line."""
     return f"Exit codes: {', '.join(f'{code.value} {code.name.lower()}' for code in ExitCode)}."
 
 
@@ -69,7 +69,7 @@ SAYS_NO = frozenset({"0", "false", "no", "off", "f", "n"})
 
 @contextmanager
 def show_failure_on_desktop(flags: Mapping[str, object], *, ends_with_stdin: bool = False) -> Generator[None]:
-    """What ends this block early is shown in the browser too, when a menu has started this process; it rises on."""
+    """Show an error that ends this block in the browser as well if a menu started this process; then raise it again."""
     try:
         yield
     except Exception as error:
@@ -79,7 +79,7 @@ def show_failure_on_desktop(flags: Mapping[str, object], *, ends_with_stdin: boo
 
 
 def _show(error: Exception, flags: Mapping[str, object]) -> None:
-    """Show it where somebody sees that; a computer that cannot (no socket, no thread, no stream) does not hide it."""
+    """Show the error to the user. If that fails (no socket, no thread, no stream), the original error still rises."""
     try:
         if _may_show(flags, os.environ):
             from neuroshard.cli.failure_page import failure_page, serve_once
@@ -91,7 +91,7 @@ def _show(error: Exception, flags: Mapping[str, object]) -> None:
 
 
 def _may_show(flags: Mapping[str, object], environment: Mapping[str, str]) -> bool:
-    """Whether somebody sits there, reads no terminal, and has not asked for no pages; a broken file asks nothing."""
+    """Whether a user is present, has no terminal, and has not disabled pages; a damaged file does not disable them."""
     from neuroshard.host.desktop import can_show_pages, has_terminal, is_over_ssh
 
     chosen = flags.get("browser", environment.get("NEUROSHARD_BROWSER"))
@@ -113,7 +113,7 @@ def _stored_choice(data_dir: Path | None) -> object:
 
 
 def _folder(flags: Mapping[str, object]) -> Path | None:
-    """The node's data folder; None when that is what is wrong."""
+    """The node's data folder; None if it is the cause of the error."""
     from neuroshard.config.loading import resolve_data_dir
 
     named = flags.get("data_dir")

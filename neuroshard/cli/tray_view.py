@@ -1,4 +1,4 @@
-"""What the tray icon shows of a status, and what its menu does: over the REST API, like any other program."""
+"""The state and the menu of the tray icon. It uses the REST API, like any other program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrayView:
 
 
 def tray_view(status: Mapping[str, Any] | None) -> TrayView:
-    """The view of an answer of /api/status; None: no node answers."""
+    """The view of an answer of /api/status; None if no node answers."""
     if status is None:
         return TrayView("NeuroShard: no node is running", Mood.RESTING, False, False, False)
     state = str(status.get("state"))
@@ -49,7 +49,7 @@ def tray_view(status: Mapping[str, Any] | None) -> TrayView:
 
 
 class TrayNode:
-    """The node with this data folder, found anew for each wish: it may have been restarted meanwhile."""
+    """The node with this data folder, looked up for each action because it may have been restarted."""
 
     def __init__(
         self, data_dir: Path | None, *, demo: bool = False, open_page: Callable[[str], object] = webbrowser.open
@@ -60,7 +60,7 @@ class TrayNode:
         self.seen = tray_view(None)  # at the last look
 
     def look(self) -> TrayView:
-        """What the icon shows now."""
+        """The current state for the icon."""
         self.seen = self._look()
         return self.seen
 
@@ -73,15 +73,15 @@ class TrayNode:
             return TrayView(f"NeuroShard: {error.message}"[:MOST_TITLE_CHARACTERS], Mood.TROUBLE, False, False, True)
 
     def pause_an_hour(self) -> str:
-        """Pause training; what the node says to that, or why not."""
+        """Pause training for an hour. Returns the node's answer, or the reason of a failure."""
         return self._tell("/api/training/pause", {"duration_seconds": PAUSE_SECONDS})
 
     def resume(self) -> str:
-        """End a pause; what the node says to that, or why not."""
+        """End a pause. Returns the node's answer, or the reason of a failure."""
         return self._tell("/api/training/resume", {})
 
     def open_dashboard(self) -> str:
-        """Show the dashboard in the browser; why not, if it cannot be."""
+        """Open the dashboard in the browser. Returns the reason if that fails."""
         try:
             self._open_page(self._client().base_url)
         except NeuroShardError as error:

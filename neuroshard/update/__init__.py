@@ -1,1 +1,1 @@
-"""New versions of the program: what is signed, fetched, kept side by side, tried and taken back. Never by itself."""
+"""New versions of the program: signed manifests, downloads, versions side by side, and the switch. Only on request."""

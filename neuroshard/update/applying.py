@@ -21,33 +21,33 @@ from neuroshard.update.installation import LOCK, Installation
 from neuroshard.update.manifest import AvailableUpdate, UpdateFailedError
 
 TRY_SECONDS = 120.0
-PREPARE_SECONDS = 3600.0  # an environment's packages come over the line
-BOOTSTRAP = "bootstrap.py"  # in archives that are no frozen program: makes the environment
+PREPARE_SECONDS = 3600.0  # the packages of an environment are downloaded
+BOOTSTRAP = "bootstrap.py"  # in archives of environments: creates the environment
 
 OnStep = Callable[[str], None]
 
 
 class RunningNode(Protocol):
-    """A node as the control found it: enough to start it again as it was."""
+    """A node as the control found it: everything needed to start it again in the same way."""
 
 
 class NodeControl(Protocol):
-    """How the node of this computer is found, stopped and started."""
+    """Finds, stops and starts the node of this computer."""
 
     def running(self) -> RunningNode | None:
-        """What holds the data folder now. Raises UpdateFailedError for what could not be started again."""
+        """The process that holds the data folder. Raises UpdateFailedError if it could not be started again."""
         ...
 
     def stop(self, node: RunningNode) -> None:
-        """End what holds the data folder, if anything, after a final checkpoint. Raises NeuroShardError if it stays."""
+        """End the process that holds the data folder after a final checkpoint. Raises NeuroShardError if it stays."""
         ...
 
     def start(self, program: Path, version: str, node: RunningNode) -> None:
-        """Start it again by this program and wait until it is up. Raises UpdateFailedError; nothing then runs."""
+        """Start the node with this program and wait until it is up. Raises UpdateFailedError; then no node runs."""
         ...
 
     def prove(self, program: Path, version: str) -> None:
-        """Show with a node of its own, that touches nothing, that this program comes up. Raises UpdateFailedError."""
+        """Show with a separate test node that this program starts. Raises UpdateFailedError."""
         ...
 
     def settle(self, program: Path, version: str, node: RunningNode) -> str:
@@ -61,12 +61,12 @@ class NodeControl(Protocol):
 
 @dataclass(frozen=True)
 class VersionChange:
-    """From which version to which an installation went."""
+    """The versions before and after a change of an installation."""
 
     before: str
     after: str
     was_running: bool
-    note: str = ""  # what the owner should know of the node that runs now
+    note: str = ""  # a sentence for the owner about the running node
 
 
 def apply_update(
@@ -84,7 +84,7 @@ def apply_update(
     """
     version = update.version
     with _alone(installation):
-        control.running()  # what could not be started again is told before anything is fetched
+        control.running()  # a node that could not be started again is reported before anything is fetched
         if not installation.is_complete(version):
             archive = installation.download(version)
             anyio.run(fetch_artefact, update.artefact, archive, progress)
@@ -106,7 +106,7 @@ def roll_back(installation: Installation, control: NodeControl, on_step: OnStep 
 
 
 def _tidied(installation: Installation, change: VersionChange) -> VersionChange:
-    """The new version is in use by now: what of the old ones cannot be removed is told, and no failure."""
+    """Remove old versions. A failure is reported in the note and does not undo the change."""
     try:
         installation.tidy()
     except StorageError as error:
@@ -144,7 +144,7 @@ def _change(installation: Installation, control: NodeControl, version: str, on_s
 
 @dataclass(frozen=True)
 class _Trial:
-    """A node that another version was to take over."""
+    """A node that another version should take over."""
 
     installation: Installation
     control: NodeControl
@@ -153,13 +153,13 @@ class _Trial:
 
 
 def _go_back(trial: _Trial, version: str, error: NeuroShardError | KeyboardInterrupt) -> NoReturn:
-    """Have the current version run again when another one cannot. Raises UpdateFailedError always."""
+    """Start the current version again after another one failed. Always raises UpdateFailedError."""
     control, node, before = trial.control, trial.node, trial.installation.current()
     program = trial.installation.program(before)
     said = f"The change to version {version} did not succeed: {_words(error)}."
     try:
         trial.on_step("going back")
-        control.stop(node)  # the old one, if it still ends, or the new one
+        control.stop(node)  # the old one if it is still ending, or the new one
         control.start(program, before, node)
         note = control.settle(program, before, node)
     except (NeuroShardError, KeyboardInterrupt) as second:
@@ -173,10 +173,10 @@ def _words(error: NeuroShardError | KeyboardInterrupt) -> str:
 
 
 def _what_runs(control: NodeControl) -> str:
-    """What to do after a node could be neither replaced nor started again."""
+    """The advice after a node could be neither replaced nor started again."""
     try:
         node = control.running()
-    except UpdateFailedError:  # it cannot be looked at, but it is there
+    except UpdateFailedError:  # its state is unknown, but it is there
         return "Something still holds the data folder: see `neuroshard status`."
     if node is not None:
         return "A node still holds the data folder: see `neuroshard status`. Start it again when it has ended."
@@ -186,11 +186,11 @@ def _what_runs(control: NodeControl) -> str:
 def _install(installation: Installation, version: str, archive: Path, unpacked_size: int) -> None:
     folder = installation.folder(version)
     try:
-        installation.discard(version)  # half of an earlier try
+        installation.discard(version)  # remains of an earlier attempt
         unpack(archive, folder, unpacked_size)
         if (folder / BOOTSTRAP).is_file():
             _prepare(folder)
-        flush_to_disk(folder)  # a power cut must not leave the mark, and later the pointer, to files without content
+        flush_to_disk(folder)  # after a power cut, the mark and the pointer must not refer to files without content
         installation.mark_complete(version)
         archive.unlink()
     except OSError as error:
@@ -198,7 +198,7 @@ def _install(installation: Installation, version: str, archive: Path, unpacked_s
 
 
 def _prepare(folder: Path) -> None:
-    """An environment is made where it will stay: its scripts know their place."""
+    """Create an environment at its final place: its scripts contain their path."""
     if is_frozen():
         raise UpdateFailedError("The update is an environment, this program is frozen.", "Run the new installer.")
     _run([sys.executable, str(folder / BOOTSTRAP), "--into", str(folder)], PREPARE_SECONDS, "prepared")
@@ -222,7 +222,7 @@ def _run(command: list[str], seconds: float, what: str) -> str:
 
 @contextmanager
 def _alone(installation: Installation) -> Generator[None]:
-    """One update at a time."""
+    """Allow one update at a time."""
     try:
         file = (installation.root / LOCK).open("w", encoding="ascii")
     except OSError as error:

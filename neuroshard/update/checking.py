@@ -31,11 +31,11 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Answers of the publisher so far. Times in seconds since the epoch."""
+    """The publisher's answers so far. Times are in seconds since the epoch."""
 
     asked_at: float
     seen: SeenManifest
-    available: str  # the version that was offered to this computer then; "" for none
+    available: str  # the version last offered to this computer; "" for none
 
     def __post_init__(self) -> None:
         """Raise ValueError for text that is not a version."""
@@ -51,7 +51,7 @@ NEVER_ASKED = UpdateMemory(0.0, SeenManifest(), "")
 
 
 def memory_file(data_dir: Path) -> StateFile[UpdateMemory]:
-    """The file of a data folder. Its damage stops updates: without it, an older manifest that is still valid passes."""
+    """The memory file of a data folder. Damage stops updates: without the file, an older valid manifest could pass."""
     return StateFile(
         data_dir / FILE_NAME,
         UpdateMemory,
@@ -68,14 +68,14 @@ _PROCESSORS = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
 
 
 def platform_name(system: str = sys.platform, processor: str | None = None) -> str:
-    """What a manifest calls this kind of computer: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
+    """The name of this kind of computer in a manifest: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
     named = (processor or machine()).lower()
     return f"{system}-{_PROCESSORS.get(named, named)}"
 
 
 @dataclass(frozen=True)
 class ReleasePublisher:
-    """Who tells of new versions."""
+    """The address and key of the publisher of new versions."""
 
     url: str
     key: bytes
@@ -130,6 +130,6 @@ async def daily_notice(settings: Settings, current: str, now: float) -> str | No
 
 
 def notice(version: str) -> str:
-    """What people are told: the command where it can work, else the way by which this one came."""
+    """The sentence for people: the command if it works here, otherwise the way in which this version was installed."""
     how = "`neuroshard update apply` installs it." if installation_root() else "install it as you installed this one."
     return f"Version {version} is available: {how}"

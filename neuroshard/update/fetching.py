@@ -67,7 +67,7 @@ async def fetch_artefact(artefact: Artefact, path: Path, progress: FetchProgress
 
 
 async def _fetch_part(artefact: Artefact, part: Path, progress: FetchProgress) -> None:
-    """Bring the file to its full size, with a new attempt after each break."""
+    """Download the rest of the file, with a new attempt after each break."""
     rng = Random()  # noqa: S311 - jitter, not a secret
     _refuse_full_disk(artefact, part)
     failures = 0
@@ -167,7 +167,10 @@ MAX_FILES = 100_000
 
 
 def unpack(archive: Path, folder: Path, most_bytes: int) -> None:
-    """Unpack a .tar.gz into a new `folder`. Raises UpdateRefusedError for one that is damaged, too large or escapes."""
+    """Unpack a .tar.gz into a new `folder`.
+
+    Raises UpdateRefusedError if it is damaged, too large or leaves the folder.
+    """
     folder.mkdir(parents=True)
     left, files = most_bytes, 0
     try:
@@ -193,7 +196,7 @@ def flush_to_disk(folder: Path) -> None:
 
 
 def _extract(content: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """One member: a folder, a file or a link, within the folder. tarfile's own filter came with Python 3.11.4 only."""
+    """Extract one member (a folder, a file or a link) within the folder. tarfile's own filter needs Python 3.11.4."""
     name, target = PurePosixPath(member.name), folder / member.name
     if name.is_absolute() or ".." in name.parts or not _is_inside(target.parent, folder):
         raise tarfile.TarError(f"{member.name!r} is outside of its folder")

@@ -14,7 +14,7 @@ from neuroshard.errors import StorageError
 from neuroshard.update.manifest import version_number
 
 PREVIOUS = "previous"
-COMPLETE = ".complete"  # written into a version's folder last
+COMPLETE = ".complete"  # written last into a version's folder
 DOWNLOADS = "downloads"
 LOCK = "update.lock"
 _NAME = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
@@ -23,7 +23,10 @@ _WINDOWS = sys.platform == "win32"
 
 @dataclass(frozen=True)
 class Installation:
-    """The folder of an installation. Every change of the pointer is one rename: a kill leaves the old or the new."""
+    """The folder of an installation.
+
+    Every change of the pointer is one rename, so a kill leaves the old one or the new.
+    """
 
     root: Path
 
@@ -35,30 +38,30 @@ class Installation:
         return name
 
     def previous(self) -> str | None:
-        """The version before, if it is still there."""
+        """The version before, if its folder still exists."""
         name = self._pointer(PREVIOUS)
         return name if name is not None and name != self.current() and self.is_complete(name) else None
 
     def folder(self, version: str) -> Path:
-        """Where a version lies."""
+        """The folder of a version."""
         version_number(version)
         return self.root / VERSIONS / version
 
     def download(self, version: str) -> Path:
-        """Where its archive is kept until it is unpacked."""
+        """The place of a version's archive until it is unpacked."""
         version_number(version)
         return self.root / DOWNLOADS / f"neuroshard-{version}.tar.gz"
 
     def is_complete(self, version: str) -> bool:
-        """Whether the version was unpacked to its end."""
+        """Whether the version was unpacked completely."""
         return (self.folder(version) / COMPLETE).is_file()
 
     def mark_complete(self, version: str) -> None:
-        """Its folder now is all there. Raises OSError."""
+        """Mark the version's folder as complete. Raises OSError."""
         write_atomically(self.folder(version) / COMPLETE, b"")
 
     def program(self, version: str) -> Path:
-        """What starts exactly this version: a frozen program or an environment's script."""
+        """The program that starts exactly this version: a frozen program or an environment's script."""
         folder = self.folder(version)
         frozen = folder / ("neuroshard.exe" if _WINDOWS else "neuroshard")
         script = folder / ("Scripts/neuroshard.exe" if _WINDOWS else "bin/neuroshard")
@@ -78,7 +81,7 @@ class Installation:
             raise StorageError(f"{self.root} cannot be written: {error.strerror}.", "Repair that folder.") from error
 
     def tidy(self) -> None:
-        """Remove downloads and all versions but the current and the previous one. Raises StorageError."""
+        """Remove downloads and all versions except the current and the previous one. Raises StorageError."""
         kept = {self.current(), self.previous()}
         try:
             shutil.rmtree(self.root / DOWNLOADS, ignore_errors=True)
@@ -92,7 +95,7 @@ class Installation:
             ) from error
 
     def discard(self, version: str) -> None:
-        """Remove a version's folder, its mark first, so that half of it never counts. Raises OSError."""
+        """Remove a version's folder, its mark first, so that an incomplete folder never counts. Raises OSError."""
         folder = self.folder(version)
         (folder / COMPLETE).unlink(missing_ok=True)
         if folder.exists():

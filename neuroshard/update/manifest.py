@@ -24,11 +24,11 @@ from neuroshard.types import JsonValue
 
 
 class UpdateRefusedError(NeuroShardError):
-    """What was offered is no update for this computer: unsigned, expired, older, damaged or too large."""
+    """The offer is not an update for this computer: unsigned, expired, older, damaged or too large."""
 
 
 class UpdateFailedError(NeuroShardError):
-    """A step of the update did not work here; the version from before is in use."""
+    """A step of the update failed here; the version from before is in use."""
 
 
 FORMAT = 1
@@ -44,7 +44,7 @@ VersionNumber = tuple[int, int, int]
 
 
 def version_number(text: str) -> VersionNumber:
-    """`1.2.10` as numbers that compare. Raises ValueError for anything else."""
+    """`1.2.10` as comparable numbers. Raises ValueError for any other text."""
     if not _VERSION.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no version like 1.2.3")
     major, minor, patch = (int(part) for part in text.split("."))
@@ -53,20 +53,20 @@ def version_number(text: str) -> VersionNumber:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One platform's archive (.tar.gz) of a version."""
+    """The archive (.tar.gz) of a version for one platform."""
 
     url: str
-    size: int  # bytes of the archive
-    unpacked_size: int  # bytes of all files in it
+    size: int  # of the archive, in bytes
+    unpacked_size: int  # of all files in it, in bytes
     sha256: str  # hex
 
 
 @dataclass(frozen=True)
 class UpdateManifest:
-    """What the publisher of releases says there is. Times are seconds since the epoch."""
+    """The newest version by the publisher. Times are in seconds since the epoch."""
 
     version: str
-    minimal_version: str  # older ones cannot update by themselves
+    minimal_version: str  # older versions cannot update by themselves
     issued_at: float
     expires_at: float
     notes: str
@@ -85,7 +85,7 @@ class UpdateManifest:
         }
 
     def signed(self, publisher: Signer) -> bytes:
-        """The file that is published, as canonical JSON. Raises ValueError when nobody would accept it."""
+        """The published file as canonical JSON. Raises ValueError if clients would refuse it."""
         value = self.to_value()
         _manifest_of(value)
         signature = publisher.sign(purpose_message("update-manifest", value)).hex()
@@ -93,7 +93,7 @@ class UpdateManifest:
 
 
 def read_manifest(data: bytes, key: bytes) -> UpdateManifest:
-    """Verify and read what was published. Raises UpdateRefusedError that says what is wrong."""
+    """Verify and parse a published manifest. Raises UpdateRefusedError with the reason."""
     try:
         fields = exact_object(parse_json(data, MAX_MANIFEST_BYTES), {"manifest", "signature"}, "the update manifest")
         signature = hex_field(fields["signature"], SIGNATURE_BYTES, "signature")
@@ -147,7 +147,7 @@ def _bytes(value: JsonValue, most: int, where: str) -> int:
 
 
 def safe_url(url: str) -> str:
-    """The URL when it is https, or http to this computer (tests). Raises ValueError."""
+    """Return the URL if it is https, or http to this computer (tests). Raises ValueError otherwise."""
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return url
@@ -168,7 +168,7 @@ CLOCK_TOLERANCE_SECONDS = 86_400.0  # a manifest from tomorrow: the clocks of tw
 
 @dataclass(frozen=True)
 class SeenManifest:
-    """What this computer saw published so far: an older manifest is a replay."""
+    """The newest manifest that this computer has seen: an older one is a replay."""
 
     version: str = "0.0.0"
     issued_at: float = 0.0
@@ -186,9 +186,9 @@ class AvailableUpdate:
 def judge(
     manifest: UpdateManifest, *, current: str, platform: str, seen: SeenManifest, now: float
 ) -> AvailableUpdate | None:
-    """The update that a verified manifest offers to version `current`; None when that is the newest.
+    """The update that a verified manifest offers to version `current`; None if that is the newest.
 
-    Raises UpdateRefusedError when it expired, is a replay, or has nothing for this version or platform.
+    Raises UpdateRefusedError if it expired, is a replay, or has nothing for this version or platform.
     """
     _refuse_wrong_time(manifest, now)
     if manifest.issued_at < seen.issued_at or version_number(manifest.version) < version_number(seen.version):
@@ -211,7 +211,7 @@ def judge(
 
 
 def newest_seen(manifest: UpdateManifest, seen: SeenManifest) -> SeenManifest:
-    """What to remember after a manifest was judged."""
+    """The record to store after a manifest was judged."""
     version = max(manifest.version, seen.version, key=version_number)
     return SeenManifest(version, max(manifest.issued_at, seen.issued_at))
 
