@@ -48,12 +48,16 @@ class Architecture:
         return self.hidden_size // self.head_count
 
 
+MAX_LAYERS = 4096
+MAX_SHARDS = 10**8
+
+
 @dataclass(frozen=True, order=True)
 class LayerRange:
-    """Layers start, start + 1, ... stop - 1 of a model."""
+    """Layers start, start + 1, ... stop - 1 of a model. The bounds apply to ranges that peers send."""
 
-    start: int
-    stop: int
+    start: Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
+    stop: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
@@ -76,10 +80,10 @@ class LayerRange:
 
 @dataclass(frozen=True, order=True)
 class ShardRange:
-    """Shards start, start + 1, ... stop - 1 of a data set."""
+    """Shards start, start + 1, ... stop - 1 of a data set. The bounds apply to ranges that peers send."""
 
-    start: int
-    stop: int
+    start: Annotated[int, Meta(ge=0, le=MAX_SHARDS)]
+    stop: Annotated[int, Meta(ge=1, le=MAX_SHARDS)]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:

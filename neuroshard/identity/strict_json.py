@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
-from neuroshard.types import JsonValue, LayerRange, RunId
+from neuroshard.types import MAX_LAYERS, JsonValue, LayerRange, RunId
 
 MAX_JSON_DEPTH = 64
 
@@ -160,7 +160,6 @@ def text_field(value: JsonValue, max_characters: int, where: str) -> str:
     return value
 
 
-MAX_LAYERS = 4096
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PRINTABLE = re.compile(r"[ -~]*")
 

@@ -32,13 +32,12 @@ from neuroshard.identity import (
 from neuroshard.identity.strict_json import declared, exact_object, hex_field, text_field
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
-from neuroshard.types import JsonValue, LayerRange, NamedRun, Role, ShardId, ShardRange
+from neuroshard.types import MAX_SHARDS, JsonValue, LayerRange, NamedRun, Role, ShardId, ShardRange
 
 MAX_STEPS = 10**12
 MAX_TOKENS = 10**16
 MAX_LOSS = 1000.0  # nats a token
 MAX_TOKENS_PER_SECOND = 1e9
-MAX_SHARDS = 10**8
 MAX_SEQUENCE = 2**53  # every JSON reader knows such numbers exactly
 MAX_INTERVAL_SECONDS = 1000.0
 MAX_WINDOWS = 64  # that are told; whoever could hold more different ones tells none

@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta
 
 from neuroshard.model.architecture import StagePlan
-from neuroshard.types import LayerRange, NodeId, Role, RunId, WalletId
+from neuroshard.types import MAX_LAYERS, LayerRange, NodeId, Role, RunId, WalletId
 
 
 @dataclass(frozen=True, order=True)
 class StageRange:
-    """Stages start, start + 1, ... stop - 1 of a plan."""
+    """Stages start, start + 1, ... stop - 1 of a plan. The bounds apply to ranges that peers send."""
 
-    start: int
-    stop: int
+    start: Annotated[int, Meta(ge=0, le=MAX_LAYERS)]  # a stage has at least one layer
+    stop: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:

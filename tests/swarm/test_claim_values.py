@@ -51,6 +51,11 @@ def test_every_possible_report_survives_the_wire(changes: dict[str, Any]) -> Non
     assert TrainingReport.from_json(json.loads(canonical_json(report.to_json()))) == report
 
 
+def span(start: object, stop: object) -> dict[str, object]:
+    """The JSON form of a range."""
+    return {"start": start, "stop": stop}
+
+
 BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("run_id", [None, "", "AB" * 32, "ab" * 33, 5]),
     ("sequence", [-1, 2**53 + 1, 1.0, True, None, "1"]),
@@ -60,7 +65,7 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("shard", [-1, 10**8 + 1, 1.5]),
     ("shards_seen", [-1, None, 10**9]),
     ("roles", [None, "driver", ["king"], ["driver", "driver"], [["driver"]], ["driver"] * 4]),
-    ("layers", [[], [0], [3, 3], [4, 3], [-1, 3], [0, 5000], [0, 1, 2], ["0", "1"]]),
+    ("layers", [[0, 3], {}, {"start": 0}, span(3, 3), span(4, 3), span(-1, 3), span(0, 4097), span("0", "1")]),
     ("outer_step", [-1, None]),
     ("state_hash", ["x", "AB" * 32, "ab" * 31, None, 0]),
     ("successful_syncs", [-1, 1.0]),
@@ -72,11 +77,15 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("leaving", [0, 1, None, "yes"]),
     ("inherited_steps", [-1, 10**12 + 1, None]),
     ("inherited_tokens", [-1, 10**16 + 1, 0.5]),
-    ("windows", [None, 5, "12", [None], [[0]], [[0, 0]], [[2, 1]], [[0, 4097]], [[-1, 1]], [[0, 1, 2]], [[0, 1]] * 65]),
+    ("windows", [None, 5, "12", [None], [[0, 1]], [span(0, 0)], [span(2, 1)], [span(0, 4097)], [span(-1, 1)]]),
+    ("windows", [[span(0, 1)] * 65]),
     ("ready_percent", [-1, 101, 0.5, None, True]),
     (
         "cached",
-        [None, 5, [None], [[0]], [[0, 0]], [[2, 1]], [[-1, 1]], [[0, 1], [1, 2]], [[5, 6], [0, 1]], [[0, 1]] * 17],
+        [
+            *(None, 5, [None], [[0, 1]], [span(0, 0)], [span(2, 1)], [span(-1, 1)], [span(0, 10**8 + 1)]),
+            *([span(0, 1), span(1, 2)], [span(5, 6), span(0, 1)], [span(2 * n, 2 * n + 1) for n in range(17)]),
+        ],
     ),
 ]
 
@@ -128,7 +137,7 @@ def test_every_field_of_an_announcement_is_checked() -> None:
     bad: list[tuple[str, list[Any]]] = [
         ("run_id", [None, "short"]),
         ("parameters_version", [-1, 1.5, None]),
-        ("layers", [[1, 1]]),
+        ("layers", [[0, 1], span(1, 1), span(0, 4097)]),
         ("addresses", [None, own, [5], [own + "\n"], ["x" + own], ["/a b/p2p/" + ALICE.node_id], [own] * 17]),
         ("addresses", [[own.replace(ALICE.node_id, BOB.node_id)], ["/ip4/203.0.113.7/tcp/4001"], ["/" * 300]]),
         ("pool", [5, "x" * 257, "\x1b[31m"]),
@@ -150,7 +159,7 @@ def test_whoever_keeps_a_record_can_tell_whether_it_is_an_announcement() -> None
     claim = VerifiedClaim(ALICE.node_id, ALICE.wallet_id, good, EPOCH)
     assert is_announcement(claim)
     assert not is_announcement(replace(claim, node_id=BOB.node_id))  # the addresses lead to somebody else
-    for payload in (None, [], "text", {}, {**good, "more": 1}, {**good, "layers": [3, 2]}):
+    for payload in (None, [], "text", {}, {**good, "more": 1}, {**good, "layers": span(3, 2)}):
         assert not is_announcement(replace(claim, payload=payload))
 
 
