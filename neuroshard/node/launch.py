@@ -53,7 +53,8 @@ def summary(status: NodeStatus) -> str:
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
+# On Windows a signal does not end a wait, so the main thread looks up.
+WAIT_SECONDS = 0.2 if sys.platform == "win32" else None
 
 
 def run_node(
@@ -145,7 +146,7 @@ def _prepare_native_threads() -> None:
 
 
 def _run_to_the_end(run: Callable[[], ExitReport]) -> ExitReport:
-    """Run the task tree in its own thread. The main thread only waits, in short turns that let signals in."""
+    """Run the task tree in its own thread. The main thread only waits for it and for signals."""
     with ThreadPoolExecutor(1, thread_name_prefix="neuroshard-tasks") as executor:
         outcome: Future[ExitReport] = executor.submit(run)
         while not outcome.done():
