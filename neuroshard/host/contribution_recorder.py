@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.state_file import set_damaged_aside, write_atomically
+from neuroshard.config.state_file import read_bounded, set_damaged_aside, write_atomically
 from neuroshard.identity.strict_json import parse_json
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
@@ -134,11 +134,14 @@ class ContributionRecorder:
 
 
 def read_record(path: Path) -> tuple[WorkHistory, tuple[str, ...]]:
-    """The record of earlier starts, and warnings. One that cannot be read is put aside, and a new one begins."""
-    try:
-        with path.open("rb") as file:
-            return WorkHistory.from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES)), ()
-    except FileNotFoundError:
+    """The record of earlier starts, and warnings. A damaged one is set aside, and a new one begins.
+
+    Raises StorageError if the file cannot be read.
+    """
+    content = read_bounded(path, MOST_BYTES)
+    if content is None:
         return WorkHistory(), ()
-    except (OSError, ValueError) as error:
+    try:
+        return WorkHistory.from_json(parse_json(content, MOST_BYTES)), ()
+    except ValueError as error:
         return WorkHistory(), (set_damaged_aside(path, str(error), "a new record of your contribution begins"),)

@@ -4,44 +4,52 @@ Two facts survive a restart in the data folder: a requested pause, and the bytes
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Annotated, Protocol
 
 import anyio
 import anyio.to_thread
+from msgspec import Meta, Struct
 
 from neuroshard.config.settings import Settings
-from neuroshard.config.state_file import set_damaged_aside, write_atomically
-from neuroshard.errors import StorageError
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import DamagedFileError, StorageError
 from neuroshard.host.live_settings import Configuration
 from neuroshard.host.owner_policy import HostReadings, Rules, UserPause, clock_words, decide, next_gpu_share, readings
 from neuroshard.host.sensors import SensorThread
-from neuroshard.identity.strict_json import parse_json
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.transfer_policy import TransferPolicy
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause, TimedPause
 from neuroshard.status.board import Publisher
 from neuroshard.status.owner_policy import USER, NetworkAction, NetworkDecision, OwnerPolicyStatus, TrainingDecision
-from neuroshard.types import JsonValue
 
 LEDGER_FILE = "transfer.json"
-MAX_LEDGER_BYTES = 10_000
+
+
+class MonthlyTransfer(Struct, frozen=True):
+    """The bytes transferred in a calendar month, "2026-11"."""
+
+    month: str
+    bytes: Annotated[int, Meta(ge=0)]
 
 
 class TransferLedger:
     """Adds up what parts of the node have counted since their start. No clock: the month is an argument."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / LEDGER_FILE
-        self._month: str
-        self._bytes: int
-        self.warnings: tuple[str, ...]
-        self._month, self._bytes, self.warnings = _read(self._file)
+        """Raises StorageError if the file of earlier starts cannot be read."""
+        self._file: StateFile[MonthlyTransfer] = StateFile(
+            folder / LEDGER_FILE, MonthlyTransfer, "set_aside", "this month's transfer is counted from now on"
+        )
+        warnings = list[str]()
+        kept = self._file.read(warnings.append) or MonthlyTransfer("", 0)
+        self.warnings = tuple(warnings)
+        self._month: str = kept.month
+        self._bytes: int = kept.bytes
         self._counted: int = 0
         self._saved: int = self._bytes
 
@@ -59,30 +67,10 @@ class TransferLedger:
         return self._bytes
 
     def save(self) -> None:
-        """Write what was noted. Raises OSError."""
+        """Write what was noted. Raises StorageError."""
         month, moved = self._month, self._bytes
-        write_atomically(self._file, json.dumps({"month": month, "bytes": moved}).encode())
+        self._file.write(MonthlyTransfer(month, moved))
         self._saved = moved
-
-
-def _read(file: Path) -> tuple[str, int, tuple[str, ...]]:
-    """Month, bytes and warnings. A file that is not there counts from now on; one that cannot be read is put aside."""
-    try:
-        with file.open("rb") as stream:
-            month, moved = _counted(parse_json(stream.read(MAX_LEDGER_BYTES + 1), MAX_LEDGER_BYTES))
-    except FileNotFoundError:
-        return "", 0, ()
-    except (OSError, ValueError) as error:
-        return "", 0, (set_damaged_aside(file, str(error), "this month's transfer is counted from now on"),)
-    return month, moved, ()
-
-
-def _counted(content: JsonValue) -> tuple[str, int]:
-    match content:
-        case {"month": str() as month, "bytes": int() as moved} if not isinstance(moved, bool) and moved >= 0:
-            return month, moved
-        case _:
-            raise ValueError("it names no month and bytes")
 
 
 log = logging.getLogger(__name__)
@@ -144,9 +132,9 @@ class NetworkRules:
         """Keep the count; a disk that does not take it is told once."""
         try:
             await anyio.to_thread.run_sync(self._ledger.save)
-        except OSError as error:
+        except StorageError as error:
             if not self._has_failed:
-                log.warning("The bytes of this month cannot be stored: %s.", error.strerror or error)
+                log.warning("The bytes of this month cannot be stored: %s", error)
             self._has_failed = True
 
     def _obey(self, decision: NetworkDecision) -> None:
@@ -253,50 +241,45 @@ class OwnerPolicyTask:
 
 
 PAUSE_FILE = "pause.json"
-MAX_PAUSE_BYTES = 10_000
+Time = Annotated[float, Meta(gt=-1e12, lt=1e12)]  # seconds since the epoch
+
+
+class StoredPause(Struct, frozen=True):
+    """A requested pause: its beginning, and its end if it ends without a request to resume."""
+
+    begun: Time
+    until: Time | None
 
 
 def keep_pause(folder: Path, asked: TimedPause | None) -> None:
-    """Store what was asked for, for the next start; None: nothing is. Raises StorageError."""
-    file = folder / PAUSE_FILE
+    """Store a requested pause for the next start, or remove the stored one if `asked` is None. Raises StorageError."""
+    file = _pause_file(folder)
     try:
         if asked is None:
-            file.unlink(missing_ok=True)
+            file.remove()
         else:
-            write_atomically(file, json.dumps({"begun": time.time(), "until": asked.until}).encode())
-    except OSError as error:
-        raise StorageError(
-            f"This does not survive a restart: {file} cannot be written ({error.strerror}).", "Look at the disk."
-        ) from error
+            file.write(StoredPause(time.time(), asked.until))
+    except StorageError as error:
+        raise StorageError(f"This does not survive a restart: {error.message}", error.action) from error
 
 
 def restore_pause(wish: RequestedPause, folder: Path) -> tuple[str, ...]:
-    """Ask for the pause of an earlier start again, unless it is over; warnings.
+    """Request the pause of an earlier start again, unless it is over; return warnings.
 
-    One that cannot be read any more has no end: whoever asked for it did not want training to begin by itself.
+    The pause in a damaged file has no end: whoever asked for it did not want training to begin by itself. Raises
+    StorageError if the file cannot be read.
     """
-    file = folder / PAUSE_FILE
     try:
-        begun, until = read_pause(file)
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError) as error:
+        pause = _pause_file(folder).read()
+    except DamagedFileError as error:
         wish.begin(PAUSED_BY_USER)
-        return (f"{file} is damaged ({error}): the node stays paused until it is resumed.",)
-    wish.renew_request(PAUSED_BY_USER, begun, until)
+        return (f"{error.message} {error.action}",)
+    if pause is not None:
+        wish.renew_request(PAUSED_BY_USER, pause.begun, pause.until)
     return ()
 
 
-def read_pause(file: Path) -> tuple[float, float | None]:
-    """When it began and when it ends (None: not by itself), in seconds since the epoch. Raises OSError, ValueError."""
-    with file.open("rb") as stream:
-        content = parse_json(stream.read(MAX_PAUSE_BYTES + 1), MAX_PAUSE_BYTES)
-    match content:
-        case {"begun": begun, "until": until, **_others} if _is_time(begun) and (until is None or _is_time(until)):
-            return float(cast("float", begun)), None if until is None else float(cast("float", until))
-        case _:
-            raise ValueError("it has other members")
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
+def _pause_file(folder: Path) -> StateFile[StoredPause]:
+    return StateFile(
+        folder / PAUSE_FILE, StoredPause, "fail", "The node stays paused until it is resumed.", data_dir=folder
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
 from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import SignedRunParameters, Wallet, hash_parts
 from neuroshard.runs.offer import (
@@ -92,6 +92,7 @@ def _read(file: Path) -> bytes | None:
 
 
 MAX_POINTER_BYTES = 4096
+MAX_RUN_BYTES = 64 * 1024
 _START_ANEW = "Move it away to start a new run."
 
 
@@ -149,11 +150,12 @@ class LocalRuns:
 
     def _load(self, name: str) -> LocalRun | None:
         file = self._folder / name
-        if not file.exists():
+        content = read_bounded(file, MAX_RUN_BYTES)
+        if content is None:
             return None
         try:
-            signed = SignedRunParameters.from_json(file.read_bytes())
-        except (OSError, DataError) as error:
+            signed = SignedRunParameters.from_json(content)
+        except DataError as error:
             raise StorageError(f"The run in {file} cannot be used: {error}", _START_ANEW) from error
         if signed.owner_public_key != self._wallet.public_key:
             raise StorageError(f"{file} belongs to another wallet.", _START_ANEW)
@@ -169,8 +171,8 @@ def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
         return offer
     for file in (data_dir / "runs").glob("*/own-*.json"):
         try:
-            own = RunOffer.of_new_run(SignedRunParameters.from_json(file.read_bytes()))
-        except (OSError, DataError) as error:
+            own = RunOffer.of_new_run(SignedRunParameters.from_json(read_bounded(file, MAX_RUN_BYTES) or b""))
+        except (StorageError, DataError) as error:
             log.warning("The stored run %s cannot be used: %s", file, error)
             continue
         if own.run_id == run_id:

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from neuroshard.errors import StorageError
 from neuroshard.host.contribution_recorder import FILE_NAME, SAVE_SECONDS, ContributionRecorder, WorkMeter, read_record
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
@@ -145,3 +146,10 @@ def test_a_disk_that_refuses_is_told_once_and_nothing_stops(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING):
         live(Node(folder), round(SAVE_SECONDS) * 3)
     assert caplog.text.count("cannot be saved") == 1
+
+
+def test_a_record_that_cannot_be_read_is_not_set_aside(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_record(tmp_path / FILE_NAME)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]

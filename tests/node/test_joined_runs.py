@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +117,16 @@ def test_a_later_version_of_ones_own_run_holds_at_the_next_start(tmp_path: Path)
     assert again is not None
     assert (again.run_id, again.parameters.version, again.parameters.outer.learning_rate) == (RUN, 2, 0.5)
     assert find_run(tmp_path, RUN) == offer(2, 0.5)
+
+
+def test_an_oversized_stored_run_is_not_read_into_memory(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "wallet" / "own-0.json"
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as stream:
+        stream.truncate(50_000_000)
+    tracemalloc.start()
+    try:
+        assert find_run(tmp_path, RunId("0" * 64)) is None
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()

@@ -278,3 +278,9 @@ def test_rules_follow_the_settings() -> None:
     assert Rules.of(Settings()) == Rules()
     changed = Settings(train_when="idle", idle_minutes=2, pause_for_programs=("a",), gpu_max_power=99)
     assert Rules.of(changed) == replace(Rules(), only_idle=True, idle_minutes=2, programs=("a",), gpu_watts=99)
+
+
+def test_a_pause_that_cannot_be_read_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / PAUSE_FILE).mkdir()
+    with pytest.raises(StorageError, match="cannot be read"):
+        restore_pause(RequestedPause(), tmp_path)

@@ -21,7 +21,7 @@ from trio.testing import MockClock
 from neuroshard.config.schedule import Schedule
 from neuroshard.data.source import MeteredSource
 from neuroshard.data.transfer import OpenedFile
-from neuroshard.errors import DataUnavailableError
+from neuroshard.errors import DataUnavailableError, StorageError
 from neuroshard.host.owner_limits import LEDGER_FILE, NetworkRules, TransferLedger, decide_network
 from neuroshard.host.owner_policy import Rules
 from neuroshard.membership.connectivity import Networking
@@ -230,3 +230,10 @@ async def answer_slowly(_: NodeId, request: Frame) -> Frame:
 async def answer_large(_: NodeId, request: Frame) -> Frame:
     await anyio.lowlevel.checkpoint()
     return Frame(request.kind, {}, (STATE,))
+
+
+def test_a_ledger_that_cannot_be_read_is_not_damaged(tmp_path: Path) -> None:
+    (tmp_path / LEDGER_FILE).mkdir()
+    with pytest.raises(StorageError, match="cannot be read"):
+        TransferLedger(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LEDGER_FILE]
