@@ -30,6 +30,7 @@ from neuroshard.model.weights import TensorSchema, flatten, load_vector
 from neuroshard.optim.outer import OuterState
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
+from neuroshard.signals import Signal
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
 from neuroshard.state.tensor_file import map_to_disk
 from neuroshard.status.snapshot import DilocoStatus
@@ -94,6 +95,8 @@ class OuterSync:
         self.exchange = exchange
         self._state = state
         self._changes = 0  # of the state: not where it lies
+        self._root_of: int | None = None  # the number of changes at the state whose root is known
+        self.state_changed = Signal()
         self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
         self._offloaded = list[Tensor]()  # in a file, see `offload_tensors`
@@ -107,6 +110,7 @@ class OuterSync:
     def state(self, state: OuterState) -> None:
         self._state = state
         self._changes += 1
+        self.state_changed.notify()
 
     @property
     def parameters(self) -> OuterOptimization:
@@ -218,11 +222,27 @@ class OuterSync:
             return ""
         return await anyio.to_thread.run_sync(lambda: state_root(strategy.next_state(state, aggregate)))
 
+    async def keep_root(self) -> None:
+        """Compute the root of every new state on another thread while training continues. Runs until cancelled."""
+        seen = self.state_changed.count
+        while True:
+            await self.state_changed.wait(after=seen)
+            seen = self.state_changed.count
+            await self.update_root()
+
+    async def finish_root(self) -> None:
+        """Compute the root of a new state that `keep_root` has not come to before it was cancelled."""
+        if self._changes:
+            await self.update_root()
+
     async def update_root(self) -> None:
-        """Compute the root of the present state on another thread, while training goes on."""
+        """Compute the root of the present state on another thread, unless it is known."""
         state, changes = self._state, self._changes
+        if self._root_of == changes:
+            return
         root = await anyio.to_thread.run_sync(state_root, state)
         if self._changes == changes:
+            self._root_of = changes
             self.progress = replace(self.progress, state_root=root)
 
     async def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
-from anyio.abc import TaskGroup
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.optim.schedule import stage_clip_norm
@@ -64,7 +63,6 @@ class StageLoop:
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED once the accelerator is free
         self.last_report: WriteReport | None = None
         self.requests = Requests(control)
-        self.background: TaskGroup | None = None  # for what may go on beside the training
         self._run = run
         self._control = control
         self._service = parts.service
@@ -139,6 +137,7 @@ class StageLoop:
     async def settle(self) -> None:
         """Drop the step in work and save what the steps before it reached."""
         await self._service.leave()
+        await self.parts.outer.finish_root()
         await self._save()
         if self.parts.saver is not None:
             await self.parts.saver.close()
@@ -354,11 +353,8 @@ class StageLoop:
         return is_alone and self.parts.outer.is_due(self.parameters.sequences_per_step, elapsed)
 
     async def _run_round(self) -> bool:
-        outer, monotonic = self.parts.outer, self.pace.monotonic
-        completed = await outer.run_round(self._wall_clock())
-        self._last_round = monotonic()
-        if completed and self.background is not None:
-            self.background.start_soon(outer.update_root)
+        completed = await self.parts.outer.run_round(self._wall_clock())
+        self._last_round = self.pace.monotonic()
         return completed
 
     async def _after_skipped_step(self) -> None:
@@ -383,6 +379,4 @@ class StageLoop:
         self.record.progress = replace(self.record.progress, position=position, noted=())
         self._announce_step()
         self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)
-        if self.background is not None:
-            self.background.start_soon(self.parts.outer.update_root)  # the others go by it
         return f"The checkpoint of step {self.record.progress.steps} was restored."

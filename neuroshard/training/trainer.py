@@ -249,16 +249,13 @@ class Trainer:
         """
         if self._loops.drive is not None:
             self._loops.drive.evaluator.replay_losses_to_feed(self.record)
-        async with anyio.create_task_group() as background:
-            for loop in self._loops.stages:
-                loop.background = background
-            self._is_running = True
-            try:
-                await self._work(last_step)
-            finally:
-                self._is_running = False
-                with anyio.CancelScope(shield=True):
-                    await self._settle()
+        self._is_running = True
+        try:
+            await self._work(last_step)
+        finally:
+            self._is_running = False
+            with anyio.CancelScope(shield=True):
+                await self._settle()
         self._set_state(NodeState.NOT_TRAINING)
 
     @property
@@ -361,6 +358,7 @@ class Trainer:
         async with anyio.create_task_group() as companions:
             for stage in self.parts.stages:
                 companions.start_soon(stage.service.run)
+                companions.start_soon(stage.outer.keep_root)
                 if stage.group is not None:
                     companions.start_soon(stage.group.run)
                     companions.start_soon(stage.outer.update_root)  # others look for replicas with the same
