@@ -379,6 +379,13 @@ TOKENIZER_NAME = "tokenizer.json"
 CHECKPOINTS_NAME = "checkpoints.json"  # of a populator
 DIGEST_BYTES = 32
 MAX_PAGE_BYTES = PAGE_DIGESTS * DIGEST_BYTES
+_SHARD_NAME = re.compile(r"shard_([0-9]{1,9})\.(?:bin|pt)", re.ASCII)
+
+
+def shard_of(name: str) -> ShardId | None:
+    """The shard whose file has this name; None for other files. The inverse of `DataSetManifest.shard_name`."""
+    found = _SHARD_NAME.fullmatch(name)
+    return None if found is None else ShardId(int(found[1]))
 
 
 def page_name(page: int) -> str:

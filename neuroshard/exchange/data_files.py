@@ -21,7 +21,7 @@ import anyio.to_thread
 from msgspec import Meta, Struct, structs
 
 from neuroshard.data.cache import ShardCache
-from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME
+from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, shard_of
 from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.transfer import FileDamagedError, FileMissingError, OpenedFile
 from neuroshard.errors import DataUnavailableError
@@ -43,7 +43,7 @@ from neuroshard.network import (
 )
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.limits import UploadPacer
-from neuroshard.types import HexDigest, NamedRun, NodeId, RunId, ShardId
+from neuroshard.types import HexDigest, NamedRun, NodeId, RunId
 
 DATA = "data/part"
 PART_BYTES = 256 * 1024
@@ -98,7 +98,6 @@ def read_answer(frame: Frame, start: int) -> DataPart:
     return DataPart(file_bytes, bytes(frame.tensors[0].data))
 
 
-_SHARD = re.compile(r"shard_([0-9]{1,9})\.(?:bin|pt)", re.ASCII)
 _PAGE = re.compile(r"pages/[0-9]{5}\.bin", re.ASCII)
 _TABLE = re.compile(rf"{re.escape(TOKENIZER_NAME)}|tokenizers/[0-9a-f]{{64}}\.json", re.ASCII)
 
@@ -134,9 +133,9 @@ class DataStore:
 
     def find(self, name: str, address: str) -> DataFile | None:
         """The file of this name with exactly these contents; None when it is not here."""
-        shard = _SHARD.fullmatch(name)
+        shard = shard_of(name)
         if shard is not None:
-            path = None if self.cache is None else self.cache.file(ShardId(int(shard[1])), bytes.fromhex(address))
+            path = None if self.cache is None else self.cache.file(shard, bytes.fromhex(address))
         else:
             copy = _copy_of(name, address)
             path = None if copy is None else self.store / copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,6 +12,7 @@ from random import Random
 import anyio
 
 from neuroshard.data.assignment import copies_by_cell, covered_shard_count, has_shard
+from neuroshard.data.manifest import shard_of
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.exchange.data_files import DATA, PARTS_AT_ONCE, REQUEST_LIMITS, DataClient, DataServer, DataStore
@@ -24,8 +24,6 @@ from neuroshard.network import Network, RequestRefusedError, ScoreReason
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.status.data import DataCoverage, DataStatus
 from neuroshard.types import NodeId, ShardRange
-
-_SHARD = re.compile(r"shard_([0-9]{1,9})\.(?:bin|pt)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -102,17 +100,16 @@ class DataSharing:
 
 
 def holders(membership: Membership, name: str) -> list[NodeId]:
-    """Who may have a file: of a shard those who report it, of what describes the data everybody of the run."""
+    """Nodes that may have a file: those that report the shard, or for a metadata file every node of the run."""
     members = membership.view.members
-    shard = _SHARD.fullmatch(name)
+    shard = shard_of(name)
     if shard is None:
         known = {*members, *membership.announcements}
         return sorted(known - {membership.node_id})
-    number = int(shard[1])
     return [
         node
         for node, member in members.items()
-        if node != membership.node_id and has_shard(member.report.cached, number)
+        if node != membership.node_id and has_shard(member.report.cached, shard)
     ]
 
 

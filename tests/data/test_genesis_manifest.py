@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from genesis_samples import TestSigner, write_genesis
 
-from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, parse_manifest, serialise_manifest
+from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, parse_manifest, serialise_manifest, shard_of
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import sign_json
 
@@ -184,3 +184,21 @@ def test_manifest_of_600_000_shards_is_small(signed: bytes) -> None:
     data = resigned(signed, grow)
     assert len(data) < 12_000
     assert parse_manifest(data).page_entries(146) == 600_000 - 146 * 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "shard"),
+    [
+        ("shard_0.bin", 0),
+        ("shard_17.pt", 17),
+        ("shard_.bin", None),
+        ("shard_1.bin.pt", None),
+        ("shard_1.txt", None),
+        ("../shard_1.bin", None),
+        ("shard_1234567890.bin", None),
+        ("shard_\u0661.bin", None),
+        ("manifest.json", None),
+    ],
+)
+def test_a_shard_is_known_by_the_name_of_its_file(name: str, shard: int | None) -> None:
+    assert shard_of(name) == shard
