@@ -8,7 +8,7 @@ PY := $(BIN)/python
 RUNTIME := $(VENV)/.installed-runtime
 DEVELOPMENT := $(VENV)/.installed-development
 WEB_TOOLS := web/node_modules/.installed
-PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/node_modules/*' -not -path 'web/mock/*')
+PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/node_modules/*')
 DEMO ?=
 TESTS ?=
 

@@ -19,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HASH_FILE = ".build-hash"
-NOT_SOURCES = {"node_modules", "mock", "dist"}
+NOT_SOURCES = {"node_modules", "dist"}
 NPM_SECONDS = 600
 
 

@@ -1,7 +1,7 @@
 import { defineConfig } from "vite";
 
 // Relative URLs: the page works whatever path or port serves it. No inline assets: the server sends a strict
-// Content-Security-Policy. The mock server answers /api and /v1 during development (`npm run mock`).
+// Content-Security-Policy. During development, tests/browser/show.py answers /api and /v1.
 export default defineConfig({
   base: "./",
   esbuild: { jsx: "automatic", jsxImportSource: "preact" },

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PYTHON_FOLDERS = ("neuroshard", "tests", "benchmarks", "installers")
-WEB_FOLDERS = ("web/src", "web/mock", "web/public")
+WEB_FOLDERS = ("web/src", "web/public")
 WEB_ENDINGS = {".ts", ".tsx", ".css", ".mjs", ".js", ".html"}
 TEXT_ENDINGS = {".py", ".md", ".toml", ".json", ".yml", ".yaml", ".sh", ".svg", *WEB_ENDINGS}
 NOT_OURS = {"node_modules", "__pycache__", "static"}
