@@ -69,10 +69,10 @@ ICON_PROGRAM = """
 import os
 import sys
 from pathlib import Path
-from neuroshard.cli import tray
+from neuroshard.cli import desktop
 from neuroshard.cli.tray_view import TrayNode
 
-icon = tray._icon(TrayNode(Path(sys.argv[1])))
+icon = desktop._icon(TrayNode(Path(sys.argv[1])))
 
 print(icon.title, icon.icon.size, [str(item.text) for item in icon.menu.items], flush=True)
 os._exit(0)

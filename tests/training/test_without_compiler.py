@@ -10,7 +10,7 @@ import pytest
 LOADED = 'print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])'
 LAYOUT = """
 import sys
-from neuroshard.state.receiver import snapshot_layout
+from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.types import Architecture, LayerRange
 
 snapshot_layout(Architecture(64, 2, 2, 1, 128, 512, 32), LayerRange(0, 2))
