@@ -237,8 +237,8 @@ def peers(case: Case) -> Finding:
 
     settings = case.loaded.settings
     if case.status is not None:
-        network = case.status["network"]
-        detail = f"{network['peers']:,} of the run, {network['connections']:,} connections"
+        connections = case.status["network"]["connections"]
+        detail = f"{case.status['peer_count']:,} of the run, {connections:,} connections"
         return Finding("peers", is_well=True, detail=detail)
     if not settings.network:
         return Finding("peers", is_well=True, detail="none: the network is off")
