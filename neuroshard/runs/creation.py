@@ -22,12 +22,12 @@ from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_paramet
 from neuroshard.runs.stored_runs import JoinedRuns
 
 OPENING_SECONDS = 120.0
-_FILE_MODE = 0o644  # nothing in it is secret; it may lie beside a public manifest
+_FILE_MODE = 0o644  # nothing in it is secret; it may be served next to a public manifest
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose runs are made, and where this computer keeps them."""
+    """The wallet that signs the runs, and the data folder that stores them."""
 
     wallet: Wallet
     data_dir: Path
@@ -36,8 +36,9 @@ class Owner:
 def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = OPENING_SECONDS) -> OfferChoice:
     """Sign and store the first version of a run on the data at `location`.
 
-    The same file, wallet and data lead to the same run: then what is stored already is given back, with a reason when
-    a later version of it is known. Raises UsageError for a wrong entry, DataError for the source, StorageError.
+    The same file, wallet and data always give the same run. If it is stored already, the stored offer is returned,
+    with a reason if it has a later version. Raises UsageError for a wrong entry, DataError if the source cannot be
+    used, and StorageError.
     """
     prepare_data_dir(owner.data_dir)
     wanted = genesis_pins_from_json(config["genesis"]) if "genesis" in config else None
@@ -56,9 +57,9 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
 
 
 def update_run(owner: Owner, offer: RunOffer, config: RunConfig) -> OfferChoice:
-    """Sign and store the version after the newest one known: its parameters with the file's entries in their place.
+    """Sign and store the next version: the newest known parameters with the file's entries replacing theirs.
 
-    Raises UsageError when the wallet does not own the run, when nothing changes or when something would that must not.
+    Raises UsageError if the wallet does not own the run, if nothing changes, or if a fixed entry would change.
     """
     if owner.wallet.public_key != offer.initial.owner_public_key:
         raise UsageError(
@@ -80,7 +81,7 @@ def update_run(owner: Owner, offer: RunOffer, config: RunConfig) -> OfferChoice:
 
 
 def write_offer(offer: RunOffer, path: Path) -> None:
-    """Write the signed file, readable by people. Raises StorageError."""
+    """Write the signed offer as indented JSON. Raises StorageError."""
     try:
         write_atomically(path, _for_people(offer), _FILE_MODE)
     except OSError as error:

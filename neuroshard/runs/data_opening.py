@@ -32,7 +32,7 @@ from neuroshard.state.checkpoint_catalogue import SavedStage
 
 log = logging.getLogger(__name__)
 
-OF_A_FOLDER = 1  # refusals until a source is given up: what lies on a disk does not mend itself
+OF_A_FOLDER = 1  # failures until a source is given up: a wrong file on a disk stays wrong
 OF_A_SERVER = 5
 PROBLEM_LOOK_SECONDS = 0.1
 CHECK_SOURCE = "Check --genesis: it must name a Genesis folder or its address."
@@ -44,28 +44,28 @@ class OpenedData:
     """The data set, its table, and the run that was trained on it before, if any."""
 
     genesis: Genesis
-    table: TokenizerTable  # of the ids that the run knows, if there is one
+    table: TokenizerTable  # restricted to the ids of `run`, if there is one
     run: LocalRun | None
 
 
 def largest_tokenizer_bytes(tier_mb: int) -> int:
-    """The largest tokenizer.json to accept: parsing one takes about 30 times its size in memory, measured."""
+    """Largest tokenizer.json to accept, in bytes. Parsing one takes about 30 times its size in memory (measured)."""
     spare = tier_mb * MEGABYTE - planned_bytes(PROCESS_BYTES, tier_mb)
     return max(2 * MEGABYTE, spare // 40)
 
 
 async def open_data(fetcher: Fetcher, store: Path, runs: LocalRuns, max_tokenizer_bytes: int) -> OpenedData:
-    """Open the source; waits as long as it does not answer. Raises DataError when its data cannot be used.
+    """Open the source, waiting until it answers. Raises DataError if its data cannot be used.
 
-    A source on the network that fed a run before is opened from the copies kept for that run, so a restart does not
-    need it. A folder is read anew, because its owner may have built other data there.
+    A network source that fed a run before is opened from the copies kept for that run, so a restart does not need
+    the network. A folder is read again, because its owner may have built other data in it.
     """
     with _naming(fetcher):
         return await _open(fetcher, store, runs, max_tokenizer_bytes)
 
 
 async def open_joined_data(fetcher: Fetcher, store: Path, run: LocalRun, max_tokenizer_bytes: int) -> OpenedData:
-    """Open exactly the data that a run pins; waits as open_data does. Raises DataError when the source has others."""
+    """Open exactly the data that a run pins, waiting for the source to answer. Raises DataError for other data."""
     with _naming(fetcher):
         return _of_run(await _opened(fetcher, store, max_tokenizer_bytes)(pins=run.parameters.genesis), run)
 
@@ -73,9 +73,9 @@ async def open_joined_data(fetcher: Fetcher, store: Path, run: LocalRun, max_tok
 async def pins_of_source(
     location: str, store: Path, *, wanted: GenesisPins | None, max_tokenizer_bytes: int, seconds: float
 ) -> GenesisPins:
-    """What a run made now on this source would pin; with `wanted`, those pins after finding that the source has them.
+    """Pins of a run created now on this source. With `wanted`, check that the source has those pins and return them.
 
-    Raises DataError when the data cannot be used, are others than wanted, or did not come within `seconds`.
+    Raises DataError if the data cannot be used, differ from `wanted`, or did not arrive within `seconds`.
     """
     source = open_source(location)
     fetcher = Fetcher(source)
@@ -96,7 +96,7 @@ async def pins_of_source(
 
 @contextmanager
 def _naming(fetcher: Fetcher) -> Generator[None]:
-    """Say of which source an error speaks, and what to do."""
+    """Add the source's name, and what to do, to every DataError of the block."""
     try:
         yield
     except DataError as error:
@@ -132,7 +132,7 @@ async def _open(fetcher: Fetcher, store: Path, runs: LocalRuns, max_tokenizer_by
 
 
 async def _continues(genesis: Genesis, pins: GenesisPins) -> bool:
-    """Whether a data set begins with what a run pins."""
+    """Whether a data set begins with the data that a run pins."""
     try:
         await pinned_part(genesis.fetcher, genesis.store, genesis.manifest, pins, give_up_after=OF_A_FOLDER)
     except DataError:
@@ -141,13 +141,13 @@ async def _continues(genesis: Genesis, pins: GenesisPins) -> bool:
 
 
 def _of_run(genesis: Genesis, run: LocalRun) -> OpenedData:
-    """With the ids of the run only: the table may know more."""
+    """Restrict the tokenizer to the run's ids, because the table may have grown since."""
     table = TokenizerTable.load(genesis.tokenizer)
     return OpenedData(genesis, table.restricted_to(run.parameters.genesis.next_merge_id), run)
 
 
 async def look_at_source(location: str, seconds: float) -> str:
-    """What a source holds, in words, for `neuroshard doctor`. Raises DataError when it does not answer in time."""
+    """Describe a source in one phrase for `neuroshard doctor`. Raises DataError if it does not answer in time."""
     source = open_source(location)
     fetcher = Fetcher(source)
 
@@ -164,7 +164,7 @@ async def look_at_source(location: str, seconds: float) -> str:
 
 
 async def _in_time(fetcher: Fetcher, work: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """The value of `work`. Raises DataUnavailableError with the fetcher's last problem when it takes longer."""
+    """Return the value of `work`. Raises DataUnavailableError with the fetcher's last problem after `seconds`."""
     problem = ""
 
     async def note_problem() -> None:
@@ -182,10 +182,10 @@ async def _in_time(fetcher: Fetcher, work: Callable[[], Awaitable[T]], seconds: 
 
 
 def table_of(stages: Sequence[SavedStage], file: Path | None = None) -> TokenizerTable | None:
-    """The table of the run of these stages, without the ids that the run has no rows for.
+    """Tokenizer table of the run of these stages, without the ids for which the run's model has no rows.
 
-    From `file`, else from a copy in the data folders that hold the stages; None when they have none. Raises DataError
-    when the file is not the table that the run pins, or not a table, or one with more ids than the model.
+    It is read from `file`, or without one from a copy in the data folders of the stages; None if they have no copy.
+    Raises DataError if the file is not a table, not the one that the run pins, or has more ids than the model.
     """
     pins = next((pins for _, pins in _pinned(stages)), None)
     data = _given(file, pins) if file is not None else _kept(stages)
@@ -222,7 +222,7 @@ def _kept(stages: Sequence[SavedStage]) -> bytes | None:
 
 
 def _pinned(stages: Sequence[SavedStage]) -> Iterator[tuple[NodePaths, GenesisPins]]:
-    """What each data folder of these stages says of the run's data, as far as it knows the run."""
+    """The data folders of these stages in which the run is stored, each with the run's pins."""
     for folder in dict.fromkeys(Path(stage.generation.path).parents[4] for stage in stages):
         run = find_run(folder, stages[0].run_id)
         if run is not None:

@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 RUN_FILE = "run.json"
 MAX_RUN_FILE_BYTES = 16 * 1024
 MAX_SEEDS = 16
-LOOK_SECONDS = 5.0  # a data server that answers nothing must not keep a node from training
+LOOK_SECONDS = 5.0  # an unresponsive data server must not keep a node from training
 _FIELDS = {"run_id", "owner_public_key", "seeds"}
 
 
 @dataclass(frozen=True)
 class DefaultRun:
-    """The run to join when the owner of this computer named none."""
+    """The run that a node joins if its owner did not name one."""
 
     run_id: RunId
     owner_public_key: bytes
@@ -45,13 +45,13 @@ class DefaultRun:
 
 
 def write_default_run(run: DefaultRun, signer: Signer) -> bytes:
-    """The bytes of run.json, signed; the signer must be the one of the manifest."""
+    """Return the signed bytes of run.json. Readers require the key that signed the manifest."""
     value = _value(run)
     return canonical_json({**value, "signature": sign_json(signer, value)})
 
 
 def read_default_run(data: bytes, manifest_key: str) -> DefaultRun:
-    """The default run in `data`. Raises DataError when it is malformed or not signed by the manifest's key (hex)."""
+    """Parse a default run. Raises DataError if it is malformed or not signed by the manifest's key (hex)."""
     try:
         fields = exact_object(parse_json(data, MAX_RUN_FILE_BYTES), _FIELDS | {"signature"}, RUN_FILE)
         run = DefaultRun(
@@ -66,9 +66,9 @@ def read_default_run(data: bytes, manifest_key: str) -> DefaultRun:
 
 
 async def default_run_of(fetcher: Fetcher, manifest_key: str | None) -> DefaultRun | None:
-    """The default run that a source names; None when it names none, does not answer soon, or cannot be believed."""
+    """Fetch a source's default run; None if it has none, does not answer in time, or its run.json is not valid."""
     if manifest_key is None:
-        return None  # whoever can change an unsigned data set could send its readers anywhere
+        return None  # anyone who can change an unsigned data set could redirect its readers to any run
     request = FileRequest(RUN_FILE, 2, MAX_RUN_FILE_BYTES, give_up_after=1)
     with anyio.move_on_after(LOOK_SECONDS):
         try:
@@ -97,7 +97,7 @@ _FILE_MODE = 0o644  # it is served with the manifest
 
 @dataclass(frozen=True)
 class Published:
-    """What was written, and which run it replaced, if another one."""
+    """The default run that was written, and the different run that it replaced, if any."""
 
     run: DefaultRun
     file: Path
@@ -105,10 +105,10 @@ class Published:
 
 
 def publish_run(wallet: Wallet, offer: RunOffer, folder: Path, seeds: Sequence[str]) -> Published:
-    """Make a run the default one of the Genesis folder it trains on. `seeds` are multiaddrs; none: those of the run.
+    """Make a run the default one of the Genesis folder it trains on. Without `seeds` (multiaddrs), the run's are used.
 
-    Raises UsageError when another wallet signed the manifest or a seed is malformed, DataError when the folder does not
-    hold the run's data or they are not signed, StorageError.
+    Raises UsageError if another wallet signed the manifest or a seed is malformed, DataError if the folder does not
+    contain the run's data or they are not signed, and StorageError.
     """
     chosen = _checked_seeds(seeds or offer.parameters.seeds)
     key = _manifest_key(folder)
@@ -138,7 +138,7 @@ def _checked_seeds(seeds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _manifest_key(folder: Path) -> str:
-    """Hex key that signed the folder's manifest."""
+    """Hex key that signed the folder's manifest. Raises DataError if there is no manifest or no signature."""
     data = _read(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
     if data is None:
         raise DataError(f"{folder} is not a Genesis folder: it has no {MANIFEST_NAME}.", "Check --genesis.")
@@ -149,7 +149,7 @@ def _manifest_key(folder: Path) -> str:
 
 
 def _present(file: Path, key: str) -> DefaultRun | None:
-    """The default run that the file names now. Raises UsageError for a file that is something else."""
+    """Read the default run that the file names now. Raises UsageError if the file is not a valid run.json."""
     data = _read(file, MAX_RUN_FILE_BYTES)
     if data is None:
         return None
@@ -160,7 +160,7 @@ def _present(file: Path, key: str) -> DefaultRun | None:
 
 
 def _check_data(offer: RunOffer, folder: Path) -> None:
-    """Raises DataError when the folder does not hold what the run trains on; copies from elsewhere do not count."""
+    """Raises DataError if the folder itself does not contain the run's data. The node's own copies do not count."""
     with TemporaryDirectory(prefix="neuroshard-") as copies:
         opened = partial(
             pins_of_source,
@@ -174,7 +174,7 @@ def _check_data(offer: RunOffer, folder: Path) -> None:
 
 
 def _read(file: Path, most: int) -> bytes | None:
-    """At most one byte more than allowed, so that whoever parses it refuses it. Raises StorageError."""
+    """Read at most `most` + 1 bytes, so that the parser rejects a larger file. Raises StorageError."""
     try:
         with file.open("rb") as stream:
             return stream.read(most + 1)

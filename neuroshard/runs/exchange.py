@@ -39,18 +39,18 @@ _NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 
 
 class RunVersions:
-    """Read by the trainer at every step, so that a version takes force exactly with the outer step it names."""
+    """The known versions of a run. The trainer reads them at every step: each applies exactly from its outer step."""
 
     def __init__(self, offer: RunOffer) -> None:
         self.offer = offer
-        self._told: RunParameters | None = None  # what held at the last look
+        self._told: RunParameters | None = None  # parameters that applied at the last look
 
     def at(self, outer_step: int) -> RunParameters:
-        """The parameters that hold after this many outer steps."""
+        """Parameters that apply after `outer_step` outer steps."""
         return self.offer.parameters_at(outer_step)
 
     def learn(self, offer: RunOffer) -> OfferChoice:
-        """Take over what a checked offer of the same run knows beyond what is known here."""
+        """Merge the versions of a checked offer of the same run. Raises ValueError for another run."""
         choice = better_of(self.offer, offer)
         if choice.is_new:
             known = {signed.parameters.version for signed in self.offer.versions}
@@ -64,7 +64,7 @@ class RunVersions:
         return choice
 
     def look(self, outer_step: int) -> None:
-        """Tell the log when another version than at the last look holds."""
+        """Log a change if a different version applies now than at the last look."""
         holding = self.at(outer_step)
         before, self._told = self._told, holding
         if before is not None and before != holding:
@@ -78,16 +78,16 @@ ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 CONNECTION_LOOK_SECONDS = 0.05
 ASKED_AT_ONCE = 32  # peers
-DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between looks for a run's nodes in the directory; then the last
+DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between directory look-ups for a run's nodes; the last repeats
 MOST_RECORDS = 32
 NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
-PEERS_AT_FULL_PACE = 8  # of more of them each is asked more seldom: one who knows it is found as soon
-LOOK_SECONDS = 10.0  # between looks for peers to ask, and for a version that was signed on this computer
+PEERS_AT_FULL_PACE = 8  # more peers: each is asked less often
+LOOK_SECONDS = 10.0  # between looks for peers to ask and for a version signed on this computer
 
 
 @dataclass(frozen=True)
 class RunShelf:
-    """Where a node's runs lie: looked up by id, and kept when a better version comes."""
+    """Storage for the offers of runs: `find` looks one up by id, `keep` stores it unless a better one is stored."""
 
     find: Callable[[RunId], RunOffer | None]
     keep: Callable[[RunOffer], OfferChoice]
@@ -95,22 +95,22 @@ class RunShelf:
 
 @dataclass
 class RunExchange:
-    """Attached to a Networking; one for the life of a node."""
+    """Answers peers' requests for runs and asks peers for them. A node has one for its whole life."""
 
     shelf: RunShelf
     followed: RunVersions | None = None  # the run this node serves
-    is_shared: bool = False  # whether newcomers without a run of their own are told of it
+    is_shared: bool = False  # whether nodes that ask for any run are offered it
     now: Callable[[], float] = time.time  # seconds since the epoch
 
     def follow(self, offer: RunOffer) -> RunVersions:
-        """From now on this node serves a run: what is heard of its versions goes in there."""
+        """Serve this run from now on and return its versions, which grow as peers report newer ones."""
         if self.followed is None or self.followed.offer.run_id != offer.run_id:
             self.followed = RunVersions(offer)
         self.followed.learn(offer)
         return self.followed
 
     async def live(self, network: Network) -> None:
-        """Answer others as long as this network lives, and ask each of them now and then for newer versions."""
+        """Answer peers until cancelled and, for a shared run, ask each regularly for a newer version."""
         network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest))
         asked: dict[NodeId, float] = {}
         while True:
@@ -126,7 +126,7 @@ class RunExchange:
                     await self._ask_for_newer(network, peer, self.followed)
 
     async def look_on_shelf(self) -> None:
-        """Hear of versions that are signed on this computer while the node runs; until cancelled."""
+        """Pick up versions that the owner signs on this computer while the node runs, until cancelled."""
         while True:
             await anyio.sleep(LOOK_SECONDS)
             if self.followed is not None:
@@ -135,9 +135,9 @@ class RunExchange:
                     self.followed.learn(offer)
 
     async def fetch(self, run_id: RunId, networking: Networking, tell: Callable[[str], None]) -> RunOffer:
-        """A run's parameters from whichever peer knows it; waits, and tells what it waits for, until one does.
+        """Wait until a peer sends the run's offer, reporting the reason for the wait to `tell`.
 
-        The nodes of the run are looked for in the directory meanwhile: a seed knows no runs but keeps their addresses.
+        Meanwhile the run's nodes are looked up in the directory: a seed stores no runs, only their nodes' addresses.
         """
 
         def tell_what_is_missing(peers: Collection[NodeId]) -> None:
@@ -149,13 +149,13 @@ class RunExchange:
         return self.shelf.keep(await accompanied(fetched, partial(self._look_into_directory, run_id, networking))).offer
 
     async def fetch_soon(self, run_id: RunId, networking: Networking, seconds: float) -> RunOffer | None:
-        """As `fetch`, but None when no peer knows the run within `seconds`."""
+        """Fetch a run like `fetch`, but return None if no peer sends it within `seconds`."""
         with anyio.move_on_after(seconds):
             return await self.fetch(run_id, networking, lambda _: None)
         return None
 
     async def hear_of_any(self, networking: Networking, seconds: float) -> RunOffer | None:
-        """A run that a peer shares, for a node that was told none; None when nobody speaks of one in time."""
+        """Fetch any run that a peer shares, for a node without a named run; None if no peer offers one in `seconds`."""
         with anyio.move_on_after(seconds):
             offer = await self._first_answer(networking, None, ASK_AGAIN_SECONDS / 4, lambda _: None)
             return self.shelf.keep(offer).offer
@@ -168,7 +168,7 @@ class RunExchange:
         pause_seconds: float,
         look: Callable[[Collection[NodeId]], None],
     ) -> RunOffer:
-        """What the first peer says that knows the run. All are asked at once, again and again: one may be silent."""
+        """First valid offer from any peer. All are asked at once and repeatedly, because a peer may be silent."""
         asking: set[NodeId] = set()
         times_asked: Counter[NodeId] = Counter()
         found: list[RunOffer] = []
@@ -194,7 +194,7 @@ class RunExchange:
         return found[0]
 
     async def _look_into_directory(self, run_id: RunId, networking: Networking) -> None:
-        """Note the addresses of a run's nodes, so that they are dialled."""
+        """Add the addresses of the run's nodes to the address book, so that this node dials them, until cancelled."""
         intake = ClaimIntake(ANNOUNCEMENT_RULES, run_id, self.now)
         for look in count():
             network = await networking.up()
@@ -217,14 +217,14 @@ class RunExchange:
         return Frame(RUN_KIND, RunAnswer(offer.to_json()))
 
     def _known(self, run_id: RunId | None) -> RunOffer | None:
-        """The offer of a run; without an id, of the one that newcomers are told of."""
+        """The stored offer of a run; without an id, the run that this node shares."""
         served = None if self.followed is None else self.followed.offer
         if run_id is None:
             return served if self.is_shared else None
         return served if served is not None and served.run_id == run_id else self.shelf.find(run_id)
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
-        """What a peer says about a run; None when it knows none, does not answer, or says something wrong."""
+        """Ask a peer for a run; None if it does not have it, does not answer, or sends an invalid offer."""
         data = await self._told(network, peer, run_id)
         return None if data is None else _read(peer, run_id, data)
 
@@ -244,7 +244,7 @@ class RunExchange:
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
         run_id = followed.offer.run_id
         data = await self._told(network, peer, run_id)
-        if data is None or data == followed.offer.to_json():  # as nearly always
+        if data is None or data == followed.offer.to_json():  # the usual case, without parsing
             return
         offer = _read(peer, run_id, data)
         if offer is None:
@@ -252,7 +252,7 @@ class RunExchange:
         choice = followed.learn(offer)
         if choice.is_new:
             self.shelf.keep(choice.offer)
-        elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # else the peer is behind
+        elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # lower: the peer is behind
             log.warning("%s", choice.reason)
 
 
@@ -265,7 +265,7 @@ def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
 
 
 async def _pause(network: Network, seconds: float, *, had_peers: bool) -> None:
-    """So long, or until the first peer is there to be asked."""
+    """Wait `seconds`; a node that had no peers waits only until the first one connects."""
     with anyio.move_on_after(seconds):
         while had_peers or not network.transport.peers():
             await anyio.sleep(CONNECTION_LOOK_SECONDS)

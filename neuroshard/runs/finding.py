@@ -37,7 +37,7 @@ class RunOrigin(StrEnum):
 
     NAMED = "named"  # with --run
     DEFAULT = "default"  # run.json of the data set
-    NEARBY = "nearby"  # a peer on the local network, or one given with --peer, told of it
+    NEARBY = "nearby"  # from a peer on the local network or one given with --peer
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FoundRun:
 
     @property
     def explanation(self) -> str:
-        """Why this node serves it, in one sentence."""
+        """The reason why this node serves the run, as one sentence for its owner."""
         owner = f" of wallet {self.offer.owner}"
         match self.origin:
             case RunOrigin.NAMED:
@@ -62,7 +62,7 @@ class FoundRun:
 
 @dataclass(frozen=True)
 class NoRun:
-    """No run to join: a node trains one of its own."""
+    """The result of a search that found no run to join: the node trains its own."""
 
     explanation: str  # why, and how to join one instead
 
@@ -71,12 +71,12 @@ A_DEMONSTRATION = NoRun("A demonstration: this computer trains a small model on 
 
 
 def not_joinable(found: FoundRun, reason: str) -> NoRun:
-    """A run that was found, but whose data this computer does not get."""
+    """Explain that a run was found but its data are not available to this computer."""
     return NoRun(f"The run {found.offer.run_id[:16]} was found but cannot be joined, {OF_ITS_OWN} {reason}")
 
 
 class RunFinder:
-    """Looks for a run to join."""
+    """Finds a run to join: the one named with --run, the data set's default, or one that a peer shares."""
 
     def __init__(self, settings: Settings, exchange: RunExchange, networking: Networking) -> None:
         self._settings = settings
@@ -84,7 +84,10 @@ class RunFinder:
         self._networking = networking
 
     async def named(self, tell: Callable[[str], None]) -> FoundRun | None:
-        """The run given with --run, waiting until its parameters are known; None when none was given."""
+        """Wait for the parameters of the run given with --run; None if none was given.
+
+        Raises UsageError if the run is not stored here and the network is off.
+        """
         if self._settings.run is None:
             return None
         run_id = RunId(self._settings.run)
@@ -101,9 +104,9 @@ class RunFinder:
     async def suggested(
         self, fetcher: Fetcher, genesis: Genesis, tell: Tell, otherwise: str = "this computer trains a run of its own"
     ) -> FoundRun | NoRun:
-        """The data set's default run, else one that peers tell of within seconds, else why there is none.
+        """Find the data set's default run, or a run that a peer offers within a few seconds, or the reason for neither.
 
-        `otherwise` tells what happens without one.
+        `otherwise` says in the status what happens if none is found.
         """
         tell("Asking the source of the data which run is their default one.", None)
         default = await default_run_of(fetcher, genesis.manifest.signing_key)
@@ -119,7 +122,7 @@ class RunFinder:
         return NoRun(self._why_none(default))
 
     async def _default_offer(self, default: DefaultRun, tell: Tell, otherwise: str) -> RunOffer | None:
-        """The offer of the data set's default run; None when nobody gives it in time, or it is another owner's."""
+        """Offer of the data set's default run; None if no peer sends it in time or its owner is not the one named."""
         self._networking.book.add(default.seeds, is_given=True)
         offer = self._exchange.shelf.find(default.run_id)
         if offer is None and self._networking.is_wanted:
@@ -130,7 +133,7 @@ class RunFinder:
         return offer if offer is not None and offer.initial.owner_public_key == default.owner_public_key else None
 
     async def _count_down(self, words: str, seconds: float, tell: Tell, otherwise: str) -> None:
-        """Tell every second what is waited for, for how long still, and what the network does meanwhile."""
+        """Report every second the reason for the wait, the seconds left and the state of the network."""
         for left in range(round(seconds), 0, -1):
             network = self._networking.state()[1]
             tell(f"{words}, for {left} s more; else {otherwise}. {network}", 1 - left / seconds)

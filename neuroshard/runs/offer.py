@@ -22,7 +22,7 @@ from neuroshard.identity.strict_json import object_fields
 from neuroshard.types import HexDigest, JsonValue, RunId, WalletId
 
 MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
-# What a later version may change (DESIGN 3.9). Everything else is part of what the run is; seeds only tell where it is.
+# Fields that a later version may change. All others define the run itself; seeds only say where its nodes are.
 MAY_CHANGE = frozenset(
     {
         "version",
@@ -42,7 +42,7 @@ MAY_CHANGE = frozenset(
 class RunRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for the offer of a run."""
 
-    run: HexDigest | None  # None: of the run that newcomers are shown
+    run: HexDigest | None  # None: the run that the asked node shares
 
 
 class RunAnswer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class RunAnswer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunOfferError(DataError):
-    """An offer that is malformed, of another run, or not what the run's owner may do."""
+    """An offer is malformed, belongs to another run, or makes a change that the run's owner may not make."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RunOffer:
 
     initial: SignedRunParameters
     current: SignedRunParameters  # the newest version; the initial one while there is no other
-    between: tuple[SignedRunParameters, ...] = ()  # those that hold before the newest does, in order
+    between: tuple[SignedRunParameters, ...] = ()  # versions that apply before the newest does, in order
 
     @classmethod
     def of_new_run(cls, signed: SignedRunParameters) -> RunOffer:
@@ -70,62 +70,62 @@ class RunOffer:
 
     @cached_property
     def run_id(self) -> RunId:
-        """SHA-256(owner key, initial parameters), 64 hex digits. Asked for with every hello and report."""
+        """SHA-256(owner key, initial parameters) as 64 hex digits. It is cached: every handshake and report uses it."""
         return run_id(self.initial.owner_public_key, self.initial.parameters)
 
     @property
     def owner(self) -> WalletId:
-        """The wallet that signed them all."""
+        """The wallet that signed all versions."""
         return self.initial.owner_wallet_id
 
     @property
     def parameters(self) -> RunParameters:
-        """The newest parameters, whether they hold already or not: for what no version changes, and for the seeds."""
+        """The newest parameters, even if they do not apply yet: use them for fixed fields and for the seeds."""
         return self.current.parameters
 
     @property
     def versions(self) -> tuple[SignedRunParameters, ...]:
-        """All of them, the lowest first."""
+        """All signed versions, the lowest number first."""
         later = () if self.current.parameters == self.initial.parameters else (*self.between, self.current)
         return (self.initial, *later)
 
     def parameters_at(self, outer_step: int) -> RunParameters:
-        """Those that hold for the inner steps after this many outer steps, and for the round that ends them."""
+        """Parameters for the inner steps after `outer_step` outer steps, and for the round that ends those steps."""
         known = (signed.parameters for signed in self.versions)
         return max((each for each in known if each.holds_from_outer_step <= outer_step), key=lambda each: each.version)
 
     def with_version(self, signed: SignedRunParameters) -> RunOffer:
-        """With one more version, which takes the place of those that would hold from no earlier outer step."""
+        """Add a version. It replaces the versions that would apply only from the same or a later outer step."""
         return _offer_of((*self.versions, signed))
 
     def to_value(self) -> Mapping[str, JsonValue]:
-        """The JSON object; the run id in it is for readers, `read_offer` computes it again."""
+        """The offer as a JSON object. Its run id is informative only: `read_offer` computes it again."""
         value = {"run_id": self.run_id, "initial": self.initial.to_value(), "current": self.current.to_value()}
         return {**value, "between": [signed.to_value() for signed in self.between]} if self.between else value
 
     def to_json(self) -> bytes:
-        """`to_value` as canonical JSON; readers take at most MAX_OFFER_BYTES."""
+        """Encode `to_value` as canonical JSON. Readers reject more than MAX_OFFER_BYTES."""
         return self._json
 
     @cached_property
     def _json(self) -> bytes:
-        """Made once: a node tells it to every peer, and compares it with what every peer tells."""
+        """Encoded once: a node sends it to every peer that asks and compares it with every peer's answer."""
         return canonical_json(self.to_value())
 
 
 @dataclass(frozen=True)
 class OfferChoice:
-    """Which of two offers of a run holds, and why the other does not when that is worth a word."""
+    """The offer that applies after comparing two of one run, and the reason against the other, if any."""
 
     offer: RunOffer
-    is_new: bool  # the offered one took the place of the one held
+    is_new: bool  # the offered one added a version to the one held
     reason: str = ""
 
 
 def checked_offer(expected: RunId, data: bytes) -> RunOffer:
-    """The offer of one run, whoever sent it.
+    """Parse and verify the offer of one run from any sender.
 
-    Raises RunOfferError, RunParametersError or SignatureError, all of them DataErrors that say what is wrong.
+    Raises RunOfferError, RunParametersError or SignatureError, all of them DataErrors that name the defect.
     """
     offer = read_offer(data)
     if offer.run_id != expected:
@@ -134,7 +134,7 @@ def checked_offer(expected: RunId, data: bytes) -> RunOffer:
 
 
 def read_offer(data: bytes) -> RunOffer:
-    """The offer of any run, verified: id, signatures, one owner, allowed changes only. Raises as checked_offer."""
+    """Parse an offer of any run and verify its id, signatures, owner and changes. Raises like `checked_offer`."""
     try:
         names = {"run_id", "initial", "current"}
         fields = object_fields(parse_json(data, MAX_OFFER_BYTES), names, {"between"}, "run offer")
@@ -156,7 +156,7 @@ def read_offer(data: bytes) -> RunOffer:
 
 
 def check_succession(initial: SignedRunParameters, current: SignedRunParameters) -> None:
-    """Raises RunOfferError unless `current` is what the owner of a run may make of its initial parameters."""
+    """Raises RunOfferError unless the owner may replace `initial` by `current`: same owner, allowed fields only."""
     if initial.parameters.holds_from_outer_step != 0:
         raise RunOfferError("The initial parameters of a run must hold from outer step 0.")
     if current.owner_public_key != initial.owner_public_key:
@@ -181,16 +181,16 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
 
 
 def _kept_beside(outer: OuterOptimization) -> str:
-    """What the outer state of a run has beside the weights, in words."""
+    """Name the outer state that replicas keep in addition to the weights. No version may change its kind."""
     if outer.strategy != "averaging":
         return "rounds of trained weights"
     return "averaged gradients with powersgd" if outer.codec == "powersgd" else "averaged gradients without powersgd"
 
 
 def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:
-    """What both know together of one run; of two versions of one number, the one held.
+    """Merge two checked offers of one run. If both have a version of the same number, the one held stays.
 
-    Both must be checked. Raises ValueError when they are of different runs.
+    Raises ValueError if they are of different runs.
     """
     if held.run_id != offered.run_id:
         raise ValueError(f"offers of different runs, {held.run_id[:16]} and {offered.run_id[:16]}")
@@ -201,7 +201,7 @@ def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:
 
 
 def _why_not(held: RunOffer, offered: RunOffer) -> str:
-    """Why an offer brings nothing new, when that is worth a word."""
+    """The reason why an offer adds nothing, or "" if it is an older copy that needs no message."""
     known = {signed.parameters.version: signed.parameters for signed in held.versions}
     for signed in offered.versions:
         version = signed.parameters.version
@@ -226,15 +226,16 @@ def _list_field(value: JsonValue, where: str) -> Sequence[JsonValue]:
 
 
 def _offer_of(versions: Iterable[SignedRunParameters]) -> RunOffer:
-    """The offer of these versions, the initial one among them. Of equal numbers the first counts.
+    """Build an offer from versions that include the initial one. For equal numbers the first one wins.
 
-    A version that a higher one replaces before it holds is left out: it never holds.
+    A version that a higher one replaces before it applies is left out: it never applies.
     """
     by_number: dict[int, SignedRunParameters] = {}
     for signed in versions:
         by_number.setdefault(signed.parameters.version, signed)
     initial, *later = (by_number[number] for number in sorted(by_number))
     holding: list[SignedRunParameters] = []
+    # From the highest number down: a version ever applies only if it starts before all higher versions.
     for signed in reversed(later):
         if not holding or signed.parameters.holds_from_outer_step < holding[0].parameters.holds_from_outer_step:
             holding.insert(0, signed)
@@ -242,7 +243,7 @@ def _offer_of(versions: Iterable[SignedRunParameters]) -> RunOffer:
 
 
 def changed_fields(old: RunParameters, new: RunParameters) -> tuple[str, ...]:
-    """Names of the fields that differ, with a dot before those of inner, outer, architecture and genesis; in order."""
+    """Names of the fields that differ, in order of declaration; nested ones are dotted, such as `outer.codec`."""
     return tuple(_differences(old, new, ""))
 
 

@@ -20,8 +20,8 @@ from neuroshard.types import Architecture
 
 SEQUENCE_LENGTH = 512
 INNER_STEPS = 500
-STAGED_MICROBATCHES = 8  # of a step of a run in stages: several are under way at the same time
-TRAINING_EFFICIENCY = 0.5  # of the matrix-product speed that a training step reaches, measured
+STAGED_MICROBATCHES = 8  # in a step of a run with several stages: several are in flight at the same time
+TRAINING_EFFICIENCY = 0.5  # fraction of the matrix-product speed that a training step reaches (measured)
 
 DEMO_DEPTH = 4
 DEMO_SEQUENCE_LENGTH = 256
@@ -35,7 +35,7 @@ DEMO_INNER_STEPS = 100  # so that a visitor sees outer steps within minutes
 
 @dataclass(frozen=True)
 class HardwareBudget:
-    """Memory tiers of this computer in MB, and its matrix-product speed in floating-point operations a second."""
+    """Memory tiers of this computer in MB, and its matrix-product speed in floating-point operations per second."""
 
     tier_mb: int
     device: DeviceKind
@@ -45,7 +45,7 @@ class HardwareBudget:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Architecture and batch of a new run."""
+    """Size and schedule of a new run before it is pinned to a data set: architecture, batch, steps and stages."""
 
     architecture: Architecture
     batch_size: int
@@ -56,7 +56,7 @@ class Proposal:
 
 
 def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
-    """The model of a new run. Raises TooLittleMemoryError with the number needed."""
+    """Choose the model of a new run. Raises TooLittleMemoryError with the number of MB that is needed."""
     architecture = propose_architecture(
         room.tier_mb,
         vocabulary_size,
@@ -75,10 +75,10 @@ def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
 
 
 def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
-    """The demo's fixed model: small enough to learn words within two minutes on two cores.
+    """Return the demo's fixed model, which is small enough to learn words within two minutes on two cores.
 
-    In stages it takes smaller microbatches, several of them under way at the same time.
-    Its learning rate falls within a visit of four minutes, which shows most; then it goes on at a tenth of it.
+    With several stages it uses smaller microbatches and keeps several in flight. Its learning rate decays within a
+    visit of about four minutes, which shows the most progress, and then stays at its final fraction.
     """
     architecture = architecture_for(DEMO_DEPTH, vocabulary_size, DEMO_SEQUENCE_LENGTH)
     inner = InnerOptimization(
@@ -92,7 +92,7 @@ def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
 def run_parameters(
     proposal: Proposal, pins: GenesisPins, *, name: str, inner_steps: int | None = None
 ) -> RunParameters:
-    """Parameters of a run of one's own."""
+    """Build the first version of a run's parameters. The data set's root determines the seed of the weights."""
     return RunParameters(
         name=name,
         version=1,

@@ -30,10 +30,10 @@ from neuroshard.types import Architecture, JsonValue
 
 @dataclass(frozen=True)
 class LaterName:
-    """A name whose feature is not there yet."""
+    """A name that is reserved for a feature of a later version."""
 
     feature: str
-    today: str | int | None = None  # the value that says what this version does anyway; None when there is none
+    today: str | int | None = None  # the value that means this version's behaviour; None if there is none
 
 
 LATER_NAMES: Mapping[str, LaterName] = {
@@ -41,13 +41,13 @@ LATER_NAMES: Mapping[str, LaterName] = {
     "averaging_timeout": LaterName("a time limit of the run's for one averaging"),
     "sparse_avg": LaterName("sparse averaging of another share than the 5 % of strategy sparta", 0),
     "average_state_every": LaterName("averaging of the state, which all replicas hold bit for bit,", 0),
-    "max_allowed_stale": LaterName("another number of rounds to catch up with", 5),  # vote_book.KEPT_STEPS
+    "max_allowed_stale": LaterName("another number of rounds to catch up with", 5),  # vote_log.KEPT_STEPS
 }
 _HINT = "Leave the name out."
 
 
 def check_not_later(name: str, value: JsonValue) -> None:
-    """Raises UsageError when this version cannot do yet what the entry asks for."""
+    """Raises UsageError if the entry asks for a feature that this version does not have."""
     later = LATER_NAMES.get(name)
     if later is not None and not _is_today(later, value):
         hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} says the same."
@@ -59,7 +59,7 @@ def _is_today(later: LaterName, value: JsonValue) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, made stricter about names and kinder about numbers."""
+    """A safe loader that rejects duplicate names and reads numbers such as 1e-4."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -76,7 +76,7 @@ _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
 
 
 def read_yaml(text: str) -> dict[str, JsonValue]:
-    """The names and values of a document. Raises ValueError that says where it is wrong."""
+    """Parse a YAML document into names and values. Raises ValueError with the place of the error."""
     try:
         value: Any = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except (yaml.YAMLError, RecursionError) as error:
@@ -90,7 +90,7 @@ MAX_CONFIG_BYTES = 1_000_000
 BATCH_SIZE = 4
 TRIM_FRACTION_OF_STRANGERS = 0.25
 ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"
-# Name in the file -> where it stands in the parameters. docs/RUNS.md explains each.
+# Name in the file -> field of the run parameters. docs/RUNS.md explains each name.
 NAMES: Mapping[str, str] = {
     "name": "name",
     "num_stages": "stage_count",
@@ -124,7 +124,7 @@ NAMES: Mapping[str, str] = {
     "wire_precision": "wire_precision",
     "routing": "routing",
 }
-# what is allowed is a matter of all of them
+# These are checked together, because the allowed values of each depend on the others.
 SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
@@ -134,9 +134,9 @@ RunConfig = Mapping[str, JsonValue]  # by name in the file; types of the values 
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """The file's entries, all under names of NAMES and TABLES. Raises UsageError that names the line or the name.
+    """Read the file's entries; all names are in NAMES or TABLES. Raises UsageError with the line or name at fault.
 
-    Entries that say what this version does anyway, under names of later ones, are left out.
+    Entries with reserved names are left out if their value means this version's behaviour.
     """
     kinds = {".toml": _read_toml, ".yaml": read_yaml, ".yml": read_yaml}
     read = kinds.get(path.suffix.lower())
@@ -159,7 +159,7 @@ def read_run_config(path: Path) -> RunConfig:
 
 
 def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
-    """First version of a run on this data. Raises UsageError that names the entry that cannot be used."""
+    """Build the first version of a run on this data. Raises UsageError with the entry that cannot be used."""
     if "architecture" not in config:
         raise UsageError("The run names no architecture.", ARCHITECTURE_EXAMPLE)
     if "holds_from_outer_step" in config:
@@ -171,7 +171,7 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     base = run_parameters(Proposal(architecture, BATCH_SIZE, INNER_STEPS, inner), pins, name="run")
     derived: dict[str, JsonValue] = {}
     batch, is_staged = config.get("batch_size", BATCH_SIZE), config.get("num_stages", 1) != 1
-    if isinstance(batch, int):  # what it is otherwise is told below
+    if isinstance(batch, int):  # apply_config reports any other type
         derived["sequences_per_step"] = batch * (STAGED_MICROBATCHES if is_staged else 1)
     if config.get("admission") == "strangers":
         derived["trim_fraction"] = TRIM_FRACTION_OF_STRANGERS
@@ -179,9 +179,9 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
 
 
 def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
-    """The parameters with the file's entries in place of their own. Raises UsageError that names a wrong entry.
+    """Replace parameters by the file's entries. Raises UsageError with the wrong entry.
 
-    A table `architecture` is completed from the vocabulary of the parameters; one of `genesis` must be whole.
+    A table `architecture` gets defaults, among them the parameters' vocabulary; a table `genesis` must be complete.
     """
     scheme = {key: value for key, value in config.items() if key in SCHEME}
     rest = [{key: value} for key, value in config.items() if key not in SCHEME]
@@ -199,7 +199,7 @@ def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
 
 
 def _checked(entries: RunConfig, written: Mapping[str, JsonValue]) -> RunParameters:
-    """Entries are put in place one by one, so that what is wrong can be told by the name the owner wrote."""
+    """Parse parameters that differ from valid ones by `entries` only, so an error can show the names in the file."""
     try:
         return run_parameters_from_json(written)
     except RunParametersError as error:
@@ -212,7 +212,7 @@ def _checked(entries: RunConfig, written: Mapping[str, JsonValue]) -> RunParamet
 
 
 def _architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
-    """The family's member of a depth, or every size by name; sizes beside a depth replace those of the family."""
+    """Read an architecture: the model family's sizes for a depth, replaced by sizes that are given by name."""
     if not isinstance(value, Mapping):
         raise UsageError("architecture must be a table.", ARCHITECTURE_EXAMPLE)
     given = dict(value)

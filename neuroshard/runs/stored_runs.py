@@ -28,14 +28,14 @@ RUN_ID_DIGITS = 64
 
 
 class JoinedRuns:
-    """The offers in <data-dir>/runs/joined, one file a run. A file is verified whenever it is read."""
+    """The offers in <data-dir>/runs/joined, one file per run. Every read verifies the file."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "runs" / "joined"
         self._data_dir = data_dir
 
     def load(self, run_id: RunId) -> RunOffer | None:
-        """The stored offer; None when there is none, or none that can be used: peers have it, too."""
+        """Read a run's offer; None if it is missing or damaged, because peers can send it again."""
         if not is_run_id(run_id):  # it comes from peers and becomes a file name
             return None
         file = self._file(run_id)
@@ -47,7 +47,7 @@ class JoinedRuns:
             return None
 
     def keep(self, offer: RunOffer) -> OfferChoice:
-        """Store a checked offer unless a better one is stored; which of them holds. Raises StorageError."""
+        """Merge a checked offer into the stored one and return the result. Raises StorageError."""
         held = self.load(offer.run_id)
         choice = OfferChoice(offer, is_new=True) if held is None else better_of(held, offer)
         if choice.is_new:
@@ -64,12 +64,12 @@ class JoinedRuns:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether a text has the form of a run id: 64 lower-case hex digits."""
+    """Return whether a text is 64 lower-case hex digits."""
     return len(text) == RUN_ID_DIGITS and not set(text) - set("0123456789abcdef")
 
 
 def read_offer_file(file: Path) -> RunOffer:
-    """The verified offer in a file. Raises StorageError when it cannot be read, DataError when it is not an offer."""
+    """Read and verify an offer. Raises StorageError if the file cannot be read, DataError if it is not an offer."""
     try:
         data = _read(file)
     except OSError as error:
@@ -83,7 +83,7 @@ def read_offer_file(file: Path) -> RunOffer:
 
 
 def _read(file: Path) -> bytes | None:
-    """At most one byte more than an offer may have, so that the reader refuses it. Raises OSError."""
+    """Read at most one byte more than an offer may have, so that the parser rejects a larger file. Raises OSError."""
     try:
         with file.open("rb") as stream:
             return stream.read(MAX_OFFER_BYTES + 1)
@@ -98,52 +98,52 @@ _START_ANEW = "Move it away to start a new run."
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A stored run of this wallet: what a node trains, and what it gives to those who want to join."""
+    """A stored run that this node trains and offers to nodes that want to join."""
 
     run_id: RunId
-    parameters: RunParameters  # the newest; the offer knows which hold at which outer step
+    parameters: RunParameters  # the newest; `offer` has those of every outer step
     offer: RunOffer
-    is_joined: bool = False  # named or found, and so meant for several nodes
+    is_joined: bool = False  # named or found, and so shared by several nodes
 
     @classmethod
     def of(cls, offer: RunOffer, *, is_joined: bool = False) -> LocalRun:
-        """The run of a checked offer."""
+        """Wrap a checked offer with its newest parameters."""
         return cls(offer.run_id, offer.parameters, offer, is_joined)
 
 
 @dataclass(frozen=True)
 class SourceMemory:
-    """What is known of a source from earlier starts."""
+    """Record of a data source from earlier starts: the key that signed it and the file of the run that it fed."""
 
     signing_key: str | None  # hex; once a source was signed, an unsigned manifest is refused
     run_file: str
 
 
 class LocalRuns:
-    """The stored runs of one wallet in one data folder."""
+    """The runs that one wallet created in one data folder, and the sources that feed them."""
 
     def __init__(self, data_dir: Path, wallet: Wallet) -> None:
         self._folder = data_dir / "runs" / wallet.wallet_id
         self._wallet = wallet
-        self._known = JoinedRuns(data_dir)  # later versions that the owner signed lie there
+        self._known = JoinedRuns(data_dir)  # later versions that the owner signed are stored there
 
     def of_data(self, pins: GenesisPins) -> LocalRun | None:
-        """The run on this data, if any. Data is told apart by signing key and vocabulary, because it may have grown."""
+        """The run on this data, if any. Signing key and tokenizer identify the data, because more shards may follow."""
         return self._load(_data_file(pins))
 
     def of_source(self, source: str) -> tuple[SourceMemory, LocalRun | None] | None:
-        """What earlier starts left about a source: None when it is new. Raises StorageError for a damaged run."""
+        """A source's record and the run that it feeds; None if the source is new. Raises StorageError for damage."""
         memory = _read_pointer(self._folder / _source_file(source))
         return None if memory is None else (memory, self._load(memory.run_file))
 
     def create(self, parameters: RunParameters) -> LocalRun:
-        """Sign and store a new run. Raises StorageError when it cannot be written."""
+        """Sign and store a new run. Raises StorageError if it cannot be written."""
         signed = SignedRunParameters.sign(self._wallet, parameters)
         _write(self._folder / _data_file(parameters.genesis), signed.to_json())
         return LocalRun.of(RunOffer.of_new_run(signed))
 
     def remember_source(self, source: str, run: LocalRun) -> None:
-        """Note that a source feeds a run. Raises StorageError when it cannot be written."""
+        """Record that a source feeds a run. Raises StorageError if it cannot be written."""
         pins = run.parameters.genesis
         pointer = {"source": source, "signing_key": pins.signing_key, "run_file": _data_file(pins)}
         _write(self._folder / _source_file(source), json.dumps(pointer).encode())
@@ -165,7 +165,7 @@ class LocalRuns:
 
 
 def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
-    """A run stored in a data folder, whoever owns it: joined, made or one's own. None when it is not there."""
+    """Find a stored run of any owner, joined or created here; None if it is not stored in this data folder."""
     offer = JoinedRuns(data_dir).load(run_id)
     if offer is not None:
         return offer
@@ -190,7 +190,7 @@ def _source_file(source: str) -> str:
 
 
 def _read_pointer(file: Path) -> SourceMemory | None:
-    """The pointer of a source. Raises StorageError for a damaged one: it guards against unsigned data."""
+    """Read the record of a source. Raises StorageError for a damaged one, because it protects against unsigned data."""
     try:
         with file.open("rb") as stream:
             value = json.loads(stream.read(MAX_POINTER_BYTES))
