@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 3600.0  # asks only when the last time was a day ago
+LOOK_SECONDS = 3600.0  # between checks whether a day has passed since the last look-up
 
 
 async def watch_for_updates(
     settings: Settings, publisher: Publisher, wall_clock: Callable[[], float] = time.time
 ) -> None:
-    """Run until cancelled. A publisher that does not answer is a line in the log, nothing more."""
+    """Warn the owner daily about a newer version, until cancelled. A failed look-up is only logged."""
     while True:
         try:
             told = await daily_notice(settings, __version__, wall_clock())
@@ -60,12 +60,12 @@ async def watch_for_updates(
         await anyio.sleep(LOOK_SECONDS)
 
 
-INTRODUCTION_SECONDS = 2.0  # PyTorch, whose loading holds everything else up, waits so long for a node to be known
+INTRODUCTION_SECONDS = 2.0  # PyTorch's import, which blocks all other work, waits this long for peers to know the node
 
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How a node ended."""
+    """The exit code of a node's process and a sentence on why the node ended."""
 
     exit_code: int
     message: str
@@ -73,7 +73,7 @@ class ExitReport:
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """What a node's work gets from the process around it."""
+    """Objects that the process owns and passes to the node's work."""
 
     configuration: Configuration
     wallet: Wallet
@@ -86,7 +86,7 @@ class ProcessContext:
 
 @dataclass(frozen=True)
 class StartContext:
-    """What there is when the work begins: this node is on its way to others, or among them."""
+    """Objects that exist before PyTorch is loaded, while this node connects to its peers."""
 
     memory: MemoryStatus
     publisher: Publisher
@@ -98,14 +98,14 @@ class StartContext:
 
 
 class Application:
-    """One node, from nothing to the end."""
+    """Runs one node on its event loop from the first status to the exit report."""
 
     def __init__(self, place: ProcessContext, commands: CommandChannel) -> None:
         self._place = place
         self._commands = commands
 
     def run(self) -> ExitReport:
-        """Run until stopped. Raises NeuroShardError when the node cannot go on."""
+        """Run until stopped. Raises NeuroShardError if the node cannot continue."""
         return trio.run(self._main)  # pyright: ignore[reportUnknownMemberType]
 
     async def _main(self) -> ExitReport:
@@ -140,7 +140,7 @@ class Application:
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 
     async def _live(self, beginning: StartContext) -> None:
-        """Meet the others, load PyTorch meanwhile, and work."""
+        """Join the named run while PyTorch loads, then train. A failure becomes the status before it is raised."""
         arrival = [beginning.arrival.run] if self._place.configuration.settings.run else []
         try:
             await accompanied(partial(self._work, beginning), *arrival)
@@ -159,14 +159,14 @@ class Application:
 
 
 def _loaded() -> Callable[[ProcessContext, StartContext], NodeWork]:
-    """Import what trains; takes seconds, holding the interpreter most of the time."""
+    """Import PyTorch and the training code. This takes seconds and holds the interpreter most of the time."""
     from neuroshard.node.assembly import NodeWork
 
     return NodeWork
 
 
 def measured_memory(configuration: Configuration) -> MemoryStatus:
-    """This computer's memory and what of it the node may use."""
+    """Measure this computer's memory and the part of it that the node may use, in MB."""
     bound = memory_bound(probe_memory(), configuration.settings.memory)
     return MemoryStatus(
         tier_mb=tier_mb(bound.mb),

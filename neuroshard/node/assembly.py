@@ -52,7 +52,7 @@ WAITING_LOOK_SECONDS = 0.5
 
 
 class Assembly:
-    """Used once a start. `close` ends whatever was opened, also when something failed half-way."""
+    """Builds the node's parts, once per start. `close` closes everything that was opened, even after a failure."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Assembly:
         demo: DemoOptions | None,
         holds_layers: bool = True,
     ) -> None:
-        """`named` waits for the run that was named with --run; `metered` lets the owner's rules hold for a source.
+        """`named` waits for the run given with --run; `metered` applies the owner's network rules to a source.
 
-        `enter` is called once the run and the source of its data are known: it makes this node a part of the swarm.
+        `enter` is called when the run and the source of its data are known: it makes this node a part of the swarm.
         """
         self._settings = settings
         self._memory = memory
@@ -91,7 +91,7 @@ class Assembly:
         self.startup = startup
 
     async def lay(self) -> tuple[NodeContext, StageRange]:
-        """The ground, and the stages to begin with. Raises NeuroShardError when something cannot be used."""
+        """Build the node's context and choose its first stages. Raises NeuroShardError if any of it cannot be used."""
         with self.startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
             threads = self._settings.cpu_threads or default_threads()
@@ -129,9 +129,9 @@ class Assembly:
         return ground, stages
 
     async def lay_to_drive(self) -> NodeContext:
-        """The ground of a trainer, which holds no layers. Raises NeuroShardError when something cannot be used.
+        """Build the context of a trainer, which holds no layers. Raises NeuroShardError if any of it cannot be used.
 
-        Raises UsageError when there is no run of others to drive.
+        Raises UsageError if there is no run of other nodes to drive.
         """
         with self.startup.stage(HARDWARE):
             device, compute = choose_device("cpu"), self._compute_thread(1)
@@ -147,7 +147,7 @@ class Assembly:
         return NodeContext(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
 
     async def close(self) -> None:
-        """End threads, files and connections."""
+        """Close the compute thread, the data source and the demo's server, in reverse order of opening."""
         await self._closing.aclose()
 
     def _compute_thread(self, threads: int) -> ComputeThread:
@@ -156,7 +156,7 @@ class Assembly:
         return compute
 
     async def _speed(self, compute: ComputeThread, device: Device) -> float:
-        """Floating-point operations a second, for the choice of a model. A run that was named has one already."""
+        """Measure floating-point operations per second to choose a model. A named run has its model already."""
         if self._settings.run:
             return inf
         return await compute.run(partial(matmul_flops_per_second, device.torch_device()))
@@ -166,7 +166,7 @@ class Assembly:
         return HardwareBudget(self._memory.tier_mb, device.kind, device_tier, flops_per_second)
 
     async def _demo_source(self, options: DemoOptions) -> str:
-        """Build the embedded data and serve it on loopback, so that the demo takes the way of every other node."""
+        """Build the embedded data and serve it on loopback, so that the demo follows the path of every other node."""
         data = DemoData(self._settings.data_dir, options, self._wallet)
         with self.startup.stage(DEMO_DATA):
 
@@ -186,7 +186,7 @@ class Assembly:
     async def _find_run(
         self, location: str, runs: LocalRuns, room: HardwareBudget
     ) -> tuple[Fetcher, OpenedData, FoundRun | NoRun]:
-        """The source of the data, opened, and what is known of a run on them."""
+        """Open the data source and find the run that trains on it."""
         named = await self._named()
         with self.startup.stage(DATA):
             source = open_source(location)
@@ -199,7 +199,7 @@ class Assembly:
     async def _open_data(
         self, fetcher: Fetcher, runs: LocalRuns, room: HardwareBudget, named: FoundRun | None
     ) -> tuple[OpenedData, FoundRun | NoRun]:
-        """Open the data set of a run to join, or of a run of one's own; what is waited for stands in the status."""
+        """Open the data set of the run to join, or of this node's own run; the status shows the reason for a wait."""
         store = self._sharing.shelf.store
         limit = largest_tokenizer_bytes(room.tier_mb)
 
@@ -219,7 +219,7 @@ class Assembly:
         return await accompanied(opened, partial(self._tell_waiting, fetcher))
 
     async def _suggested_run(self, fetcher: Fetcher, data: OpenedData) -> FoundRun | NoRun:
-        """A run that the data or peers name; while they are asked, the status says so."""
+        """Ask the data set and peers for a run; meanwhile the status shows whom this node asks."""
 
         def tell(reason: str, fraction: float | None) -> None:
             self.startup.tell(RUN, reason, fraction)
@@ -245,7 +245,7 @@ class Assembly:
                 self._publisher.change(state=NodeState.WAITING_FOR_DATA, state_reason=reason, data=status)
 
     def _choose_run(self, data: OpenedData, room: HardwareBudget, runs: LocalRuns, source: str) -> LocalRun:
-        """The run that this data had before, or a new one from what this computer can do."""
+        """Return the earlier run on this data, or create one of the size that this computer can train."""
         run = data.run
         wanted = self._settings.inner_steps
         if run is not None and run.is_joined:
@@ -271,16 +271,16 @@ class Assembly:
 
 
 def _check_memory(room: HardwareBudget, demo: DemoOptions | None) -> None:
-    """Raises TooLittleMemoryError for memory too small for any model, before data are fetched or built."""
+    """Raises TooLittleMemoryError if no model fits the memory. Called before data are fetched or built."""
     if demo is None:
         propose(room, FIRST_MERGE_ID)
     else:
-        pins = GenesisPins("", 1, None, "", FIRST_MERGE_ID)  # of no data yet: the smallest vocabulary that there is
+        pins = GenesisPins("", 1, None, "", FIRST_MERGE_ID)  # no data yet: smallest possible vocabulary
         windows_of(run_parameters(propose_demo(FIRST_MERGE_ID, demo.stages), pins, name="demo"), room, None)
 
 
 class NodeWork:
-    """Used once a start, when PyTorch is loaded."""
+    """The work of a node after PyTorch is loaded, used once per start: build the parts, train, close them."""
 
     def __init__(self, place: ProcessContext, beginning: StartContext) -> None:
         self._place = place
@@ -333,7 +333,7 @@ class NodeWork:
         )
         try:
             await life.run(begin, partial(self._companions, training))
-        finally:
+        finally:  # shielded: a cancelled node must close its parts too
             with anyio.CancelScope(shield=True):
                 await assembly.close()
 
@@ -341,7 +341,7 @@ class NodeWork:
         return await self._beginning.arrival.found() if self._place.configuration.settings.run else None
 
     def _companions(self, training: StageTraining, ground: NodeContext) -> list[Companion]:
-        """What goes on beside the training, whatever stages are trained."""
+        """Tasks that run next to the training and survive a change of stages."""
         companions: list[Companion] = [
             partial(self._further_nodes, ground),
             self._beginning.society.exchange.look_on_shelf,
@@ -354,7 +354,7 @@ class NodeWork:
         return companions
 
     def _enter(self, run: LocalRun, genesis: str) -> StageChooser:
-        """Become one of the run's nodes; which layers this one takes is chosen next."""
+        """Make this node a member of the run. Its layers are chosen afterwards."""
         society, board, demo = self._beginning.society, self._place.board, self._place.demo
         society.genesis = genesis
         is_swarm = demo is not None and demo.nodes > 1
@@ -363,7 +363,7 @@ class NodeWork:
         return StageChooser(swarm, society.networking, is_first=demo is not None)
 
     async def _further_nodes(self, ground: NodeContext) -> None:
-        """The other nodes of `demo --nodes N`, which join the first one's run."""
+        """Run the other nodes of `demo --nodes N`, which join the first node's run."""
         demo, settings = self._place.demo, self._place.configuration.settings
         if demo is None or demo.nodes < 2:
             return

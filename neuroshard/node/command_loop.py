@@ -44,7 +44,7 @@ STOPPING = "The node is stopping."
 
 
 class CommandLoop:
-    """Takes commands off the channel; long ones run beside each other."""
+    """Takes commands from the channel and answers them; several may be in progress at the same time."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class CommandLoop:
         stop: StopRequest,
         wish: RequestedPause,
     ) -> None:
-        """`wish` is obeyed by whatever trains next as well; what people ask for is kept for the next start."""
+        """`wish` also applies to the next trainer; a pause that the user requests is stored for the next start."""
         self._channel = channel
         self._board = board
         self._configuration = configuration
@@ -62,28 +62,28 @@ class CommandLoop:
         self._wish = wish
         self._decision = TrainingDecision()
         self._node: RunningNode | None = None
-        self._is_between = False  # one set of stages and the next
+        self._is_between = False  # after one set of stages was detached and before the next is attached
         self._commanded = anyio.Event()
         self._keeping = anyio.Lock()
-        self._arrived = anyio.Event()  # a command
+        self._arrived = anyio.Event()  # set when a command arrives, and then replaced
 
     @property
     def gpu_uuid(self) -> str | None:
-        """Of the accelerator that trains; None for any but NVIDIA's, or while nothing trains."""
+        """UUID of the NVIDIA accelerator that trains; None without one, or while nothing trains."""
         return None if self._node is None else self._node.ground.device.gpu_uuid
 
     async def until_commanded(self) -> None:
-        """Wait until somebody has asked for something that may change what the rules say."""
+        """Wait for a command that may change the decision of the owner's rules."""
         await self._commanded.wait()
 
     def attach(self, node: RunningNode) -> None:
-        """From now on there is something to pause, save and talk to."""
+        """Send commands to this node's trainer from now on."""
         self._node, self._is_between = node, False
         node.apply_settings(self._configuration.settings)
         self._throttle()
 
     def obey(self, decision: TrainingDecision) -> None:
-        """Let what the owner's rules say hold, from now on and for whatever trains next."""
+        """Apply a decision of the owner's rules to the present trainer and to every later one."""
         before = self._wish.holds, self._wish.reason
         self._decision = decision
         self._wish.expire()
@@ -93,16 +93,18 @@ class CommandLoop:
             self._node.trainer.recheck_pause()
 
     def detach(self) -> None:
-        """Until other stages are attached there is not."""
+        """Drop the trainer. Until the next `attach`, a pause is only recorded; commands for a trainer are refused."""
         self._node, self._is_between = None, True
 
     async def run(self) -> None:
-        """Serve commands until cancelled; whoever still waits then is told so."""
+        """Serve commands until cancelled; commands that still wait then fail with NotReadyError."""
         try:
             async with anyio.create_task_group() as tasks:
                 token = trio.lowlevel.current_trio_token()
                 self._channel.listen(partial(_soon, token, self._notice))
                 while True:
+                    # Take the event before the queue is emptied. A command that arrives after the last `take` then sets
+                    # this event and is not missed.
                     arrived = self._arrived
                     while (waiting := self._channel.take()) is not None:
                         tasks.start_soon(self._answer, *waiting)
@@ -117,18 +119,18 @@ class CommandLoop:
 
     async def _answer(self, command: Command, answer: Future[CommandAnswer]) -> None:
         if not answer.set_running_or_notify_cancel():
-            return  # nobody waits for it any more
+            return  # the caller has given up
         try:
             answer.set_result(await self._carry_out(command))
         except NeuroShardError as error:
             answer.set_exception(error)
         finally:
-            if not answer.done():  # cancelled, or a defect that ends the node: nobody may wait for ever
+            if not answer.done():  # cancelled, or a defect that ends the node: no caller may wait for ever
                 answer.set_exception(NotReadyError(STOPPING))
 
     async def _carry_out(self, command: Command) -> CommandAnswer:
         if self._stop.reason is not None and not isinstance(command, Shutdown):
-            raise NotReadyError(STOPPING)  # also before the status says so
+            raise NotReadyError(STOPPING)  # the status may not show it yet
         match command:
             case Shutdown(reason):
                 log.info("Stopping: %s.", reason)
@@ -150,7 +152,7 @@ class CommandLoop:
                 return await self._running().generate(command)
 
     async def _pause(self, duration_seconds: float | None) -> CommandResult:
-        """Pause and wait until the accelerator is free."""
+        """Request a pause and wait until the accelerator is free. `duration_seconds` None: until it is resumed."""
         if self._is_between:
             self._wish.begin(PAUSED_BY_USER, duration_seconds)
             kept = await self._keep_wish()
@@ -188,9 +190,9 @@ class CommandLoop:
         return CommandResult(state, f"Training goes on.{kept}")
 
     async def _keep_wish(self) -> str:
-        """Let the next start know what was asked for; what to say when that fails."""
+        """Store the requested pause for the next start; return "", or a sentence to append if that fails."""
         self._wake_rules()
-        async with self._keeping:  # the last word is what the next start finds
+        async with self._keeping:  # one write at a time; each stores the newest request
             try:
                 await anyio.to_thread.run_sync(keep_pause, self._configuration.settings.data_dir, self._wish.asked)
             except StorageError as error:
@@ -203,7 +205,7 @@ class CommandLoop:
         commanded.set()
 
     def _throttle(self) -> None:
-        """What is in work before a pause ends at full speed."""
+        """Set the compute thread's share of time. Before a pause, work in progress finishes at full speed."""
         if self._node is not None:
             share = 1.0 if self._wish.holds else self._decision.share
             self._node.ground.compute.throttle(share or 1.0)
@@ -222,6 +224,6 @@ class CommandLoop:
 
 
 def _soon(token: trio.lowlevel.TrioToken, work: Callable[[], None]) -> None:
-    """Do it on the event loop; nothing when that has ended."""
+    """Run `work` on the event loop; do nothing if the loop has ended."""
     with suppress(trio.RunFinishedError):
         token.run_sync_soon(work)  # pyright: ignore[reportUnknownMemberType]

@@ -28,44 +28,47 @@ from neuroshard.types import NodeId, ShardRange
 
 @dataclass(frozen=True)
 class ShardExchange:
-    """Both directions, once the run is known."""
+    """Server and client of a run's shards."""
 
     giver: DataServer
     asker: DataClient
 
 
 class DataSharing:
-    """One for a node; as AlternativeSource it gives nothing before the run is known."""
+    """Sends shards to nodes of the run and fetches shards from them. It is idle until the run is known.
+
+    For the fetcher it is an AlternativeSource.
+    """
 
     def __init__(self, society: PeerNetwork, store: Path, random: Random | None = None) -> None:
-        """`store`: where the descriptions of data sets are kept."""
+        """`store` is the folder that keeps manifests and tokenizers of data sets."""
         self.shelf = DataStore(store)
         self._society = society
-        self._random = random or Random()  # noqa: S311 - whom to ask first, no secret
+        self._random = random or Random()  # noqa: S311 - order of peers to ask, no secret
         self._exchange: ShardExchange | None = None
 
     @property
     def bytes_given(self) -> int:
-        """To other nodes since the start."""
+        """Bytes sent to other nodes since the start."""
         return 0 if self._exchange is None else self._exchange.giver.bytes_given
 
     @property
     def bytes_received(self) -> int:
-        """From other nodes since the start."""
+        """Bytes received from other nodes since the start."""
         return 0 if self._exchange is None else self._exchange.asker.bytes_received
 
     async def live(self, network: Network) -> None:
-        """Answer others until cancelled."""
+        """Answer requests for shards until cancelled."""
         network.transport.serve(DATA, self._give, REQUEST_LIMITS, max_concurrent=PARTS_AT_ONCE)
         await anyio.sleep_forever()
 
     def may_have(self, name: str, address: str) -> bool:
-        """See AlternativeSource."""
+        """Whether another node of the run may have the file, according to its report."""
         exchange = self._known()
         return exchange is not None and exchange.asker.may_have(name, address)
 
     def open(self, name: str, address: str) -> AbstractAsyncContextManager[OpenedFile]:
-        """See AlternativeSource."""
+        """Open a file at another node. Call it only if `may_have` is true."""
         exchange = self._known()
         if exchange is None:
             raise AssertionError("nobody may have it")
@@ -100,7 +103,7 @@ class DataSharing:
 
 
 def holders(membership: Membership, name: str) -> list[NodeId]:
-    """Nodes that may have a file: those that report the shard, or for a metadata file every node of the run."""
+    """Nodes that may have a file: for a shard those that report it, for a metadata file every node of the run."""
     members = membership.view.members
     shard = shard_of(name)
     if shard is None:
@@ -113,11 +116,11 @@ def holders(membership: Membership, name: str) -> list[NodeId]:
     ]
 
 
-COVERAGE_SECONDS = 2.0  # between two; adding up the reports of a thousand nodes takes some milliseconds
+COVERAGE_SECONDS = 2.0  # between two sums; the reports of a thousand nodes take some milliseconds to add up
 
 
 class DataView:
-    """Completes the status of the data."""
+    """Adds the state of the source and the swarm's coverage of shards to the data's status."""
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ class DataView:
         self._looked_at = float("-inf")
 
     def completed(self, data: DataStatus) -> DataStatus:
-        """The status with what is known here."""
+        """Return the status with refresh and coverage; coverage is computed at most every COVERAGE_SECONDS."""
         participant, now = self._society.participant, self._clock()
         if participant is not None and now - self._looked_at >= COVERAGE_SECONDS:
             membership = participant.membership
@@ -144,7 +147,7 @@ class DataView:
 
 
 def coverage_of(view: GlobalView, node_id: NodeId, own: Sequence[ShardRange], total_shards: int) -> DataCoverage:
-    """Which shards the nodes of a run have: `own` are those of this node now, the others' are in their reports."""
+    """Count the shards that the nodes of a run have. `own` are this node's now; the others' are in their reports."""
     others = (member.report.cached for node, member in view.members.items() if node != node_id)
     held = [ranges for ranges in (own, *others) if ranges]
     return DataCoverage(len(held), covered_shard_count(held, total_shards), copies_by_cell(held, total_shards))

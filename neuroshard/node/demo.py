@@ -31,21 +31,21 @@ WALLET_FILE = "wallet"
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the user asked of the demo."""
+    """The command line's options of `neuroshard demo`."""
 
     steps: int | None = None  # end after this many further steps
     text_folder: Path | None = None  # the user's own text instead of the embedded one
     nodes: int = 1  # processes that train one run together on this computer
-    stages: int = 1  # parts that the model is cut into
+    stages: int = 1  # pipeline stages of the model
 
     @property
     def stages_a_node(self) -> int | None:
-        """How many stages each node begins with at most; None: a lone node holds all."""
+        """Largest number of stages that a node begins with; None for a lone node, which holds all."""
         return None if self.nodes == 1 else -(-self.stages // self.nodes)
 
     @property
     def spare_stages_a_node(self) -> int:
-        """How many more each node may hold, so that the others can do the work of one that disappears."""
+        """Number of further stages that a node may hold, so that the others can replace a node that disappears."""
         if self.nodes == 1:
             return 0
         usual, of_the_others = -(-self.stages // self.nodes), -(-self.stages // (self.nodes - 1))
@@ -53,7 +53,7 @@ class DemoOptions:
 
 
 def demo_folder(data_dir: Path, options: DemoOptions) -> Path:
-    """Data folder of the demo; each folder of own text gets one of its own, so that runs do not mix."""
+    """Data folder of the demo. Each number of stages and each text folder has its own, so that runs do not mix."""
     base = data_dir / DEMO_FOLDER
     if options.stages > 1:
         base /= f"stages-{options.stages}"
@@ -63,7 +63,7 @@ def demo_folder(data_dir: Path, options: DemoOptions) -> Path:
 
 
 def demo_folders(data_dir: Path) -> tuple[Path, ...]:
-    """Data folders of all demos that were started, whatever their options; of a swarm, that of the first node."""
+    """Data folders of all demos that were ever started, with any options; for a swarm, the first node's folder."""
     base = data_dir / DEMO_FOLDER
     kinds = ("text-*", "stages-*", "stages-*/text-*")
     found = (base, *(folder for kind in kinds for folder in sorted(base.glob(kind))))
@@ -71,7 +71,10 @@ def demo_folders(data_dir: Path) -> tuple[Path, ...]:
 
 
 def demo_token(folder: Path) -> str:
-    """The throw-away wallet of this demo folder: 64 hex digits, made on first use, so that a restart resumes."""
+    """Token of the demo folder's throw-away wallet (64 hex digits), created on first use so that a restart resumes.
+
+    Raises StorageError if the folder cannot be used.
+    """
     file = folder / WALLET_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def demo_token(folder: Path) -> str:
 
 
 class DemoData:
-    """The embedded Genesis folder and the loopback server that stands in for the CDN."""
+    """The embedded Genesis folder and the loopback server that replaces the CDN."""
 
     def __init__(self, folder: Path, options: DemoOptions, wallet: Wallet) -> None:
         self._folder = folder / "genesis"
@@ -105,12 +108,12 @@ class DemoData:
         return build_genesis(source, self._folder, self._wallet, now=now, progress=progress)
 
     def serve(self) -> str:
-        """Start the server; the URL of the data set."""
+        """Start the server and return the URL of the data set."""
         self._server = GenesisServer(self._folder)
         return self._server.start()
 
     def close(self) -> None:
-        """Stop the server."""
+        """Stop the server if it was started."""
         if self._server is not None:
             self._server.stop()
 
@@ -124,19 +127,19 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a further node needs to join."""
+    """Values that a further node needs to join the first node's run."""
 
     run_id: RunId
     peer: str  # multiaddr of the first node
     genesis: str  # address of its data server
-    max_stages: int | None = None  # that a node begins with
-    spare_stages: int = 0  # that it holds beyond those when nobody else does
-    max_storage: int | None = None  # megabytes of cached shards of each
-    is_training: bool = True  # from the start
+    max_stages: int | None = None  # largest number that a node begins with
+    spare_stages: int = 0  # further ones that it may take when no other node holds them
+    max_storage: int | None = None  # MB of cached shards per node
+    is_training: bool = True  # False: the node starts paused
 
 
 class LocalSwarm:
-    """Starts the nodes 2..count in `<folder>/node-<k>` and ends them with itself."""
+    """Starts the nodes 2..count in `<folder>/node-<k>`; they end when it does."""
 
     def __init__(self, folder: Path, count: int, threads_each: int) -> None:
         self._folder = folder
@@ -144,7 +147,7 @@ class LocalSwarm:
         self._threads = threads_each
 
     async def run(self, invitation: Invitation) -> None:
-        """Start the nodes and watch them until cancelled, or until all have ended. Raises StorageError."""
+        """Start the nodes and monitor them until cancelled, or until all have ended. Raises StorageError."""
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for number in range(2, self._count + 1):
                 folder = self._folder / f"node-{number}"
@@ -155,7 +158,7 @@ class LocalSwarm:
 
 
 def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str]:
-    """The command line of a further node. Its standard input is a leash: it ends when that closes."""
+    """Command line of a further node. The node ends when its standard input closes, so it cannot outlive this one."""
     options: Mapping[str, str] = {
         "--data-dir": str(folder),
         "--token-file": str(folder / WALLET_FILE),
@@ -178,7 +181,7 @@ def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str
 
 
 async def started(command: list[str], output: Path) -> _Leashed:
-    """Start a process whose output goes to a file; it sees nothing of NeuroShard's environment variables."""
+    """Start a process that writes its output to a file, without this process's NEUROSHARD_ variables."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     with output.open("wb") as file:
         process = await anyio.open_process(
@@ -188,7 +191,7 @@ async def started(command: list[str], output: Path) -> _Leashed:
 
 
 class _Leashed:
-    """A process that is asked to end, and then made to, when the block ends."""
+    """A process that is asked to end when the block ends, and killed if it has not ended after STOP_SECONDS."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -197,7 +200,7 @@ class _Leashed:
         return self._process
 
     async def __aexit__(self, *_: object) -> None:
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):  # this node is being cancelled, and the process must not outlive it
             if self._process.stdin is not None:
                 await self._process.stdin.aclose()
             with anyio.move_on_after(STOP_SECONDS):
@@ -208,7 +211,7 @@ class _Leashed:
 
 
 async def _watch(number: int, folder: Path, process: Process) -> None:
-    """Tell where a node's dashboard is, and when the node ends by itself."""
+    """Log the address of a node's dashboard, and a warning if the node ends by itself."""
     while process.returncode is None:
         owner = read_lock_owner(folder)
         if owner is not None and owner.port is not None:

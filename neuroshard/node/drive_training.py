@@ -41,7 +41,7 @@ def begin_driving(
     *,
     wish: RequestedPause,
 ) -> RunningNode:
-    """The parts of a trainer. Raises StorageError, TooLittleMemoryError."""
+    """Build the parts of a trainer. Raises StorageError, and TooLittleMemoryError if one microbatch does not fit."""
     parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
     in_flight = microbatches_in_flight(parameters, ground.memory.limit_mb)
     work = driving_bytes(architecture, parameters.batch_size, parameters.stage_count, in_flight)
@@ -81,9 +81,9 @@ def begin_driving(
 
 
 def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
-    """How many microbatches a trainer has under way: those of a step, as far as memory allows.
+    """Number of microbatches that a trainer keeps in flight: those of one step, or as many as the memory allows.
 
-    Raises TooLittleMemoryError with numbers when there is no room for one.
+    Raises TooLittleMemoryError with the MB needed if one microbatch does not fit.
     """
     most = max(1, min(MOST_IN_FLIGHT, parameters.sequences_per_step // parameters.batch_size))
     needs = [

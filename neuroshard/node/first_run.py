@@ -29,29 +29,29 @@ from neuroshard.model.memory_limit import available_mb, probe_memory
 from neuroshard.node.process import ListenerHandover, StopRequest, outside_requests, show_first_instance
 
 LOOPBACK = "127.0.0.1"
-WAIT_SECONDS = 0.2  # how often the main thread looks up, so that signals work on Windows as well
+WAIT_SECONDS = 0.2  # how often the main thread wakes up, so that signals work on Windows too
 NOT_CARRIED = {*SECRET_KEYS, "token_file", "data_dir"}
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A first run that came to its end: what the node starts with."""
+    """The result of a finished first run: the stored settings, and the lock and port that the node takes over."""
 
     loaded: LoadedSettings
     seat: ListenerHandover
 
 
 def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:
-    """Whether there is no token, and somebody at a desktop who can be asked."""
+    """Return whether the wizard must ask for a token: none is set, and a desktop can show the page."""
     if loaded.settings.token is not None or not loaded.settings.browser or ends_with_stdin:
         return False
     return can_show_pages()
 
 
 def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Ready | None:
-    """Show the wizard until it is finished; None when it was stopped, or is open in another process.
+    """Show the wizard until it is finished; None if it was stopped or is open in another process.
 
-    `load` reads the settings again once they are stored. Raises NeuroShardError when it cannot be shown.
+    `load` reads the settings again after they are stored. Raises NeuroShardError if the wizard cannot be shown.
     """
     settings = loaded.settings
     prepare_data_dir(settings.data_dir)
@@ -68,18 +68,20 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Rea
         port = int(listener.getsockname()[1])
         lock.announce(host, port, is_setup=True)
         run = _FirstRun(loaded, load, lock, (host, port))
-        _serve(run, secret, listener.dup())  # its server closes this one: what comes in between waits in the other
+        # The wizard's server closes the duplicate. Connections that arrive before the node's server starts wait in
+        # the original.
+        _serve(run, secret, listener.dup())
         if run.stored is None:
             sys.stdout.write(f"Stopped: {run.stop.reason}. Nothing was stored.\n")
             return None
         if run.lock is not lock:
             lock.release()
-        undo.pop_all()  # lock and port are the node's now
+        undo.pop_all()  # lock and port belong to the node now: `undo` must not close them
     return Ready(run.stored, ListenerHandover(run.lock, _kept(listener, run.stored.settings, host, port)))
 
 
 def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:
-    """Show the page until it is finished or somebody stops it."""
+    """Serve the wizard until the user finishes or stops it."""
     host, port = run.place
     server = ApiServer(create_setup_app(SetupContext(run.desk, secret, host, port, run.stop.ask)), listener)
     server.start()
@@ -92,7 +94,7 @@ def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:
 
 
 def _show_page(url: str, secret: str, port: int) -> None:
-    """Open the page; its key is printed only where the one who started this reads it, never into a log."""
+    """Open the page in the browser. Its key is printed only to a terminal, never into a log."""
     address = entry_address(url, secret, port, time.time())
     shown = address if sys.stdout.isatty() else url
     sys.stdout.write(f"NeuroShard is not set up yet. Your browser opens {shown}\n")
@@ -102,7 +104,7 @@ def _show_page(url: str, secret: str, port: int) -> None:
 
 
 def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> socket.socket | None:
-    """The listener, when the stored settings want the same address; else it is closed."""
+    """Return the listener if the stored settings have the same address; otherwise close it."""
     if (settings.host if is_loopback(settings.host) else None) == host and settings.port in (port, 0):
         return listener
     listener.close()
@@ -110,7 +112,7 @@ def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> 
 
 
 def _locked(first: FirstSettings) -> InstanceLock:
-    """The lock of the folder that was chosen. Raises ConflictError when a node runs there."""
+    """Lock the chosen folder. Raises ConflictError if a node runs on it."""
     prepare_data_dir(first.data_dir)
     try:
         return InstanceLock.acquire(first.data_dir)
@@ -119,7 +121,7 @@ def _locked(first: FirstSettings) -> InstanceLock:
 
 
 def _places() -> tuple[Place, ...] | str:
-    """Where autostart would be written, or why nowhere."""
+    """The places of autostart entries, or the reason why this computer has none."""
     try:
         return places_of_this_computer(os.environ)
     except UsageError as error:
@@ -127,7 +129,7 @@ def _places() -> tuple[Place, ...] | str:
 
 
 def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
-    """What the wizard tells of this computer; `places` are those of autostart, or why there are none."""
+    """Facts that the wizard shows about this computer. `places` are those of autostart, or the reason for none."""
     measured = {"memory": available_mb(probe_memory(), None), "cpu_threads": default_threads()}
     if isinstance(places, str):
         return SetupFacts(measured, autostart_possible=False, autostart_how=places)
@@ -139,13 +141,13 @@ def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
 
 
 class _FirstRun:
-    """The wizard's desk, and what happens when it is finished; that happens in the server's thread."""
+    """The wizard's draft and its completion. `_finish` runs in the server's thread, `wait` in the main thread."""
 
     def __init__(
         self, loaded: LoadedSettings, load: Callable[[], LoadedSettings], lock: InstanceLock, place: tuple[str, int]
     ) -> None:
         self.stop = StopRequest()
-        self.lock = lock  # of the folder that was chosen
+        self.lock = lock  # lock of the chosen folder
         self.stored: LoadedSettings | None = None
         self.place = place  # host and port
         self._loaded, self._load = loaded, load
@@ -154,7 +156,7 @@ class _FirstRun:
         self.desk = SetupDraft(loaded, surroundings_of(self._autostart), self._finish)
 
     def wait(self) -> None:
-        """Until it is finished or stopped, or its page was closed long ago: no process is left behind."""
+        """Wait until the wizard is finished, stopped or abandoned, so that a closed page leaves no process behind."""
         while not self._ended.wait(WAIT_SECONDS) and self.stop.reason is None:
             if self.desk.is_abandoned():
                 self.stop.ask("its page has been closed for half an hour")
@@ -173,11 +175,11 @@ class _FirstRun:
             raise
         warning = self._start_with_computer(stored) if starts_with_computer else None
         self.lock, self.stored = lock, stored
-        self._ended.set()
+        self._ended.set()  # last: the main thread, which now takes over, reads both values
         return Finished(dashboard_url(stored.settings.host, stored.settings.port or self.place[1]), warning)
 
     def _start_with_computer(self, stored: LoadedSettings) -> str | None:
-        """Why that did not work, if it did not: the node runs all the same."""
+        """Turn autostart on; return the reason if that fails. The node runs in either case."""
         if isinstance(self._autostart, str):
             return self._autostart
         try:

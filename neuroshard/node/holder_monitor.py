@@ -23,39 +23,39 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MonitorTimes:
-    """A node is asked when something is suspicious about it, and lost when it does not answer twice."""
+    """Times of the monitor. A node is asked if it is suspicious or due, and is lost after two unanswered questions."""
 
     look_seconds: float = 1.0
     silent_seconds: float = 15.0  # since its last report
-    again_seconds: float = 2.0  # from one question to the next
-    denial_seconds: float = 20.0  # a node that has gone to other stages may be asked before its report comes
-    forgotten_seconds: float = 120.0  # after an older denial that no other followed, the count starts anew
-    mute_seconds: float = 60.0  # a node that reports and has not answered since it was lost before; then twice as long
-    few: int = 2  # holders of a stage: so many are watched, and whether there are so many is made sure of
+    again_seconds: float = 2.0  # between two questions to the same node about one stage
+    denial_seconds: float = 20.0  # a node that moved to other stages may be asked before its new report arrives
+    forgotten_seconds: float = 120.0  # a denial this old with no other after it no longer counts
+    mute_seconds: float = 60.0  # how long a node lost again with no answer in between is ignored; doubles each time
+    few: int = 2  # a stage with at most this number of holders is rare; of others this number is verified
 
 
 @dataclass
 class HolderMonitor:
-    """Watches the holders of stages that few nodes hold."""
+    """Asks holders of every stage for its status, and marks nodes lost that are silent or deny it."""
 
     swarm: StageSwarm
     times: MonitorTimes = field(default_factory=MonitorTimes)
-    now: Callable[[], float] = time.time  # as the membership counts
+    now: Callable[[], float] = time.time  # wall clock, as in the membership's `last_seen`
 
     def __post_init__(self) -> None:
         self._unanswered: dict[tuple[NodeId, int], int] = {}
-        self._losses: dict[NodeId, int] = {}  # since its last answer
+        self._losses: dict[NodeId, int] = {}  # times a node was lost since its last answer
         self._asked_at: dict[tuple[NodeId, int], float] = {}
-        self._denied_at: dict[tuple[NodeId, int], float] = {}  # for the first time
+        self._denied_at: dict[tuple[NodeId, int], float] = {}  # time of the first denial
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look every `look_seconds` until cancelled."""
         while True:
             await self.look()
             await anyio.sleep(self.times.look_seconds)
 
     async def look(self) -> None:
-        """Ask those about whom something is suspicious, and those who were not asked for long."""
+        """Ask the suspicious holders and those whose last confirmation is too old."""
         watched = self._watched()
         self._unanswered = {key: count for key, count in self._unanswered.items() if key in watched}
         self._forget_old(anyio.current_time())
@@ -67,7 +67,7 @@ class HolderMonitor:
             for (node, stage), is_rare in watched.items():
                 if self._is_due(node, stage, is_rare=is_rare):
                     tasks.start_soon(self._ask, node, stage, confirmed)
-        for node, stage in confirmed:  # together: of two replicas that answer neither is alone for a moment
+        for node, stage in confirmed:  # at once: otherwise one of two replicas would briefly look alone
             self.swarm.confirmed.add(node, stage)
 
     def _forget_old(self, now: float) -> None:
@@ -75,9 +75,9 @@ class HolderMonitor:
         self._denied_at = {key: at for key, at in self._denied_at.items() if now - at < self.times.forgotten_seconds}
 
     def _watched(self) -> dict[tuple[NodeId, int], bool]:
-        """Others and their stages, with whether few hold it; of a stage with many holders, a few of them.
+        """Map other nodes and their stages to whether the stage is rare; of a stage with many holders, take a few.
 
-        Else some false reports could hide that a stage has one holder.
+        A few holders of every stage are verified. Otherwise false reports could hide that a stage has one holder.
         """
         coverage, few = self.swarm.coverage(), self.times.few
         watched = dict[tuple[NodeId, int], bool]()
@@ -90,7 +90,7 @@ class HolderMonitor:
         return watched
 
     def _turn(self, stage: int, node: NodeId) -> tuple[bool, float, bytes]:
-        """Who has confirmed it comes first, then who was not asked for longest; every node asks others first."""
+        """Sort key of a holder: confirmed ones first, then those asked longest ago; ties differ from node to node."""
         is_new = not self.swarm.confirmed.told_within(ASK_AGAIN_SECONDS, node, stage)
         lot = hash_parts("neuroshard/holder-watch", self.swarm.node_id, node)
         return is_new, self._asked_at.get((node, stage), -1.0), lot
@@ -124,14 +124,16 @@ class HolderMonitor:
         if count < 2 or node in self.swarm.lost:
             return
         log.info("Node %s does not answer any more: its layers count as missing.", node)
-        self.swarm.confirmed.remove(node, stage)  # it is asked as soon as it reports again
+        self.swarm.confirmed.remove(node, stage)  # so that it is asked as soon as it reports again
         self.swarm.lost.add(node)
         losses = self._losses[node] = self._losses.get(node, 0) + 1
-        if losses > 1:  # else it would count for some seconds with every report, and whoever fills its place give up
+        # A node that reports but never answers would otherwise count again after each report, and the node that is
+        # about to replace it would give up each time.
+        if losses > 1:
             self.swarm.lost.disbelieve(node, min(DISBELIEF_SECONDS, self.times.mute_seconds * 2 ** (losses - 2)))
 
     def _does_not_hold(self, node: NodeId, stage: int) -> None:
-        """By its own word; its report says that it does, or did a moment ago."""
+        """Handle a node's denial of a stage that its report lists; it is penalised only after `denial_seconds`."""
         self.swarm.confirmed.remove(node, stage)
         now = anyio.current_time()
         if now - self._denied_at.setdefault((node, stage), now) >= self.times.denial_seconds:

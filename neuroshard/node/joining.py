@@ -36,9 +36,9 @@ LOOK_SECONDS = 2.0
 HEAR_SECONDS = 0.1
 PATIENCE_SECONDS = 5.0
 TELL_SECONDS = 0.5
-FRESH_SECONDS = 30.0  # a donor's snapshot may be so old; of an older one a new one is made
+FRESH_SECONDS = 30.0  # largest age of a donor's snapshot; instead of an older one the donor makes a new one
 MOST_DONORS = 4
-MOST_ASKED = 16  # of those that may keep a copy
+MOST_ASKED = 16  # nodes that may keep a copy
 PARTIAL_FILE, PARTIAL_NAME = "incoming.part", "incoming.snapshot"
 
 Tell = Callable[[str], None]
@@ -46,18 +46,18 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Joining:
-    """For one stage, once. `tell` shows people what is waited for."""
+    """Prepares the state of one stage, once. `tell` receives the reason for each wait, for the status."""
 
     swarm: StageSwarm
     identity: StageIdentity
     store: CheckpointStore
     tell: Tell
-    expects_others: bool = True  # a run that this node was invited to
-    may_catch_up: bool = False  # with rounds that ended while it was away, by their aggregates
+    expects_others: bool = True  # whether other nodes may train the run
+    may_catch_up: bool = False  # whether it may keep its own state and apply the aggregates of the rounds it missed
     offload: BlockingRunner = anyio.to_thread.run_sync
-    tell_percent: Callable[[int], None] = lambda _: None  # of the state that is fetched
+    tell_percent: Callable[[int], None] = lambda _: None  # receives the part of the state fetched, 0..100
     _liars: set[NodeId] = field(default_factory=set[NodeId])
-    _waits_since: float | None = None  # for a young step
+    _waits_since: float | None = None  # start of the wait for the next averaged step
 
     def __post_init__(self) -> None:
         layers = self.identity.layers
@@ -67,10 +67,10 @@ class Joining:
         self._receiver = StateReceiver(self.swarm.asking, file)
 
     async def prepare(self) -> bool:
-        """Return when this node may train: with a state of its own that is good, or one it has fetched, or a new run.
+        """Wait until this node may train the stage: from its own state, a fetched one, or from the start of a new run.
 
-        Whether there is a state that must be restored. Waits while somebody has trained the stage and nobody gives its
-        state. Raises StorageError.
+        Returns whether a stored state must be restored. Waits while the stage was trained but no node sends its state:
+        beginning again would lose that training. Raises StorageError.
         """
         own = await self.offload(self._own_standing)
         if own is None and self.expects_others:
@@ -91,10 +91,10 @@ class Joining:
             await anyio.sleep(LOOK_SECONDS)
 
     async def _may_go_on(self, own: ReplicaStatus | None, best: ReplicaStatus) -> bool:
-        """Whether the rounds between the own state and the best are few, and the first can be asked for.
+        """Whether this node can keep its own state and catch up with the rounds between it and the best state.
 
-        This node knows its end, or its voters by the certificate before. Then it trains on from its own state and takes
-        over how they have ended; if nobody tells that, it follows.
+        This requires that other nodes still keep these rounds and that a certificate in the vote log here leads to or
+        from the own state. Otherwise the node downloads the best state.
         """
         if own is None or not self.may_catch_up or not best.is_live:
             return False
@@ -105,9 +105,10 @@ class Joining:
         return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
 
     def _may_begin(self, best: ReplicaStatus, standings: Iterable[ReplicaStatus]) -> bool:
-        """Whether to fetch the best state now: averaged gradients change all of it at every step.
+        """Whether to download the best state now, or only after the next step of averaged gradients.
 
-        That of a lone node at once: its steps wait for whoever fetches it.
+        Such a step changes the whole state, so a state fetched just before it would be outdated. A lone node's state
+        is downloaded at once, because its steps wait for the receiver.
         """
         outer, on_line = self.swarm.outer, [told for told in standings if told.is_live and told.line == best.line]
         if outer.strategy != "averaging" or len(on_line) < 2:
@@ -121,13 +122,13 @@ class Joining:
         return False
 
     async def _hear_of_others(self) -> None:
-        """Wait a little for the first word of anybody."""
+        """Wait up to PATIENCE_SECONDS for the first report of another node."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             while len(self.swarm.membership.view.members.keys() - {self.swarm.node_id}) == 0:
                 await anyio.sleep(HEAR_SECONDS)
 
     async def _joined(self, first: NodeId, standings: Mapping[NodeId, ReplicaStatus]) -> bool:
-        """Fetch and install the state; whether it worked."""
+        """Fetch and install the state. Returns False after a failure, so that the caller tries again."""
         try:
             await self.offload(partial(self.store.ensure_room, self._layout.file_bytes))
             received = await self._fetched(first, standings)
@@ -162,6 +163,7 @@ class Joining:
         reuse = await self.offload(self._own_files)
         received = await accompanied(partial(self._receiver.fetch, first, manifests, into, reuse), self._keep_telling)
         await self.offload(partial(_note, name, None))
+        # The donor may have made an outer step since it reported its status; only states of one step can be compared.
         told, meta = standings[first], received.manifest.meta
         if told.root and meta.outer_step == told.outer_step and received.root != told.root:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
@@ -169,7 +171,7 @@ class Joining:
         return received
 
     async def _add_manifest(self, node: NodeId, manifests: dict[NodeId, SnapshotManifest]) -> None:
-        """A further donor, for the chunks that are the same at it."""
+        """Add a further donor if it answers; it can send the chunks that it has in common with the first one."""
         with suppress(DonorError):
             manifests[node] = await self._receiver.manifest(node, ANY_AGE)
 
@@ -181,7 +183,7 @@ class Joining:
             await anyio.sleep(TELL_SECONDS)
 
     def _own_standing(self) -> ReplicaStatus | None:
-        """Of the newest checkpoint, if steps were made; blocks."""
+        """Status of the newest checkpoint; None if it has no steps. Blocks on the disk."""
         generations = self.store.generations()
         if not generations or generations[0].step == 0:
             return None
@@ -191,11 +193,11 @@ class Joining:
         try:
             root = outer_root(tensors, self._layout, newest.outer_step)
         except OSError:
-            root = ""  # the restore will tell what is wrong with it
+            root = ""  # the restore will report the defect
         return ReplicaStatus(is_live=True, steps=newest.step, outer_step=newest.outer_step, root=root)
 
     def _own_files(self) -> list[Path]:
-        """Files that may hold some of the chunks already; blocks."""
+        """Tensor files on this computer that may contain some of the chunks. Blocks on the disk."""
         local = self.swarm.donor.local(self._stage)
         newest = [*self.store.generations()[:1], None if local is None else local.newest()]
         files = list[Path]()
@@ -208,27 +210,27 @@ class Joining:
 
 
 def was_trained(swarm: StageSwarm) -> bool:
-    """Whether any stage of the run has made steps: then all have, because a step needs all of them."""
+    """Return whether the run has made steps. A step needs all stages, so then every stage has a trained state."""
     view = swarm.membership.view
     reports = [member.report for member in view.members.values()]
     return view.total_steps > 0 or any(report.steps > 0 or report.outer_step > 0 for report in reports)
 
 
 async def is_obtainable(swarm: StageSwarm, stage: int) -> bool:
-    """Whether somebody who answers has a stage's state, or it does not exist yet."""
+    """Return whether a node that answers has the stage's state, or the run has no trained state yet."""
     name = swarm.name_of(stage)
     standings = await query_statuses(swarm.asking, name, candidates(swarm, name.layers)) | local_copy(swarm, name)
     return choose_donor(standings) is not None or not was_trained(swarm)
 
 
 def local_copy(swarm: StageSwarm, stage: StageName) -> dict[NodeId, ReplicaStatus]:
-    """The copy of the stage that this node keeps itself."""
+    """Status of the copy that this node keeps of a stage trained elsewhere, keyed by its own id; empty without one."""
     standing = swarm.donor.standing(stage)
     return {} if standing is None or standing.is_live else {swarm.node_id: standing}
 
 
 def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
-    """Whom to ask for a stage's state: all that hold it, and those others that most likely keep a copy."""
+    """Nodes to ask for a stage's state: all its holders, then the nodes that most likely keep a copy."""
     holders = [
         node
         for node, member in swarm.membership.view.members.items()
@@ -244,7 +246,7 @@ def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
 
 
 def _note(file: Path, snapshot: str | None) -> None:
-    """Which snapshot is on its way, for a start after a kill; None: none is. Without it that start fetches another."""
+    """Record the snapshot in transfer, so that a start after a kill continues it; None removes the record."""
     with suppress(OSError):
         if snapshot is None:
             file.unlink(missing_ok=True)
@@ -270,19 +272,19 @@ SAFETY_INTERVAL_SECONDS = 10.0
 
 @dataclass
 class StageSafety:
-    """One for a node: asks the others for what only they know, and keeps it in the swarm for whoever tells people."""
+    """Asks the holders of stages about copies and obtainable states, and stores the answers in the swarm's view."""
 
     swarm: StageSwarm
-    has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
+    has_state: Callable[[int], bool] = lambda _: False  # whether this disk has a stage's state
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look every SAFETY_INTERVAL_SECONDS until cancelled."""
         while True:
             await self.look()
             await anyio.sleep(SAFETY_INTERVAL_SECONDS)
 
     async def look(self) -> None:
-        """Ask about all stages."""
+        """Ask once about every stage, and wait for the answers."""
         coverage = self.swarm.coverage()
         told = dict[int, ReportedCopy]()
 
@@ -304,5 +306,5 @@ class StageSafety:
 
 
 async def unobtainable(swarm: StageSwarm, stages: Iterable[int], has_state: Callable[[int], bool]) -> frozenset[int]:
-    """Those of the stages of which neither this disk nor anybody who answers has the state."""
+    """Return the stages whose state is neither on this disk nor at any node that answers."""
     return frozenset([stage for stage in stages if not (has_state(stage) or await is_obtainable(swarm, stage))])

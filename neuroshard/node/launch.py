@@ -36,7 +36,7 @@ from neuroshard.telemetry.redaction import Redactor
 
 
 def summary(status: NodeStatus) -> str:
-    """The run in a few lines, for people."""
+    """Summarise training, verdict and checkpoint in a few lines for the terminal."""
     training, checkpoints = status.training, status.checkpoints
     rows = [("steps", f"{training.steps:,}"), ("tokens", f"{training.tokens:,}")]
     if training.loss_ema is not None:
@@ -53,7 +53,7 @@ def summary(status: NodeStatus) -> str:
 
 log = logging.getLogger(__name__)
 
-# On Windows a signal does not end a wait, so the main thread looks up.
+# On Windows a signal does not interrupt a wait, so the main thread wakes up regularly.
 WAIT_SECONDS = 0.2 if sys.platform == "win32" else None
 
 
@@ -65,14 +65,14 @@ def run_node(
     ends_with_stdin: bool = False,
     seat: ListenerHandover | None = None,
 ) -> int:
-    """Run a node or a trainer until it is told to stop, by the end of its input too when wished; the exit code.
+    """Run a node or a trainer until a stop is requested and return the exit code.
 
-    `seat` is the folder's lock and the port that a first run holds already; they are given back here.
-    Raises NeuroShardError when it cannot run.
+    With `ends_with_stdin` the end of its input stops it too. `seat` is the folder's lock and the port that a first
+    run holds already; both are released here. Raises NeuroShardError if the node cannot run.
     """
     settings = loaded.settings
     started_at = time.time()
-    wallet, _kind, warnings = wallet_of(loaded)  # a bad token must be told before anything else happens
+    wallet, _kind, warnings = wallet_of(loaded)  # first, so that a bad token is reported before anything is created
     prepare_data_dir(settings.data_dir)
     try:
         lock = InstanceLock.acquire(settings.data_dir) if seat is None else seat.lock
@@ -114,7 +114,7 @@ def _logging(settings: Settings, ring: LogRing, redactor: Redactor) -> Configure
 
 
 def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], *, is_demo: bool) -> NodeStatus:
-    """What the dashboard shows before anything is known."""
+    """Status that the dashboard shows before the node's work has begun."""
     paths = {name: str(path) for name, path in asdict(loaded.settings.paths).items()}
     return NodeStatus(
         version=__version__,
@@ -138,10 +138,10 @@ def _show_dashboard(url: str, warnings: tuple[str, ...], *, open_browser: bool) 
 
 
 def _prepare_native_threads() -> None:
-    """Set what the matrix library reads when it is loaded; what the owner has set stays."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of all threads but the compute thread, which sets its own
-    # A thread of GNU OpenMP waits busily for the others before it sleeps. Beside another program that takes a core
-    # the default wait is far too long: with this one training was 1.3 times as fast then, and as fast as ever alone.
+    """Set the environment that the matrix library reads when it is loaded; values set by the owner stay."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # not for the compute thread, which sets its own number
+    # A thread of GNU OpenMP spins before it sleeps. If another program uses a core, the default is far too long:
+    # with this value training was 1.3 times as fast then, and no slower alone.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
@@ -153,6 +153,6 @@ def _run_to_the_end(run: Callable[[], ExitReport]) -> ExitReport:
             wait([outcome], timeout=WAIT_SECONDS)
         try:
             return outcome.result()
-        except NeuroShardError as error:  # the command line tells it; the log file must know it as well
-            log.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})  # noqa: TRY400 - a message, no defect
+        except NeuroShardError as error:  # the command line prints it; the log file must contain it too
+            log.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})  # noqa: TRY400 - a message, not a defect
             raise

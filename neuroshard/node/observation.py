@@ -23,7 +23,7 @@ QUIET_SECONDS = 15.0
 
 
 class StandbyNotice:
-    """Notices that nothing was asked of the stages here for a while."""
+    """Detects that this node's stages have had no work for QUIET_SECONDS."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,13 +31,14 @@ class StandbyNotice:
         self._since = 0.0
 
     def rest(self) -> None:
-        """The node does not train now: that nothing is asked of it meanwhile says nothing."""
+        """Restart the measurement: a node that does not train gets no work for another reason."""
         self._work = None
 
     def sentence(self, stages: Sequence[StageStatus], replicas: int, *, has_lanes: bool) -> str:
-        """Why these stages, whose work others drive, do nothing; "" as long as they do something, or drive themselves.
+        """Explain why stages that other nodes drive are idle; "" while they work, or if this node drives itself.
 
-        `replicas` other nodes hold the same layers; with lanes a driver keeps to one of them until an outer step.
+        `replicas` is the number of other nodes with the same layers. With lanes a driver uses one replica until the
+        next outer step.
         """
         now, work = self._clock(), [(stage.index, stage.steps, stage.sequences_accumulated) for stage in stages]
         if work != self._work:
@@ -53,7 +54,7 @@ class StandbyNotice:
 
 
 PUBLISH_SECONDS = 0.5
-RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; what it does next is told at once
+RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; a change of state is published at once
 RESOURCE_SECONDS = 2.0
 _COUNTED = {
     "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
@@ -62,7 +63,7 @@ _COUNTED = {
 
 
 class Observer:
-    """Turns the trainer's own snapshot and samples of this computer into the node's status."""
+    """Builds the node's status from the trainer's snapshot and samples of this computer's resources."""
 
     def __init__(self, node: RunningNode, society: PeerNetwork, publisher: Publisher, counters: Counters) -> None:
         self._node = node
@@ -80,7 +81,7 @@ class Observer:
         )
 
     async def run(self) -> None:
-        """Publish until cancelled."""
+        """Publish at least every PUBLISH_SECONDS (RESTING_SECONDS while paused) until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._sample_resources)
             while True:
@@ -89,7 +90,7 @@ class Observer:
                     await self._node.trainer.until_state_changes()
 
     def publish(self) -> None:
-        """Publish what the parts say now, and let others know soon when this node begins to do something else."""
+        """Publish the status once, and report to peers soon if this node's state has changed."""
         seen = self._among_others(self._node.trainer.snapshot())
         idle = self._idle_sentence(seen)
         if seen.state is not self._told:
@@ -123,12 +124,12 @@ class Observer:
             self._node.startup.complete()
 
     def _among_others(self, seen: TrainerSnapshot) -> TrainerSnapshot:
-        """A node that could work but whose swarm lacks layers waits, whether it drives or not."""
+        """Show a training node as waiting for stages if no node holds some of the layers."""
         missing = self._node.ground.swarm.missing() if seen.state is NodeState.TRAINING else ""
         return replace(seen, state=NodeState.WAITING_FOR_STAGES, reason=missing) if missing else seen
 
     def _idle_sentence(self, seen: TrainerSnapshot) -> str:
-        """Why a node that trains has nothing to do; "" for one that has, or that does not train."""
+        """Explain why a training node is idle; "" if it has work or does not train."""
         if seen.state is not NodeState.TRAINING:
             self._standby.rest()
             return ""
@@ -140,12 +141,12 @@ class Observer:
         return self._node.stages is None or len(self._node.stages) == len(self._node.ground.swarm.plan)
 
     def _replicas(self) -> int:
-        """Other nodes that hold the first of this node's stages."""
+        """Number of other nodes that hold the first of this node's stages."""
         node = self._node
         return 0 if node.stages is None else len(node.ground.swarm.replicas(node.stages.start))
 
     def _count(self, name: str, total: int) -> None:
-        """Let a counter catch up with what a part has counted itself."""
+        """Raise a counter to a total that a part has counted itself."""
         self._counters.add(name, max(0, total - self._counters.value(name)))
 
     async def _sample_resources(self) -> None:
@@ -155,9 +156,9 @@ class Observer:
 
 
 def among_replicas(diloco: DilocoStatus, replicas: int, *, holds_all: bool) -> DilocoStatus:
-    """Outer steps as told while `replicas` other nodes hold the same layers and no common round has been yet.
+    """Explain outer steps before the first common round, given the number of other nodes with the same layers.
 
-    `holds_all`: this node's are the whole model.
+    `holds_all` is true if this node holds the whole model.
     """
     if diloco.members > 1 or (replicas == 0 and holds_all):
         return diloco

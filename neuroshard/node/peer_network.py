@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
-    """The report for others, whose sequence and interval the reporter sets. Raises ValueError without a run."""
+    """Build this node's report. The reporter sets its sequence and interval. Raises ValueError without a run."""
     if status.model is None:
         raise ValueError("a node without a run has nothing to report")
     training, diloco, data = status.training, status.diloco, status.data
@@ -77,7 +77,7 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
 def own_announcement(
     status: NodeStatus, run_id: RunId, *, parameters_version: int, addresses: tuple[str, ...]
 ) -> Announcement:
-    """The announcement for others."""
+    """Build the announcement that this node stores in the directory."""
     return Announcement(
         run_id=run_id,
         parameters_version=parameters_version,
@@ -93,12 +93,12 @@ def own_announcement(
 
 PUBLISH_SECONDS = 0.5
 FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
-OPENING_SECONDS = 30.0  # one that is not up by then will not be soon
+OPENING_SECONDS = 30.0  # a network that is not up by then is not expected soon
 
 
 @dataclass(frozen=True)
 class NetworkView:
-    """The network at one moment."""
+    """Connections, peers and swarm of this node at one moment."""
 
     network: NetworkStatus
     peers: tuple[PeerStatus, ...]
@@ -107,7 +107,10 @@ class NetworkView:
 
 @dataclass
 class PeerNetwork:
-    """Made once a start, without PyTorch; `join` follows when the run is known, `serve` when PyTorch is there."""
+    """This node's network, built once per start without PyTorch.
+
+    `join` follows when the run is known, and `serve` when PyTorch is loaded.
+    """
 
     identity: NodeIdentity
     settings: Settings
@@ -118,7 +121,7 @@ class PeerNetwork:
     served: RunOffer | None = None
     participant: Participant | None = None
     swarm: StageSwarm | None = None
-    genesis: str = ""  # where the data come from, for the join line
+    genesis: str = ""  # location of the data, for the join line
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
     port_mapping: PortMapping | None = None
     moved_by_peers: int = 0  # bytes since the start, in both directions
@@ -132,7 +135,7 @@ class PeerNetwork:
         open_network: NetworkOpener | None = None,
         now: Callable[[], float] = time.time,
     ) -> PeerNetwork:
-        """With libp2p, unless another way is given or the owner wants no network."""
+        """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off."""
         outside = ExternalAddresses()
         opener = open_network or libp2p_opener(settings, identity, outside)
         networking = Networking(
@@ -151,7 +154,7 @@ class PeerNetwork:
         return society
 
     def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
-        """From now on this node is one of a run; `is_shared`: newcomers without a run of their own are told of it."""
+        """Make this node a member of a run. If `is_shared`, nodes that ask for any run are offered it."""
         self.served = offer
         versions = self.exchange.follow(offer)
         self.exchange.is_shared = is_shared
@@ -179,8 +182,8 @@ class PeerNetwork:
         self.networking.attach(self.participant.live)
 
     def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
-        """Join a run, unless this node has joined it already, and give and take its stages. Loads PyTorch."""
-        from neuroshard.node.stage_swarm import StageSwarm  # only now: the others shall know this node before
+        """Join a run, unless this node has joined already, and exchange its stages' work and state. Loads PyTorch."""
+        from neuroshard.node.stage_swarm import StageSwarm  # imports PyTorch: only after peers know this node
 
         if self.participant is None:
             self.join(offer, status, is_shared=is_shared)
@@ -192,23 +195,23 @@ class PeerNetwork:
         return self.swarm
 
     def metered(self, source: ShardSource) -> ShardSource:
-        """A source on another computer, as the owner's rules let it be used."""
+        """Wrap a remote data source so that the owner's network rules apply and its bytes are counted."""
         return MeteredSource(source, lambda: self.networking.gate.reason, self._note_fetched)
 
     def moved(self) -> int:
-        """Bytes that went through the network since the start, in both directions."""
+        """Bytes moved over the network since the start, in both directions: peers and data sources."""
         return self.moved_by_peers + self.fetched
 
     def _note_fetched(self, count: int) -> None:
         self.fetched += count
 
     async def introduced(self) -> None:
-        """Wait until others can find this node as one of its run."""
+        """Wait until this node is announced, so that others can find it as a member of its run."""
         if self.participant is not None:
             await self.participant.announced.wait()
 
     def look(self) -> NetworkView:
-        """What there is to tell about the network now."""
+        """Collect the present state of the network, and update the count of bytes moved by peers."""
         network = self.networking.current
         connections = () if network is None else network.transport.connections()
         traffic = self.traffic.look(connections, self.now())
@@ -221,23 +224,23 @@ class PeerNetwork:
         )
 
     def report_soon(self) -> None:
-        """Let the others know within a second what this node does now."""
+        """Send a report to the other nodes within a second."""
         if self.participant is not None:
             self.participant.report_soon()
 
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs at which others may reach this node now, the one that leads furthest first."""
+        """Multiaddrs at which others may reach this node now, the most widely reachable first."""
         network = self.networking.current
         return () if network is None else network.transport.addresses()
 
     def note_outer_step(self, outer_step: int) -> None:
-        """This node is there now; another version of the run's parameters may hold there."""
+        """Record this node's outer step, because another version of the run's parameters may apply from there."""
         if self.exchange.followed is not None:
             self.exchange.followed.look(outer_step)
 
     @property
     def clock_warning(self) -> str | None:
-        """What to tell the owner when this computer's clock is wrong by the others' word; None while it is fine."""
+        """Warning for the owner if this computer's clock differs from the other nodes'; None if it does not."""
         return None if self.participant is None else self.participant.clock_warning
 
     def _network_status(
@@ -263,7 +266,7 @@ class PeerNetwork:
 
 
 def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
-    """What a node says of itself, with the stages that it gets ready for: those that it goes to, if it does."""
+    """Add the stages that this node can hold, its progress, and its destination if it moves to other stages."""
     percent = swarm.ready_percent if said.state is NodeState.STARTING else 0
     if swarm.destination is not None:
         layers = swarm.destination.layers(swarm.plan)
@@ -273,7 +276,7 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
 
 
 async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:
-    """Publish what the network does until cancelled, from the start of a node to its end."""
+    """Publish the state of the network until cancelled, from the start of a node to its end."""
     began = anyio.current_time()
     while True:
         sight = society.look()
@@ -283,7 +286,7 @@ async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:
 
 
 def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
-    """What others type to join; empty while nothing can be joined."""
+    """Command that others type to join the run; "" while they cannot."""
     if run is None or not addresses or not genesis:
         return ""
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"

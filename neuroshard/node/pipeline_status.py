@@ -1,4 +1,4 @@
-"""The pipeline as the status tells it: every stage of the run's plan with the nodes that hold it."""
+"""The pipeline as the status shows it: every stage of the run's plan with the nodes that hold it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_HAND = {NodeState.STARTING: NodeState.TRAINING}  # stages that are held here
 
 @dataclass(frozen=True)
 class Holding:
-    """A node, the stages it told or has, and what it does."""
+    """A node, the stages that it reports or holds, and its state."""
 
     node_id: NodeId
     stages: StageRange
@@ -36,14 +36,14 @@ class _Row:
     joining: list[NodeId] = field(default_factory=list[NodeId])
 
     def nodes(self, state: NodeState) -> list[NodeId]:
-        """Where nodes in this state stand."""
+        """The list for nodes in this state: ready, paused or joining."""
         if state in AT_WORK:
             return self.ready
         return self.paused if state in HOLDING else self.joining
 
 
 def pipeline_stages(plan: StagePlan, holdings: Iterable[Holding]) -> tuple[PipelineStage, ...]:
-    """Every stage of the plan, also one that nobody holds; nodes in the order in which they are given."""
+    """List every stage of the plan, even without holders; nodes keep the order of `holdings`."""
     rows = [_Row() for _ in plan]
     for holding in holdings:
         if holding.state not in GONE:
@@ -58,9 +58,9 @@ def pipeline_stages(plan: StagePlan, holdings: Iterable[Holding]) -> tuple[Pipel
 def pipeline_status(
     swarm: StageSwarm, state: NodeState, flow: PipelineFlow | None = None, wanted: LayerRange | None = None
 ) -> PipelineStatus:
-    """The pipeline now; `state` is this node's, whose own report may be some seconds old.
+    """Build the status of the pipeline. `state` is this node's present one: its own report may be seconds old.
 
-    `wanted` are the layers that it gets ready for while it holds none.
+    `wanted` are the layers that this node prepares while it holds none.
     """
     held, coming = swarm.held, None if wanted is None else swarm.stages_of(wanted)
     own: list[Holding] = []
@@ -84,7 +84,7 @@ def pipeline_status(
 
 
 def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> StateCopyStatus | None:
-    """By the word of its single holder."""
+    """Status of the copy of a stage with a single holder, according to that holder; None for other stages."""
     holder = next(iter((*stage.ready, *stage.paused)), None)
     if not stage.has_single_holder:
         return None
@@ -101,7 +101,7 @@ def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> StateCopyStatus | None:
 async def tell_stages(
     swarm: StageSwarm, publisher: Publisher, current: Callable[[], NodeStatus], _network: Network
 ) -> None:
-    """Publish the pipeline while this node gets ready for its stages, until cancelled; later its observer does."""
+    """Publish the pipeline while this node starts, until cancelled; after that the observer publishes it."""
     while True:
         await anyio.sleep(LOOK_SECONDS)
         status = current()

@@ -24,14 +24,14 @@ from neuroshard.host.desktop import open_browser_at
 
 @dataclass(frozen=True)
 class ListenerHandover:
-    """What a first run hands to the node that it becomes; without a listener the node binds its own."""
+    """Lock and listening socket that a first run passes to its node; without a listener the node binds its own."""
 
     lock: InstanceLock
     listener: socket.socket | None
 
 
 def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: bool) -> int:
-    """A second start on the same data folder shows the first one's page and ends well; the exit code."""
+    """Show the page of the node that already runs on this data folder; return exit code 0."""
     url = dashboard_url(running.host, running.port) if running.port else "its dashboard"
     does = "already waits to be set up" if running.is_setup else "already runs"
     sys.stdout.write(f"A node {does} on this data folder (process {running.pid}): {url}\n")
@@ -42,7 +42,7 @@ def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: boo
 
 
 class StopRequest:
-    """Asks the event loop to end, from any thread, also before the loop runs."""
+    """Requests a stop from any thread, even before the event loop runs. The first reason wins."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -51,7 +51,7 @@ class StopRequest:
         self.reason: str | None = None
 
     def ask(self, reason: str) -> None:
-        """Remember the first reason; what `react` was told last happens on the event loop."""
+        """Request a stop. The first call keeps its reason and runs the present reaction on the event loop."""
         with self._lock:
             is_first, self.reason = self.reason is None, self.reason or reason
             if is_first and self._token is not None:
@@ -59,9 +59,10 @@ class StopRequest:
                     self._token.run_sync_soon(self._happen)  # pyright: ignore[reportUnknownMemberType]
 
     def react(self, reaction: Callable[[], object]) -> None:
-        """On a stop, call this on the event loop's thread, and nothing that was told before: that has ended.
+        """Set the reaction to a stop, called on the event loop's thread; it replaces the one of work that has ended.
 
-        At once when a stop was asked for already.
+        If a stop was requested already, the reaction runs at once. The lock ensures that a concurrent `ask` is seen
+        either here or by the new reaction, never lost between both.
         """
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()
@@ -75,7 +76,7 @@ class StopRequest:
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """The reaction before `react` is called: none."""
 
 
 def _wait_for_end_of_input(stop: StopRequest) -> None:

@@ -26,7 +26,7 @@ FIRST_STEP = "Making the first step"
 
 
 def startup_steps(settings: Settings, *, is_demo: bool, holds_layers: bool) -> tuple[str, ...]:
-    """The stages of one start. A run that was named is looked for from the first second on."""
+    """List the steps of one start in order. A named run comes first: the search begins before PyTorch loads."""
     named = (RUN,) if settings.run else ()
     demo = (DEMO_DATA,) if is_demo else ()
     suggested = () if settings.run or is_demo else (RUN,)
@@ -36,7 +36,7 @@ def startup_steps(settings: Settings, *, is_demo: bool, holds_layers: bool) -> t
 
 @dataclass
 class RunArrival:
-    """Used once a start, when a run was named with --run. `enter` makes this node known to the others of the run."""
+    """Finds the run given with --run, once per start. `enter` makes this node known to the nodes of the run."""
 
     finder: RunFinder
     publisher: Publisher
@@ -47,7 +47,7 @@ class RunArrival:
     _done: anyio.Event = field(default_factory=anyio.Event, init=False)
 
     async def run(self) -> None:
-        """Wait until somebody knows the run; the status says so meanwhile. Raises UsageError when nobody can."""
+        """Wait until the run is found, and show the wait in the status. Raises UsageError if that is impossible."""
         with self.startup.stage(RUN):
 
             def tell(reason: str) -> None:
@@ -62,7 +62,7 @@ class RunArrival:
         self._done.set()
 
     async def found(self) -> FoundRun | None:
-        """The run, waiting until it is found; None when none was named."""
+        """Wait for the run; None if none was named."""
         await self._done.wait()
         return self._found
 
@@ -70,7 +70,7 @@ class RunArrival:
 def tell_run(
     publisher: Publisher, offer: RunOffer, found: FoundRun | NoRun, wallet_id: WalletId, *, is_demo: bool = False
 ) -> None:
-    """Publish what the run is; which layers this node holds comes later."""
+    """Publish the run and its model, without this node's layers, which are chosen later."""
     architecture = offer.parameters.architecture
     publisher.change(
         model=ModelStatus(architecture, parameter_count(architecture), None, ()),

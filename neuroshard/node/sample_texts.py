@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 FOLDER = "samples"
 MOST_BYTES = 1_000_000
 LOOK_SECONDS = 1.0
-RETRY_SECONDS = 60.0  # after a text that could not be written
+RETRY_SECONDS = 60.0  # after a failed or interrupted sample
 PARTIAL = (
     "This computer holds a part of the model, and a text would have to pass through other computers: "
     "no samples are written here. You can still ask the model yourself."
@@ -46,23 +46,23 @@ PARTIAL = (
 
 @dataclass(frozen=True)
 class SampleSource:
-    """What a sample depends on."""
+    """State of the trainer that decides whether a sample is written now."""
 
     steps: int
     may_write: bool  # not paused, and not about to be
-    trained_seconds: float  # that its steps took
+    trained_seconds: float  # duration of all steps, at the present speed
 
 
 @dataclass(frozen=True)
 class SampleWriter:
-    """The model in training."""
+    """Access to the model in training: its state, and the generation of a text."""
 
     look: Callable[[], SampleSource]
     generate: Callable[[Generate], Awaitable[GenerationSummary]]
 
 
 def author_of(trainer: Trainer, *, is_whole: bool) -> SampleWriter | None:
-    """The model of a trainer; None for one that holds a part of it, or none."""
+    """Give access to a trainer's model; None if this node does not hold the whole model."""
 
     def look() -> SampleSource:
         if trainer.is_pause_wanted:
@@ -74,7 +74,7 @@ def author_of(trainer: Trainer, *, is_whole: bool) -> SampleWriter | None:
 
 
 class SampleTexts:
-    """Of one run, for a node that holds the whole model; for one that does not it only says so."""
+    """Writes and stores the samples of one run. A node with a part of the model only explains why it writes none."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SampleTexts:
         monotonic: Callable[[], float] = time.monotonic,
         offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> None:
-        """`author` is None where the model is not whole; `clock` in seconds since the epoch."""
+        """`author` is None without the whole model; `clock` returns seconds since the epoch."""
         self._path = data_dir / FOLDER / f"{run_id}.json"
         self._publisher = publisher
         self._author = author
@@ -97,7 +97,7 @@ class SampleTexts:
         self._prompts, self._samples = _read(self._path)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write a sample whenever one is due, until cancelled; return at once without the whole model."""
         self._show()
         author = self._author
         while author is not None:
@@ -107,15 +107,15 @@ class SampleTexts:
             await anyio.sleep(LOOK_SECONDS)
 
     async def _write(self, author: SampleWriter) -> bool:
-        """Whether a sample was added."""
+        """Write one sample; return whether it was added."""
         step, begun = author.look().steps, self._monotonic()
         try:
             texts = list[str]()
             for prompt in self._prompts:
                 if not author.look().may_write:
-                    return False  # a pause wants the accelerator free
+                    return False  # a pause must free the accelerator
                 texts.append(await self._text(author, prompt))
-        except (NotReadyError, ValueError) as error:  # ValueError: weights that are no numbers write nothing
+        except (NotReadyError, ValueError) as error:  # ValueError: the weights are NaN
             log.info("The model could not write a sample now: %s", error)
             return False
         last, seconds = author.look().steps, round(self._monotonic() - begun, 3)
@@ -154,7 +154,7 @@ class SampleTexts:
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
-    """The samples of earlier starts; what cannot be read is left alone until the next one is written."""
+    """Read the samples of earlier starts. A file that cannot be read stays until the next sample replaces it."""
     try:
         with path.open("rb") as file:
             return samples_from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES))

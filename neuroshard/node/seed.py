@@ -1,7 +1,7 @@
 """A seed: a node that trains nothing. Newcomers begin with its address and find the nodes of their run through it.
 
-It knows runs only by what nodes store in the directory, and relays for those that cannot be dialled. Its node key stays
-over restarts, so that its address does, too; nothing else needs to. No token, no model, no PyTorch.
+It knows runs only from the records that nodes store in the directory, and relays for nodes that cannot be dialled. Its
+node key is stored, so that its address survives a restart; nothing else is. No token, no model, no PyTorch.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 SEED_FOLDER = "seed"
 DEFAULT_PORT = 4001
 LOOK_SECONDS = 1.0
-TOLD_SECONDS = 600.0  # between two lines about how many nodes are connected
+TOLD_SECONDS = 600.0  # between two log lines with the number of connected nodes
 _UNUSED = ("NEUROSHARD_TOKEN", "NEUROSHARD_TOKEN_FILE")
 
 
 def seed_settings(flags: Mapping[str, object], data_dir: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
-    """Settings of the seed of a data folder: it has a folder of its own there, and a port that stays the same.
+    """Load a seed's settings. It has its own folder inside the data folder, and a fixed port by default.
 
-    Raises as load_settings.
+    Raises the same errors as `load_settings`.
     """
     folder = resolve_data_dir(data_dir, environment) / SEED_FOLDER
     variables = {name: value for name, value in environment.items() if name not in _UNUSED}
@@ -58,9 +58,9 @@ def seed_settings(flags: Mapping[str, object], data_dir: Path | None, environmen
 
 
 def run_seed(loaded: LoadedSettings) -> int:
-    """Run a seed until SIGINT or SIGTERM; the exit code.
+    """Run a seed until SIGINT or SIGTERM and return the exit code.
 
-    Raises NetworkRefusedError when its port cannot be had or a seed runs on this folder already, StorageError.
+    Raises NetworkRefusedError if its port is in use or a seed runs on this folder already, and StorageError.
     """
     settings = loaded.settings
     prepare_data_dir(settings.data_dir)
@@ -75,7 +75,7 @@ def run_seed(loaded: LoadedSettings) -> int:
 
 async def _main(loaded: LoadedSettings) -> None:
     settings = loaded.settings
-    wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # nothing it says lasts longer
+    wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # not kept: nothing refers to it later
     identity = node_identity(wallet, settings.data_dir)
     log.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
     outside = ExternalAddresses()
@@ -95,7 +95,7 @@ async def _main(loaded: LoadedSettings) -> None:
 
 
 async def _refuse_what_needs_a_run(network: Network) -> None:
-    """Tell nodes that ask as they would ask each other whom they are talking to."""
+    """Answer requests that only a node of a run can serve with a refusal that names this node as a seed."""
 
     async def refuse(_sender: NodeId, _request: Frame) -> Frame:
         raise RequestRefusedError("This is a seed: it serves no run. Look for nodes of the run in the directory.")
@@ -106,7 +106,7 @@ async def _refuse_what_needs_a_run(network: Network) -> None:
 
 
 async def _told_to_end() -> None:
-    """Wait for the first signal; from then on a second one ends the process as it does anywhere."""
+    """Wait for the first signal. Afterwards the previous handlers apply again: a second one ends the process."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             log.info("Stopping: %s received.", signal.Signals(number).name)
@@ -114,7 +114,7 @@ async def _told_to_end() -> None:
 
 
 async def _tell_addresses(networking: Networking) -> None:
-    """Print this seed's addresses, one a line and nothing else, whenever they change."""
+    """Print this seed's addresses, one per line and nothing else, whenever they change."""
     told: tuple[str, ...] = ()
     while True:
         network = networking.current
@@ -123,14 +123,14 @@ async def _tell_addresses(networking: Networking) -> None:
             if told:
                 log.info("The addresses changed: nodes begin here with --peer %s", " or --peer ".join(addresses))
             told = addresses
-            with suppress(BrokenPipeError):  # nobody reads on; the log tells them as well
+            with suppress(BrokenPipeError):  # the reader has closed its end; the log contains changed addresses too
                 sys.stdout.write("".join(f"{address}\n" for address in addresses))
                 sys.stdout.flush()
         await anyio.sleep(LOOK_SECONDS)
 
 
 async def _tell_company(networking: Networking) -> None:
-    """Say now and then how many nodes are connected, when that changed."""
+    """Log the number of connected nodes every TOLD_SECONDS if it has changed."""
     told = 0
     while True:
         await anyio.sleep(TOLD_SECONDS)

@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LiveStage:
-    """A stage with what it needs to synchronise and to be saved.
+    """A stage with the parts that synchronise and save it.
 
-    Not the tensors that it began with: they are many, and soon of no use.
+    It does not refer to the tensors that it began with, so that their memory is freed once training has begun.
     """
 
     record: TrainingRecord
@@ -49,23 +49,23 @@ class LiveStage:
     is_restored: bool
     warnings: tuple[str, ...]
     parts: StageParts
-    snapshots: StateDonor  # for those who need its state
+    snapshots: StateDonor  # sends the stage's state to other nodes
     group: GroupRounds
 
     @property
     def layers(self) -> LayerRange:
-        """Those of the stage."""
+        """Layer range of the stage's model."""
         return self.parts.service.executor.model.layer_range
 
 
 def checkpoint_policy(settings: Settings, stages: int = 1) -> CheckpointPolicy:
-    """What the owner allows the checkpoints of one of so many stages to cost."""
+    """Limits on one stage's checkpoints: all `stages` of the node share the owner's write budget equally."""
     bytes_per_day = settings.checkpoint_write_gb_per_day * 1e9 / stages
     return CheckpointPolicy(min_seconds=settings.checkpoint_min_seconds, bytes_per_day=bytes_per_day)
 
 
 def storage_limits(settings: Settings, stages: int = 1) -> StorageLimits:
-    """Space for the checkpoints of one of so many stages, beside all that lies in this data folder already."""
+    """Disk space for one stage's checkpoints: `stages` share the limit, and all states in the data folder count."""
     limit = settings.max_checkpoint_storage * 1_000_000
     counted = state_folders(settings.data_dir)
     return StorageLimits(own_bytes=limit // stages, all_bytes=limit, counted=counted)
@@ -73,7 +73,7 @@ def storage_limits(settings: Settings, stages: int = 1) -> StorageLimits:
 
 @dataclass(frozen=True)
 class StageHome:
-    """Whose stage it is, and where its checkpoints lie."""
+    """Identity of a stage on this computer, with the store and the policy of its checkpoints."""
 
     identity: StageIdentity
     store: CheckpointStore
@@ -90,7 +90,7 @@ class StageHome:
         threads: int,
         stages: int = 1,
     ) -> StageHome:
-        """The home of these layers on this computer; all `stages` of the node share what checkpoints may cost."""
+        """Describe these layers on this computer; all `stages` of the node share the limits on checkpoints."""
         folder = stage_folder(settings.data_dir, identity.wallet_id, run.run_id, layers)
         stage_identity = StageIdentity(
             identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
@@ -112,7 +112,7 @@ async def bring_up_stage(
 ) -> LiveStage:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
 
-    A new one computes in `precision`, or in what a probe shows.
+    A new stage computes in `precision`, or without one in the precision that a probe finds faster.
     """
     stage = await compute.run(
         partial(
@@ -161,7 +161,7 @@ def _outer_part(
     index: int,
     stage: Stage,
 ) -> tuple[OuterSync, GroupRounds, StateDonor, HeldOutVote]:
-    """The outer step with whoever holds the stage too, and what others are told of it."""
+    """Build the stage's outer step with its other replicas, and the donor that sends its state to them."""
     model, record = stage.executor.model, stage.record
     outer_at = _outer_parameters(swarm.versions.at)
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)

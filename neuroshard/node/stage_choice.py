@@ -31,15 +31,15 @@ from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
 from neuroshard.types import LayerRange
 
-LEAST_OPEN = 4  # microbatches at a time: with fewer the other stages of a pipeline mostly wait
-USUAL_OPEN = 8  # those of one driver
+LEAST_OPEN = 4  # open microbatches: with fewer the other stages of a pipeline mostly wait
+USUAL_OPEN = 8  # open microbatches of one driver
 MOST_OPEN = SessionLimits().open_microbatches
 REMEMBERED_OF_DRIVER = 16
 
 
 @dataclass(frozen=True)
 class StageWork:
-    """What a stage's service may have in work; the default is that of a model in one stage."""
+    """Limits on the work that a stage's server holds; the default is for a model in one stage."""
 
     limits: ServiceLimits | None = None
     kept_graphs: int | None = None
@@ -48,7 +48,7 @@ class StageWork:
 def need_of(
     parameters: RunParameters, stages: StageRange, room: HardwareBudget, load: PipelineLoad | None
 ) -> MemoryNeed:
-    """Peak memory of training these stages."""
+    """Compute the peak memory of training these stages together with `load`."""
     layers = stages.layers(plan_of(parameters))
     outer = parameters.outer
     return memory_need(
@@ -63,14 +63,14 @@ def need_of(
 
 
 def least_load(parameters: RunParameters, stages: StageRange) -> PipelineLoad | None:
-    """What these stages must at least have in work to be of use; None for a model in one stage."""
+    """Smallest load with which these stages are useful to a pipeline; None for a model in one stage."""
     return next(iter(reversed(list(_loads(parameters, stages)))), None)
 
 
 def best_load(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> PipelineLoad | None:
-    """The most that fits the memory; the least when nothing does. None for a model in one stage.
+    """Largest load that fits the memory; the least load if none fits. None for a model in one stage.
 
-    The microbatches of one driver come first, then their activations, then those of further drivers.
+    Memory goes to the microbatches of one driver first, then to their activations, then to further drivers.
     """
     for load in _loads(parameters, stages):
         if need_of(parameters, stages, room, load).fits(room.tier_mb, room.device_tier_mb):
@@ -79,7 +79,7 @@ def best_load(parameters: RunParameters, stages: StageRange, room: HardwareBudge
 
 
 def stage_work(parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None) -> StageWork:
-    """What one stage of a load may have in work, so that its memory is what the need says."""
+    """Limits of one stage under a load, so that its memory stays within the computed need."""
     if load is None:
         return StageWork()
     shapes = StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size)
@@ -94,7 +94,7 @@ def stage_work(parameters: RunParameters, layers: LayerRange, load: PipelineLoad
 
 
 def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLoad]:
-    """All loads to choose from, the best first; a stage never has more open than a step takes."""
+    """All possible loads, the best first; a stage never has more microbatches open than a step has."""
     if parameters.stage_count == 1:
         return
     plan = plan_of(parameters)
@@ -112,30 +112,30 @@ def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLo
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-QUIET_SECONDS = 1.5  # without news the swarm counts as known
-PATIENCE_SECONDS = 5.0  # for the first word of anybody
+QUIET_SECONDS = 1.5  # without a new member the view of the swarm counts as complete
+PATIENCE_SECONDS = 5.0  # wait for the first report of any node
 LONGEST_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class StageChooser:
-    """Chooses once a start."""
+    """Chooses this node's stages, once per start."""
 
     swarm: StageSwarm
     networking: Networking
-    is_first: bool = False  # of a demo: it takes the first layers, so that the dashboard which opens shows all there is
-    now: Callable[[], float] = time.time  # as the membership counts
+    is_first: bool = False  # first node of a demo: it takes the first layers, so that its dashboard shows everything
+    now: Callable[[], float] = time.time  # wall clock, as in the membership's `met_at`
 
     async def choose(self, windows: tuple[StageRange, ...], kept: StageRange | None) -> StageRange:
-        """One of the windows; what is kept on disk comes first, because others may have nothing.
+        """Choose one of the windows. Stages kept on this disk come first, because no other node may have their state.
 
-        Without it the swarm is listened to for a few seconds, those before this call included.
+        Without kept stages it waits up to some seconds for reports of the swarm; seconds before this call count too.
         """
         around_kept = [window for window in windows if kept is not None and window.covers(kept)]
         if around_kept:
             return around_kept[0]
         if kept is not None and any(window.covers(kept) for window in self.swarm.windows):
-            return kept  # it had taken more than nodes begin with
+            return kept  # the node had grown beyond the number that nodes begin with
         if len(self.swarm.plan) > 1 and self.networking.is_wanted:
             await self._listen()
         coverage = self.swarm.coverage()
@@ -149,7 +149,7 @@ class StageChooser:
         return chosen
 
     async def _listen(self) -> None:
-        """Until nobody new was heard of for a while, which may have gone by before."""
+        """Wait until no new member has appeared for QUIET_SECONDS; these may have passed before the call."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             while self.swarm.membership.met_at is None:
                 await anyio.sleep(LOOK_SECONDS)
@@ -159,9 +159,9 @@ class StageChooser:
 
 
 def windows_of(parameters: RunParameters, room: HardwareBudget, most: int | None) -> tuple[StageRange, ...]:
-    """The longest runs of stages that this computer holds, at most `most` at once.
+    """Longest sequences of stages that fit this computer's memory, each of at most `most` stages (None: any number).
 
-    Raises TooLittleMemoryError with numbers.
+    Raises TooLittleMemoryError with the MB needed if not even one stage fits.
     """
     plan = plan_of(parameters)
 
@@ -178,7 +178,7 @@ def windows_of(parameters: RunParameters, room: HardwareBudget, most: int | None
 
 
 def megabytes_for(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> int:
-    """MB that this process takes when it trains these stages with as much in work as memory allows."""
+    """MB of memory that this process needs to train these stages with the largest load that fits."""
     need = need_of(parameters, stages, room, best_load(parameters, stages, room))
     return -(-planned_bytes(need.host_bytes, room.tier_mb) // MEGABYTE)
 
@@ -201,7 +201,7 @@ _MAX_BYTES = 1024
 
 
 def note_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun, stages: StageRange) -> tuple[str, ...]:
-    """Write down that this node holds these stages now. What to warn of when that is not possible: training goes on."""
+    """Store the stages that this node holds now. A failure does not stop training; it returns a warning instead."""
     path = _note(data_dir, identity, run)
     try:
         make_folder(path.parent, data_dir)
@@ -212,9 +212,9 @@ def note_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun, stages: S
 
 
 def kept_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> StageRange | None:
-    """The stages it held last, as far as it has checkpoints of them; without a note the one that was written last.
+    """The stages that this node held last, if it has a checkpoint of one; without a note the newest checkpoint's stage.
 
-    Checkpoints of other stages, which it left to help elsewhere, may be as young: they say nothing.
+    The note comes first because checkpoints of stages that the node left, to help elsewhere, may be as new.
     """
     plan = plan_of(run.parameters)
     folders = [stage_folder(data_dir, identity.wallet_id, run.run_id, layers) for layers in plan]
@@ -237,7 +237,7 @@ def _note(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> Path:
 
 
 def _noted(path: Path, stage_count: int) -> StageRange | None:
-    """None when there is no note, or none that can be read: then the checkpoints must do."""
+    """Read the note; None if it is missing or damaged, so that the caller uses the newest checkpoint."""
     try:
         with path.open("rb") as file:
             value = parse_json(file.read(_MAX_BYTES + 1), _MAX_BYTES)

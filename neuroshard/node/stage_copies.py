@@ -28,12 +28,12 @@ from neuroshard.state.replica_status import query_statuses
 from neuroshard.state.transfer_messages import DonorError, StageName
 from neuroshard.types import Architecture, LayerRange, NodeId, WalletId
 
-RANKS = 4  # how many of the order may come to keep one
-MOST_OF_A_WALLET = 8  # of those that are asked for a copy while it is not known whose stage it is
+RANKS = 4  # number of nodes, in order of rank, that may keep a copy of one stage
+MOST_OF_A_WALLET = 8  # nodes of one wallet among the first to be asked for a copy
 
 
 def rank_of(swarm: StageSwarm, stage: int, holder: NodeId) -> int:
-    """This node's place in the order of those that keep the copy of this holder's stage."""
+    """This node's rank, from 0, among the nodes that may keep the copy of this holder's stage."""
     members = swarm.membership.view.members
     able = {
         node: member.wallet_id
@@ -48,10 +48,10 @@ def rank_of(swarm: StageSwarm, stage: int, holder: NodeId) -> int:
 
 
 def likely_keepers(swarm: StageSwarm, layers: LayerRange, most: int) -> list[NodeId]:
-    """Other nodes that most likely keep a copy of a stage whose holder may be forgotten; those that do come first.
+    """Other nodes that most likely keep a copy of a stage, the likeliest first; its holder may be unknown.
 
-    The order that `rank_of` knows puts nodes of the holder's wallet last. Here it may be any wallet, so that none of
-    them has more than a part of the places.
+    `rank_of` puts nodes of the holder's wallet last. Here the holder's wallet is not known, so each wallet has at
+    most MOST_OF_A_WALLET of the first places.
     """
     members = swarm.membership.view.members
     able = [
@@ -69,7 +69,7 @@ def likely_keepers(swarm: StageSwarm, layers: LayerRange, most: int) -> list[Nod
 
 
 def _in_order(swarm: StageSwarm, layers: LayerRange, nodes: Iterable[NodeId]) -> list[NodeId]:
-    """By rendezvous hashing."""
+    """Order nodes by rendezvous hashing, so that every node computes the same order without a message."""
     return sorted(
         nodes, key=lambda node: hash_parts("neuroshard/second-copy", swarm.run_id, layers.start, layers.stop, node)
     )
@@ -77,25 +77,26 @@ def _in_order(swarm: StageSwarm, layers: LayerRange, nodes: Iterable[NodeId]) ->
 
 @dataclass(frozen=True)
 class CopyTimes:
-    """How often, and how much of the holder's line it may take."""
+    """How often a copy is renewed, and the share of the holder's bandwidth that this may use."""
 
-    every_seconds: float = 30.0  # no copy shall be older, where line and write budget allow
-    lead_seconds: float = 8.0  # so long before that the next one is begun
-    fresh_seconds: float = 10.0  # of a snapshot that is older than this the holder makes a new one, if it may
+    every_seconds: float = 30.0  # target age of a copy, if bandwidth and write budget allow it
+    lead_seconds: float = 8.0  # a renewal begins this long before the target age
+    fresh_seconds: float = 10.0  # instead of a snapshot older than this the holder makes a new one, if it may
     look_seconds: float = 1.0
-    retry_seconds: float = 5.0  # of the first in the order, while its copy is missing or old
-    stale_seconds: float = 90.0  # of a copy: then the next one in the order makes one too
-    turn_seconds: float = 20.0  # so long each one in the order waits for the ones before it
+    retry_seconds: float = 5.0  # between tries of rank 0 while its copy is missing or old
+    stale_seconds: float = 90.0  # age of another node's copy at which the next rank makes one too
+    turn_seconds: float = 20.0  # each rank waits this long for the rank before it
     ranks: int = RANKS
-    share: float = 0.5  # of the holder's line
+    share: float = 0.5  # of the holder's bandwidth
 
 
 def copy_is_due(
     times: CopyTimes, rank: int, age_seconds: float | None, *, single_seconds: float, waited: float | None
 ) -> bool:
-    """Whether to ask the holder for its state now.
+    """Decide whether to ask the holder for its state now.
 
-    `age_seconds` of the copy here, `single_seconds` since the stage has one holder, `waited` since the last try.
+    `age_seconds` is the age of the copy here (None: no copy), `single_seconds` the time since the stage has had a
+    single holder, and `waited` the time since the last try (None: no try).
     """
     if rank >= times.ranks or single_seconds < rank * times.turn_seconds:
         return False
@@ -109,32 +110,32 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Duty:
-    """One stage's copy here."""
+    """State of the copy that this node keeps, or may have to keep, of one stage."""
 
     copy: BackupCopy
     stage: StageName
     architecture: Architecture
     outer: OuterOptimization
-    single_since: float | None = None  # of its holder, by the event loop's clock
+    single_since: float | None = None  # when its holder became the only one, by the event loop's clock
     tried_at: float | None = None
     has_trouble: bool = False
-    is_ahead: bool = False  # of what its holder trains
+    is_ahead: bool = False  # whether the copy has more work than the holder's state
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The stage's layers, for log messages."""
         return f"layers {self.stage.layers.start + 1}-{self.stage.layers.stop}"
 
     @cached_property
     def file(self) -> StageFile:
-        """What its state must be like."""
+        """Layout that a received state must have."""
         layout = snapshot_layout(self.architecture, self.stage.layers, self.outer)
         return StageFile(self.stage, self.architecture, layout)
 
 
 @dataclass
 class StageCopies:
-    """One for a node; `run` goes on whatever stages the node holds itself."""
+    """Keeps this node's copies of all stages. `run` continues while the node moves between stages."""
 
     swarm: StageSwarm
     settings: Callable[[], Settings]
@@ -145,7 +146,7 @@ class StageCopies:
 
     def __post_init__(self) -> None:
         data_dir, run_id = self.settings().data_dir, self.swarm.run_id
-        self._fetching = defaultdict[NodeId, anyio.Lock](anyio.Lock)  # a holder's line is shared with one copy at most
+        self._fetching = defaultdict[NodeId, anyio.Lock](anyio.Lock)  # at most one download per holder
         self._duties = [
             _Duty(
                 BackupCopy(copy_folder(data_dir, run_id, layers), self.now),
@@ -157,18 +158,18 @@ class StageCopies:
         ]
 
     def kept(self, stage: int) -> BackupCopy:
-        """The copy of a stage here, if there is one."""
+        """Return this node's copy of a stage, which may be empty."""
         return self._duties[stage].copy
 
     async def load(self) -> None:
-        """Offer what an earlier start left."""
+        """Load the copies that an earlier start stored, and offer them to other nodes."""
         for duty in self._duties:
             await self.offload(duty.copy.load)
             if duty.copy.meta is not None:
                 self.swarm.donor.keep(duty.stage, duty.copy)
 
     async def run(self) -> None:
-        """Look after the copies until cancelled: each by itself, so that a slow one holds no other up."""
+        """Maintain the copies until cancelled, each in its own task, so that a slow one delays no other."""
         async with anyio.create_task_group() as tasks:
             for stage in range(len(self._duties)):
                 tasks.start_soon(self._keep_looking_after, stage)
@@ -205,7 +206,7 @@ class StageCopies:
                 return
             others_copy = standing.copied_seconds
             if not is_first and others_copy is not None and others_copy < self.times.stale_seconds:
-                return  # whose turn it is does it
+                return  # the node whose turn it is renews it
             if self._is_overtaken(duty, standing.work, holder):
                 async with self._fetching[holder]:
                     await self._pull(duty, holder)
@@ -221,7 +222,7 @@ class StageCopies:
         options = ReceivingOptions(chunks_at_once=1, share=self.times.share)
         receiver = StateReceiver(self.swarm.asking, duty.file, options)
         manifest = await receiver.manifest(holder, self.times.fresh_seconds)
-        taken_at = self.now() - manifest.age_seconds  # by this computer's clock
+        taken_at = self.now() - manifest.age_seconds  # converted to this computer's clock
         work = manifest.meta.outer_step, manifest.meta.step
         if work == duty.copy.work or not self._is_overtaken(duty, work, holder):
             return
@@ -240,7 +241,7 @@ class StageCopies:
             await receiver.tell_copied(holder, manifest.meta.time)
 
     def _is_overtaken(self, duty: _Duty, work: tuple[int, int], holder: NodeId) -> bool:
-        """Whether a state with this much work may take the copy's place: one with less may not."""
+        """Whether the holder's state may replace the copy: not if it has less work, which would be lost."""
         kept = duty.copy.work
         was_ahead, duty.is_ahead = duty.is_ahead, kept is not None and work < kept
         if duty.is_ahead and not was_ahead:
@@ -250,13 +251,13 @@ class StageCopies:
         return not duty.is_ahead
 
     async def _drop_overtaken(self, duty: _Duty) -> None:
-        """What this node trains itself lies in its checkpoints."""
+        """Delete the copy of a stage that this node trains once its own state has at least as much work."""
         own, kept = self.swarm.donor.standing(duty.stage), duty.copy.work
         if kept is not None and own is not None and own.is_live and own.work >= kept:
             self.swarm.donor.drop(duty.stage)
             await self.offload(duty.copy.forget)
 
     def _single_holder(self, stage: int) -> NodeId | None:
-        """The one other node that has the stage; None when there are several, or none."""
+        """The only other node that holds the stage; None if there are several or none, or if it is this node."""
         holder = self.swarm.sole_holder(stage)
         return None if holder == self.swarm.node_id else holder

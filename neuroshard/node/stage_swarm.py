@@ -48,8 +48,8 @@ AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.W
 HOLDING = AT_WORK | {NodeState.PAUSED}
 GONE = frozenset({NodeState.STOPPING, NodeState.NOT_TRAINING, NodeState.FAILED})
 PRESENCE_LOOK_SECONDS = 1.0
-ABSENCE_SECONDS = 3.0  # without a connection, until a node counts as gone and holds no stage up any more
-MOST_RANGES = 4096  # that are remembered
+ABSENCE_SECONDS = 3.0  # without a connection; then a node counts as gone and its open work is dropped
+MOST_RANGES = 4096  # entries of the cache of `stages_of`
 
 
 _ToldHolder: TypeAlias = "tuple[TrainingReport, StageHolder | None]"
@@ -57,7 +57,7 @@ _ToldHolder: TypeAlias = "tuple[TrainingReport, StageHolder | None]"
 
 @dataclass(frozen=True)
 class _Fold:
-    """What follows from one view of the members; it is asked for per microbatch, and changes with a report."""
+    """Values derived from one view of the members. They are read per microbatch but change only with a report."""
 
     view: GlobalView
     lost: int
@@ -67,15 +67,18 @@ class _Fold:
 
 @dataclass(frozen=True)
 class ReportedCopy:
-    """What the single holder of a stage says of the copy that another node keeps."""
+    """Age of the copy of a stage that another node keeps, as reported by the stage's single holder."""
 
     holder: NodeId
-    age_seconds: float | None  # when it was told; None: there is none yet
-    told_at: float  # by the event loop's clock
+    age_seconds: float | None  # at the time of the report; None: no copy yet
+    told_at: float  # time of the report by the event loop's clock
 
 
 class StageSwarm:
-    """Made when the run of this node is known. `live` lets others use the stages that are held here."""
+    """This node's view of the run's stages and its clients for them; built when the run is known.
+
+    While `live` runs, other nodes can use the stages that are held here.
+    """
 
     def __init__(
         self,
@@ -93,8 +96,8 @@ class StageSwarm:
         self.versions = versions
         self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
         self.membership = membership
-        self.outer = parameters.outer  # no later version changes what is kept of it beside the weights
-        self._version = offer.initial.parameters.version  # no later one changes what stages say to each other
+        self.outer = parameters.outer  # no later version may change the kind of outer state
+        self._version = offer.initial.parameters.version  # no later version changes the protocol between stages
         self._options = options or StageClientOptions(WirePrecision(parameters.wire_precision))
         self._networking = networking
         self._requests = DialledRequests(networking, membership)
@@ -107,29 +110,29 @@ class StageSwarm:
         self.confirmed = ConfirmedHolders()
         self._slow_starts = SlowStarts()
         self._fold: _Fold | None = None
-        self._told_holders: dict[NodeId, _ToldHolder] = {}  # as of the last fold: most members say nothing new
-        self.unobtainable: frozenset[int] = frozenset()  # stages of which nobody who answers has the state
-        self.windows: tuple[StageRange, ...] = ()  # the longest runs of stages that this computer holds, for the others
-        self.ready_percent = 0  # of the states that this node fetches before it can work
-        self.destination: StageRange | None = None  # where this node goes, while it still holds other stages
-        self.report_soon: Callable[[], None] = _unheard  # lets the others know what this node does now
+        self._told_holders: dict[NodeId, _ToldHolder] = {}  # of the last fold: most reports are unchanged
+        self.unobtainable: frozenset[int] = frozenset()  # stages whose state no node that answers has
+        self.windows: tuple[StageRange, ...] = ()  # the longest sequences of stages that fit this computer
+        self.ready_percent = 0  # part of the states fetched that this node needs before it can work
+        self.destination: StageRange | None = None  # the stages this node moves to while it still holds others
+        self.report_soon: Callable[[], None] = _unheard  # sends a report to the other nodes soon
         self.told_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
-        self.donor = SnapshotServer(membership.knows, report=self._report)  # of the state of stages that lies here
-        self.rounds = RoundRequestHandlers()  # of replicas that are held here
-        self.asking = ReplicaClient(self, self._report)  # others for theirs
-        self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes tell the same layers
+        self.donor = SnapshotServer(membership.knows, report=self._report)  # sends states stored here
+        self.rounds = RoundRequestHandlers()  # for replicas held here
+        self.asking = ReplicaClient(self, self._report)  # asks other nodes for their states
+        self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes report the same layers
 
     async def live(self, network: Network) -> None:
-        """Answer the requests of others until cancelled.
+        """Answer the requests of other nodes until cancelled.
 
-        What those have here whose connection is gone is given up, unless they come back at once.
+        Open work of a node without a connection for ABSENCE_SECONDS is dropped.
         """
         self._endpoints.serve(network.transport)
         self.donor.serve(network.transport)
         self.rounds.serve(network.transport)
         try:
             seen = dict[NodeId, float]()
-            await anyio.sleep(ABSENCE_SECONDS)  # a network that has just come up knows nobody yet
+            await anyio.sleep(ABSENCE_SECONDS)  # a network that has just started has no connections yet
             while True:
                 now = anyio.current_time()
                 seen |= dict.fromkeys(network.transport.peers(), now)
@@ -142,7 +145,7 @@ class StageSwarm:
             self.donor.close()
 
     def hold(self, stage: int, service: StageServer, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
-        """A stage is held here from now on; `root` names its present weights."""
+        """Serve a stage from now on. `root` returns the root hash of its present weights."""
 
         def sign(labels: Tensor, summed: Tensor) -> str:
             weights = MeasuredWith(self.run_id, self.plan[stage], outer_step(), root())
@@ -162,12 +165,12 @@ class StageSwarm:
         )
 
     def go_to(self, stages: StageRange | None) -> None:
-        """Tell the others at once which stages this node goes to, so that nobody else does; None: it stays."""
+        """Announce the stages that this node moves to, so that no other node moves there; None: it stays."""
         self.destination = stages
         self.report_soon()
 
     def release(self) -> None:
-        """Nothing is held here any more."""
+        """Stop serving all stages and drop the references to them."""
         for stage in self._local:
             self.donor.withdraw(self.name_of(stage))
         self.rounds.clear()
@@ -176,45 +179,45 @@ class StageSwarm:
 
     @property
     def held(self) -> StageRange | None:
-        """The stages that this node can work on; None while there are none."""
+        """Range of the stages served here; None while there are none."""
         return StageRange(min(self._local), max(self._local) + 1) if self._local else None
 
     def is_connected(self, node_id: NodeId) -> bool:
-        """Whether there is a connection with a node."""
+        """Return whether this node has an open connection with another node."""
         network = self._networking.current
         return network is not None and node_id in network.transport.peers()
 
     def is_member(self, node_id: NodeId) -> bool:
-        """Whether a node reports of its work in this run."""
+        """Return whether a node reports that it works on this run."""
         return node_id in self.membership.view.members
 
     def may_send_large(self) -> bool:
-        """Whether this node's owner lets tensors through the network now."""
+        """Return whether the owner's network rules allow sending tensors now."""
         return not self._networking.gate.reason
 
     def wallet_of(self, node_id: NodeId) -> WalletId | None:
-        """The wallet of a node that reports; None for one that is not known."""
+        """Wallet of a node that reports; None for an unknown node."""
         member = self.membership.view.members.get(node_id)
         return None if member is None else member.wallet_id
 
     def sign(self, body: AnyBody) -> Signed[AnyBody]:
-        """What a round says in this node's name."""
+        """Sign a round message with this node's key and the present time."""
         return signed_by(self._identity, body, time.time())
 
     def moved_bytes(self, node_id: NodeId) -> int:
-        """What went to and came from a node over all present connections with it."""
+        """Bytes sent to and received from a node over its present connections."""
         network = self._networking.current
         every = () if network is None else network.transport.connections()
         return sum(one.bytes_sent + one.bytes_received for one in every if one.peer == node_id)
 
     def coverage(self) -> StageCoverage:
-        """Who holds which stages, this node as its own last report has it."""
+        """Return the holders of all stages; this node counts as in its own last report."""
         return self._present().coverage
 
     def sole_holder(self, stage: int) -> NodeId | None:
-        """The one node that can work on a stage; None when there are several, or none.
+        """The only node that can work on a stage; None if there are several or none.
 
-        Of several only those count that have confirmed it: a false report must not keep a stage from being copied.
+        Of several holders only those count that have confirmed it: a false report must not prevent a copy.
         """
         holders: Sequence[NodeId] = self.coverage().replicas_of(stage)
         if len(holders) > 1:
@@ -223,6 +226,7 @@ class StageSwarm:
         return holders[0] if len(holders) == 1 else None
 
     def _present(self) -> _Fold:
+        # The view is a new object after every change, and `lost.added` grows with every lost node.
         view, fold = self.membership.view, self._fold
         if fold is None or fold.view is not view or fold.lost != self.lost.added:
             fold = self._fold = _Fold(view, self.lost.added, self._folded())
@@ -241,7 +245,7 @@ class StageSwarm:
         return StageCoverage.of(self.run_id, len(self.plan), holders)
 
     def _holder(self, member: Member) -> StageHolder | None:
-        """What a member holds or gets ready for, by its report."""
+        """Stages that a member holds or prepares, according to its report; None if there are none."""
         report = member.report
         stages = None if report.layers is None else self.stages_of(report.layers)
         if stages is None or report.state in GONE:
@@ -250,9 +254,10 @@ class StageSwarm:
         return StageHolder(member.node_id, member.wallet_id, stages, is_ready, report.windows)
 
     def workers(self, stage: int) -> Sequence[NodeId]:
-        """Who can work on a stage now, in the order of their names.
+        """Nodes that can work on a stage now, sorted by id.
 
-        The first stage of a node that holds it is its own: it says when data are taken, and a checkpoint how far.
+        A driver that holds the first stage uses only its own: it decides when data are taken, and its checkpoint
+        records the position in them.
         """
         if stage == 0 and stage in self._local:
             return (self.node_id,)
@@ -260,11 +265,11 @@ class StageSwarm:
         return sorted([self.node_id, *others] if stage in self._local else others)
 
     def replicas(self, stage: int) -> Sequence[NodeId]:
-        """The other nodes that can work on a stage now, in the order of their names."""
+        """The other nodes that can work on a stage now, sorted by id."""
         return self._others_at_work(self.plan[stage])
 
     def newcomers(self) -> frozenset[NodeId]:
-        """Who takes a state over from here and may be about to work on it: it is starting, or has not reported yet."""
+        """Nodes that download a state from here and may soon work on it: they are starting or have not reported yet."""
         members = self.membership.view.members
         return frozenset(
             node
@@ -273,13 +278,13 @@ class StageSwarm:
         )
 
     def sends_to_others(self) -> bool:
-        """Whether a microbatch that this node drives may leave it."""
+        """Return whether a microbatch that this node drives may be sent to another node."""
         return any(list(self.workers(stage)) != [self.node_id] for stage in range(len(self.plan)))
 
     def lane_root(self, stage: int) -> bytes:
-        """What lanes through a stage are drawn with: the root that most replicas report, else the run.
+        """Seed of the lanes through a stage: the state root that most replicas report, otherwise the run id.
 
-        Nobody has certified it.
+        The root comes from reports and is not certified.
         """
         workers = set(self.workers(stage))
         members = self.membership.view.members.values()
@@ -287,7 +292,7 @@ class StageSwarm:
         return bytes.fromhex(max(sorted(set(roots)), key=roots.count, default=self.run_id))
 
     def hop(self, stage: int, node_id: NodeId) -> StageClient:
-        """The way to a stage at a node."""
+        """Return a client for a stage at a node: local, or remote with checks of the returned losses."""
         if node_id == self.node_id:
             return self._local[stage]
 
@@ -301,7 +306,7 @@ class StageSwarm:
         )
 
     def missing(self) -> str:
-        """Which layers nobody can work on now, in a sentence; "" when there are none."""
+        """A sentence with the layers that no node can work on now; "" if there are none."""
         coverage = self.coverage()
         if self.held is not None:
             coverage = coverage.with_holder(StageHolder(self.node_id, self.wallet_id, self.held))
@@ -315,7 +320,7 @@ class StageSwarm:
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """Transport.request on the present network, to a peer that is dialled first when it must be."""
+        """Send a request on the present network, dialling the peer first if needed. Raises like Transport.request."""
         return await self._requests.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
 
     def _others_at_work(self, layers: LayerRange) -> list[NodeId]:
@@ -337,7 +342,7 @@ class StageSwarm:
         )
 
     def name_of(self, stage: int | LayerRange) -> StageName:
-        """What others call a stage when they ask for its state."""
+        """Name of a stage in requests for its state."""
         return StageName(self.run_id, self.plan[stage] if isinstance(stage, int) else stage)
 
     def _address(self, stage: int) -> StageAddress:
@@ -349,4 +354,4 @@ class StageSwarm:
 
 
 def _unheard() -> None:
-    """While nobody reports."""
+    """The default of `report_soon`, before a participant reports."""

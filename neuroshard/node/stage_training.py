@@ -61,7 +61,10 @@ def text_generator(
     compute: ComputeThread,
     held: Sequence[StageServer],
 ) -> TextGenerator:
-    """Continues texts; `held` are the stages of this node in the order of their layers."""
+    """Build a text generator: local if this node holds all stages, otherwise through the swarm.
+
+    `held` are the servers of this node's stages in the order of their layers.
+    """
     if len(held) == len(swarm.plan):
         begin = partial(LocalInferenceSession, compute, [service.texts for service in held], swarm.node_id)
         return TextGenerator(architecture, tokenizer, begin)
@@ -79,7 +82,7 @@ MOST_IN_FLIGHT = 8  # microbatches of one driver
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What stays when this node goes on to other stages."""
+    """Objects that stay when this node moves to other stages."""
 
     run: LocalRun
     data: OpenedData
@@ -90,14 +93,14 @@ class NodeContext:
     room: HardwareBudget
     memory: MemoryStatus
     swarm: StageSwarm
-    shelf: DataStore  # of data for the other nodes
-    watch: SourceMonitor  # whether there are newer data
-    windows: tuple[StageRange, ...]  # the longest runs of stages that this computer holds
+    shelf: DataStore  # serves data to other nodes
+    watch: SourceMonitor  # watches the source for newer data
+    windows: tuple[StageRange, ...]  # the longest sequences of stages that fit this computer
 
 
 @dataclass(frozen=True)
 class RunningNode:
-    """The parts that live while the node trains."""
+    """Objects that exist while the node trains one set of stages."""
 
     ground: NodeContext
     stages: StageRange | None  # None: a trainer holds none
@@ -110,22 +113,22 @@ class RunningNode:
     rotations: RotationLog
     startup: StartupProgress
     samples: SampleTexts
-    keeper: RecordSaver | None = None  # of a trainer
+    keeper: RecordSaver | None = None  # only for a trainer, whose record is in no checkpoint
 
     @property
     def is_driving(self) -> bool:
-        """Whether it takes data and sends them through the stages."""
+        """Whether this node takes data and sends them through the stages."""
         return self.trainer.parts.driving is not None
 
     async def must_follow(self) -> StageRange:
-        """Wait until other replicas of a stage go on from another state than this node's; the stages to begin anew."""
+        """Wait until other replicas of a stage continue from another state; return the stages to start again."""
         if self.stages is None:
             raise ValueError("a node without stages follows nobody")
         await first_of(*(live.group.gathering.must_follow.wait for live in self.lives))
         return self.stages
 
     def apply_settings(self, settings: Settings) -> None:
-        """Let changed settings hold that can hold at once."""
+        """Apply the changed settings that can take effect while training: limits on storage and checkpoints."""
         self.feed.limit_storage(settings.max_storage * 1_000_000)
         for live in self.lives:
             live.keeper.store.limits = storage_limits(settings, len(self.lives))
@@ -133,7 +136,7 @@ class RunningNode:
 
 
 class StageTraining:
-    """Makes the parts that hold and train stages."""
+    """Builds the parts that hold and train stages, again for each set of stages."""
 
     def __init__(
         self,
@@ -145,29 +148,31 @@ class StageTraining:
         wish: RequestedPause,
         is_demo: bool,
     ) -> None:
-        """`settings` are those that hold now; a `wish` for a pause is obeyed by all trainers."""
+        """`settings` returns the present settings; the requested pause `wish` applies to all trainers."""
         self._present_settings = settings
         self._wish = wish
         self._identity = identity
         self._publisher = publisher
         self._startup = startup
         self._is_demo = is_demo
-        self._has_begun = False  # since the process started
-        self.copies: StageCopies | None = None  # of stages that others hold alone; once the run is known
+        self._has_begun = False  # whether stages were started before in this process
+        self.copies: StageCopies | None = None  # of stages with one other holder; None until the run is known
 
     @property
     def _settings(self) -> Settings:
         return self._present_settings()
 
     async def begin(self, ground: NodeContext, stages: StageRange) -> RunningNode:
-        """The parts that hold and train these stages. Raises StorageError, CheckpointError."""
+        """Build the parts that hold and train these stages. Raises StorageError, CheckpointError."""
         run, swarm = ground.run, ground.swarm
         await self._find_copies(ground)
         memory = self._tell_layers(ground, stages)
         swarm.release()
-        gc.collect()  # the parts of the stages before refer to each other: their weights make room for the new ones
+        # The parts of the former stages refer to each other, so only the collector frees their weights. This must
+        # happen before the new stages are built: both together may not fit the memory.
+        gc.collect()
         with self._startup.stage(CHECKPOINT):
-            swarm.go_to(None)  # it is there: from now on others count on this node
+            swarm.go_to(None)  # the move has ended: this node reports the new stages as its own
             lives = await self._bring_up_all(ground, stages)
             self._publisher.warn(*note_stages(self._settings.data_dir, self._identity, run, stages))
         self._has_begun = True
@@ -207,21 +212,21 @@ class StageTraining:
         )
 
     def has_checkpoint(self, ground: NodeContext, index: int) -> bool:
-        """Whether this node has trained a stage before."""
+        """Return whether this disk has a checkpoint of a stage."""
         home = StageHome.of(
             self._settings, self._identity, ground.run, layers=ground.swarm.plan[index], threads=ground.threads
         )
         return any(home.store.folder.glob("step-*.json"))
 
     async def _find_copies(self, ground: NodeContext) -> None:
-        """What an earlier start kept for others, once."""
+        """Load the copies of other nodes' stages that an earlier start kept; only the first call does so."""
         if self.copies is None:
             architecture = ground.run.parameters.architecture
             self.copies = StageCopies(ground.swarm, self._present_settings, architecture)
             await self.copies.load()
 
     async def _bring_up_all(self, ground: NodeContext, stages: StageRange) -> list[LiveStage]:
-        """All compute in one precision, but for those whose checkpoints have another."""
+        """Build or restore all stages. They compute in one precision, except those with a checkpoint in another."""
         lives = list[LiveStage]()
         load = best_load(ground.run.parameters, stages, ground.room)
         for position, index in enumerate(stages):
@@ -246,7 +251,7 @@ class StageTraining:
         *,
         tell_percent: Callable[[int], None],
     ) -> LiveStage:
-        """A stage with the state it shall go on from. Waits while others have that and do not give it."""
+        """Build a stage from the state that it must continue from; wait while other nodes have but do not send it."""
         run, swarm = ground.run, ground.swarm
         tell = partial(self._startup.tell, CHECKPOINT)
         joining = Joining(
@@ -255,7 +260,7 @@ class StageTraining:
             home.store,
             tell,
             run.is_joined,
-            may_catch_up=not self._has_begun,  # later it was tried, or the stage is another one
+            may_catch_up=not self._has_begun,  # later stages are new here, or catching up has failed
             tell_percent=tell_percent,
         )
         while True:
@@ -272,11 +277,11 @@ class StageTraining:
             )
             if live.is_restored or not must_restore:
                 return live
-            self._publisher.warn(*live.warnings)  # what lay here was damaged
+            self._publisher.warn(*live.warnings)  # the stored state was damaged
             await ground.compute.run(live.keeper.close)
 
     def _tell_layers(self, ground: NodeContext, stages: StageRange) -> MemoryStatus:
-        """Publish which layers this node holds, and what they need."""
+        """Publish the layers that this node holds and the memory that they need."""
         parameters, swarm = ground.run.parameters, ground.swarm
         need = megabytes_for(parameters, stages, ground.room)
         memory = replace(ground.memory, need_mb=need, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
@@ -326,9 +331,10 @@ class StageTraining:
     def _driving(
         self, run: LocalRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore
     ) -> DriverParts:
-        """A lone node's routing is fixed; among several nodes it looks for whoever holds a stage.
+        """Build the driver: routing is fixed for a model in one stage, otherwise it finds the holders of each stage.
 
-        What it sends to others is noted first: after a kill its own stage goes back to a checkpoint, theirs do not.
+        The data position is stored before data are sent to other nodes. After a kill this node's stage returns to a
+        checkpoint but theirs do not, and without the stored position they would train on the same data twice.
         """
         node_id, stage_count = self._identity.node_id, len(swarm.plan)
         if stage_count == 1:
@@ -350,5 +356,5 @@ def _steps_of(trainer: Trainer, number: int) -> int:
 
 
 def _tell_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:
-    """How far this node is with `percent` of one of the stages, when so many of them are done."""
+    """Update this node's progress: `done` of its `stages` are complete, and the next one is at `percent`."""
     swarm.ready_percent = (100 * done + percent) // stages

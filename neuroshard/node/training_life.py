@@ -36,16 +36,16 @@ LOOK_SECONDS = 1.0
 
 @dataclass
 class Relocating:
-    """One node's part in keeping all stages held."""
+    """Decides when this node moves to stages that the swarm needs more."""
 
     swarm: StageSwarm
-    windows: tuple[StageRange, ...]  # the longest runs that this computer holds
+    windows: tuple[StageRange, ...]  # the longest sequences of stages that fit this computer
     times: RelocationTiming = field(default_factory=RelocationTiming)
-    has_state: Callable[[int], bool] = lambda _: False  # of a stage, on this disk
+    has_state: Callable[[int], bool] = lambda _: False  # whether this disk has a stage's state
     may_go: Callable[[], bool] = lambda: True
 
     async def wanted(self) -> StageRange:
-        """Wait until it is this node's turn to go; the stages to go to."""
+        """Wait until it is this node's turn to move; return the stages to move to."""
         unrest = PendingRelocation()
         while True:
             await anyio.sleep(LOOK_SECONDS)
@@ -58,7 +58,7 @@ class Relocating:
                 return move.stages
 
     def _coverage(self) -> StageCoverage:
-        """With this node where it truly is, whatever its last report said of where it goes."""
+        """Coverage with the stages that this node really holds: its last report may list its destination instead."""
         swarm, held = self.swarm, self.swarm.held
         if held is None:
             return swarm.coverage()
@@ -68,20 +68,23 @@ class Relocating:
         return any(window.covers(stages) for window in self.windows)
 
     async def _is_first(self, move: Move, before: StageCoverage) -> bool:
-        """Say that this node goes, and wait whether somebody else does, who has seen the loss at another moment."""
+        """Announce the move and wait `claim_seconds`; return whether this node comes first.
+
+        Another node may have noticed the loss at the same time, and both must not move to the same stages.
+        """
         swarm, is_first = self.swarm, False
         mover = next(holder for holder in before.holders if holder.node_id == swarm.node_id)
         swarm.go_to(move.stages)
         try:
             await anyio.sleep(self.times.claim_seconds)
             is_first = self.may_go() and may_proceed(mover, move, before, swarm.coverage())
-        finally:
+        finally:  # also when cancelled: otherwise the others would count on a node that does not come
             if not is_first:
                 swarm.go_to(None)
         return is_first
 
     async def _can_begin(self, move: Move) -> bool:
-        """Whether the state of the stages can be had: what this node trains now is not left for nothing."""
+        """Whether the stages' state can be obtained: the node must not leave its present stages in vain."""
         if move.reason is not MoveReason.EMPTY_STAGE:
             return True
         empty = set(self.swarm.coverage().empty)
@@ -92,33 +95,36 @@ OTHER_LAYERS = "Saving what it has learned, before it goes on with what the swar
 
 
 class PublishedState(Protocol):
-    """Tells others what the running parts do: an Observer."""
+    """Publishes the state of the running parts; in the product an Observer."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish regularly until cancelled."""
         ...
 
     def publish(self) -> None:
-        """Now."""
+        """Publish once, at once."""
         ...
 
 
 @dataclass
 class TrainingLife:
-    """Used once a start. Whatever else refers to a RunningNode lets it go when this does: its weights are large."""
+    """Trains one set of stages after another, once per start.
+
+    No other object may keep a RunningNode after this one drops it, because its weights would stay in memory.
+    """
 
     training: StageTraining
     loop: CommandLoop
     stop: StopRequest
     publisher: Publisher
     observer: Callable[[RunningNode], PublishedState]
-    steps: int | None = None  # to make from now on; None: as many as there is time for
+    steps: int | None = None  # to train from now on; None: without a limit
     _node: RunningNode | None = field(default=None, init=False)
 
     async def run(
         self, begin: Callable[[], Awaitable[RunningNode]], companions: Callable[[NodeContext], Sequence[Companion]]
     ) -> None:
-        """Start up and train until a stop; companions run beside the training. Raises NeuroShardError.
+        """Start up and train until a stop; companions run next to the training. Raises NeuroShardError.
 
         A stop during a start-up cancels it.
         """
@@ -127,7 +133,7 @@ class TrainingLife:
             await accompanied(partial(self._go_on, ground), *companions(ground))
 
     async def _began(self, begin: Callable[[], Awaitable[RunningNode]], nothing_lost: str) -> bool:
-        """Whether the parts run; they do not when a stop came first."""
+        """Build the parts; return False if a stop came first and cancelled this."""
         with anyio.CancelScope() as scope:
 
             def give_up() -> None:
@@ -140,24 +146,25 @@ class TrainingLife:
         return False
 
     async def _go_on(self, ground: NodeContext) -> None:
-        """Train, also other stages when the swarm needs them more."""
+        """Train these stages, then others whenever the swarm needs them more, until a stop."""
         while True:
             stages = await self._train()
             if stages is None or self.stop.reason is not None:
                 ground.swarm.go_to(None)
                 return
+            # Both references go before the new stages are built, because old and new weights may not fit together.
             self._node = None
             self.loop.detach()
             if not await self._began(partial(self.training.begin, ground, stages), "everything trained is saved"):
                 return
 
     async def _train(self) -> StageRange | None:
-        """Train until a stop was asked for, or all steps are done, or stages are to be begun anew: those then.
+        """Train until a stop, the last step, or a reason to start stages again; return those stages, otherwise None.
 
-        That is when the swarm needs other ones more, or when the others went on from another state of these.
+        The reason is that the swarm needs other stages more, or that other replicas continue from another state.
 
-        Raises NeuroShardError, also when the final checkpoint was not saved: whoever stopped the node must not believe
-        that all is safe.
+        Raises NeuroShardError, even if only the final checkpoint was not saved: the user who stopped the node must not
+        believe that everything is safe.
         """
         node = self._present()
         trainer, observer = node.trainer, self.observer(node)
@@ -168,7 +175,7 @@ class TrainingLife:
 
         async def leave_for(wanted: Callable[[], Awaitable[StageRange]]) -> None:
             elsewhere.append(await wanted())
-            node.ground.swarm.go_to(elsewhere[-1])  # while it saves what it has, the others count on it there
+            node.ground.swarm.go_to(elsewhere[-1])  # before the final save, so that others count on it there
             trainer.stop(OTHER_LAYERS)
 
         companions: list[Companion] = [observer.run, node.samples.run]
@@ -195,7 +202,7 @@ class TrainingLife:
         return elsewhere[0] if elsewhere else None
 
     async def _needed(self, node: RunningNode) -> StageRange:
-        """Wait until the swarm needs other stages more, and this node is not paused; those."""
+        """Wait until the swarm needs other stages more and this node is not paused; return those stages."""
         ground, trainer = node.ground, node.trainer
         has_state = partial(self.training.has_checkpoint, ground)
         relocating = Relocating(
@@ -210,7 +217,7 @@ class TrainingLife:
 
 
 async def _followed(node: RunningNode) -> StageRange:
-    """Wait until the others went on from another state of these stages, and this node is not paused."""
+    """Wait until other replicas continue from another state and this node is not paused; return its stages."""
     stages = await node.must_follow()
     await node.trainer.until_no_pause_is_wanted()
     return stages

@@ -20,19 +20,19 @@ from neuroshard.types import RunId
 
 log = logging.getLogger(__name__)
 
-SAVE_SECONDS = 30.0  # between two looks at whether the record must be saved
+SAVE_SECONDS = 30.0  # between two saves, if there were steps
 
 
 @dataclass
 class RecordSaver:
-    """Keeps a trainer's steps, curve and evaluations; a kill costs those of the last half minute."""
+    """Saves a trainer's steps, curve and evaluations; a kill loses those of the last SAVE_SECONDS."""
 
     store: DriveStore
     trainer: Trainer
     _saved_steps: int = field(default=-1, init=False)
 
     async def run(self) -> None:
-        """Save now and then until cancelled."""
+        """Save every SAVE_SECONDS until cancelled; a failure is logged and tried again."""
         while True:
             await anyio.sleep(SAVE_SECONDS)
             try:
@@ -41,7 +41,7 @@ class RecordSaver:
                 log.warning("The record cannot be saved in %s: %s.", self.store.folder, error.strerror or error)
 
     async def save_in_the_end(self) -> None:
-        """Save what the last steps added. Raises StorageError."""
+        """Save the record of the last steps when training ends. Raises StorageError."""
         try:
             await self._save()
         except OSError as error:
@@ -62,7 +62,7 @@ DOMAIN = "rotation"
 
 
 class RotationLog:
-    """One JSON line a rotation, appended to a file of the run."""
+    """Appends one signed JSON line per shard rotation to a file of the run."""
 
     def __init__(
         self, data_dir: Path, run_id: RunId, identity: NodeIdentity, clock: Callable[[], float] = time.time
@@ -74,7 +74,7 @@ class RotationLog:
         self._last: Rotation | None = None
 
     def record(self, rotations: Sequence[Rotation]) -> None:
-        """Append what came since the last call; when the disk refuses, the next call tries again."""
+        """Append the rotations since the last call. If the write fails, the next call tries again."""
         new = rotations[_index_after(rotations, self._last) :]
         if not new:
             return
@@ -94,5 +94,5 @@ class RotationLog:
 
 
 def _index_after(rotations: Sequence[Rotation], last: Rotation | None) -> int:
-    """Index of the first rotation that is newer than `last`, which is one object of the same sequence."""
+    """Index of the first rotation after `last`, compared by identity; 0 if `last` is not in the sequence."""
     return next((i + 1 for i in range(len(rotations) - 1, -1, -1) if rotations[i] is last), 0)

@@ -25,7 +25,7 @@ EMPTY_TODAY: dict[str, int] = {
     "membership": 1,
     "messages": 1,
     "network": 8,
-    "node": 6,
+    "node": 2,
     "optim": 1,
     "pipeline": 54,
     "state": 13,
