@@ -1,4 +1,4 @@
-"""Start with the computer: only the owner switches it on, and removal leaves no trace. No secret is written."""
+"""Start the node at login, if its owner switches that on. Removal leaves no trace, and no secret is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"')
 
 
 def program_of_unit(text: str, home: str) -> str | None:
-    """The program of a systemd unit; None when that cannot be told. `home` stands for %h."""
+    """Return the program that a systemd unit starts, or None if it cannot be determined. `home` replaces %h."""
     line = _value(text, "ExecStart")
     word = None if line is None else _first_word(line.lstrip("-@:+!"))
     if word is None:
@@ -35,14 +35,14 @@ def program_of_unit(text: str, home: str) -> str | None:
 
 
 def program_of_entry(text: str) -> str | None:
-    """The program of a desktop's autostart entry; None when that cannot be told."""
+    """Return the program that a desktop autostart entry starts, or None if it cannot be determined."""
     line = _value(text, "Exec")
     word = None if line is None else _first_word(line.replace("\\\\", "\\"))  # the escapes of the file come first
     return None if word is None else word.replace("%%", "%")
 
 
 def program_of_agent(text: str) -> str | None:
-    """The program of a launchd agent; None when that cannot be told."""
+    """Return the program that a launchd agent starts, or None if it cannot be determined."""
     try:
         agent = plistlib.loads(text.encode())
     except (plistlib.InvalidFileException, ExpatError, ValueError):
@@ -52,7 +52,7 @@ def program_of_agent(text: str) -> str | None:
 
 
 def program_of_run_key(line: str) -> str | None:
-    """The program of a command line of Windows, where no name holds a quotation mark; None when there is none."""
+    """Return the program of a Windows command line, or None. A Windows path has no quotation mark in it."""
     found = re.match(r'"([^"]+)"|([^\s"]+)', line)
     return None if found is None else found[1] or found[2]
 
@@ -63,7 +63,7 @@ def _value(text: str, key: str) -> str | None:
 
 
 def _first_word(line: str) -> str | None:
-    """The first word of a command line; in double quotes a backslash takes the next character as it is."""
+    """Return the first word of a command line; inside double quotes a backslash escapes the next character."""
     if not line.startswith('"'):
         return next(iter(line.split()), None)
     quoted = _QUOTED.match(line)
@@ -78,7 +78,7 @@ STOP_SECONDS = 120  # a final checkpoint on a slow disk
 
 
 def systemd_unit(command: Sequence[str]) -> str:
-    """A user unit: what `autostart on` writes, the Debian package brings, and docs/systemd shows."""
+    """Render the user unit that `autostart on` writes, the Debian package installs and docs/systemd shows."""
     return f"""[Unit]
 Description={DESCRIPTION}
 
@@ -98,7 +98,7 @@ WantedBy=default.target
 
 
 def desktop_entry(command: Sequence[str]) -> str:
-    """An XDG autostart entry, for desktops without systemd."""
+    """Render an XDG autostart entry, for desktops without systemd."""
     return f"""[Desktop Entry]
 Type=Application
 Name=NeuroShard
@@ -111,7 +111,7 @@ X-GNOME-Autostart-enabled=true
 
 
 def launch_agent(command: Sequence[str]) -> bytes:
-    """A launchd agent of macOS."""
+    """Render a launchd agent for macOS, which restarts the node only after a crash."""
     return plistlib.dumps(
         {
             "Label": AGENT_LABEL,
@@ -125,18 +125,18 @@ def launch_agent(command: Sequence[str]) -> bytes:
 
 
 def run_key_value(command: Sequence[str]) -> str:
-    """The command line for the Run key of Windows."""
+    """Join the command line for the Run key of the Windows registry."""
     return subprocess.list2cmdline(command)
 
 
 def _systemd_word(word: str) -> str:
-    """One argument of ExecStart=, see systemd.service(5): quoted, without specifiers and variables."""
+    """Quote one argument of ExecStart= and escape specifiers and variables, as systemd.service(5) requires."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
 
 def _desktop_word(word: str) -> str:
-    """One argument of Exec=: quoted for the command line, then escaped as a string, see the Desktop Entry rules."""
+    """Quote one argument of Exec= for the command line, then escape it as a string (Desktop Entry Specification)."""
     quoted = "".join(f"\\{character}" if character in '"`$\\' else character for character in word)
     return '"' + quoted.replace("\\", "\\\\").replace("%", "%%") + '"'
 
@@ -144,28 +144,31 @@ def _desktop_word(word: str) -> str:
 RELOAD_SECONDS = 10.0
 RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 RUN_VALUE = "NeuroShard"
-LONGEST_RUN_VALUE = 260  # Windows silently ignores longer ones
+LONGEST_RUN_VALUE = 260  # Windows silently ignores longer values
 
 
 class Place(Protocol):
-    """One place; methods raise StorageError, and UsageError for a command that it cannot hold."""
+    """A place where the system looks for programs to start at login.
+
+    Methods raise StorageError. `write` raises UsageError for a command that the place cannot hold.
+    """
 
     @property
     def kind(self) -> str:
-        """What it is, for people."""
+        """Name of the kind of place, shown to the owner."""
         ...
 
     @property
     def path(self) -> str:
-        """Where it is, for people."""
+        """Location of the place, shown to the owner."""
         ...
 
     def read(self) -> str | None:
-        """What stands there; None when nothing does."""
+        """Return the content of the place, or None if it is empty."""
         ...
 
     def program(self, content: str) -> str | None:
-        """The program that such a content starts; None when that cannot be told."""
+        """Return the program that this content starts, or None if it cannot be determined."""
         ...
 
     def write(self, command: Sequence[str]) -> None:
@@ -173,13 +176,13 @@ class Place(Protocol):
         ...
 
     def remove(self) -> None:
-        """Leave nothing there."""
+        """Clear the place; an empty one stays as it is."""
         ...
 
 
 @dataclass(frozen=True)
 class FilePlace:
-    """A file, with links to it that switch it on, and a call that makes the system read it."""
+    """A file that starts the node, the links that enable it, and a command that makes the system read it again."""
 
     kind: str
     file: Path
@@ -190,11 +193,10 @@ class FilePlace:
 
     @property
     def path(self) -> str:
-        """The file, or a link that switches on another one, such as the unit of a package."""
+        """The file, or the link to use if the file is missing: a link may enable the unit of a package."""
         return str(next((path for path in (self.file, *self.links) if path.exists()), self.file))
 
     def read(self) -> str | None:
-        """The text of what is switched on; None when nothing is."""
         try:
             return Path(self.path).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -203,11 +205,10 @@ class FilePlace:
             raise StorageError(f"{self.path} cannot be read: {error}.", "Look at that file.") from error
 
     def program(self, content: str) -> str | None:
-        """The program that such a text starts; None when that cannot be told."""
         return self.program_of(content)
 
     def write(self, command: Sequence[str]) -> None:
-        """Write the file, then the links to it."""
+        """Write the file first, then the links to it."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.file, self.render(command), mode=0o644)
@@ -222,7 +223,7 @@ class FilePlace:
         self._reload()
 
     def remove(self) -> None:
-        """Remove the links, then the file."""
+        """Remove the links first, then the file."""
         try:
             for path in (*self.links, self.file):
                 path.unlink(missing_ok=True)
@@ -234,46 +235,44 @@ class FilePlace:
         self._reload()
 
     def _reload(self) -> None:
-        """What fails here is made up for at the next login, when everything is read."""
+        """Make the system read the change now. A failure is harmless, because the next login reads everything."""
         if self.reload:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(self.reload, capture_output=True, timeout=RELOAD_SECONDS, check=False)  # noqa: S603
 
 
 class Registry(Protocol):
-    """The values of one key of the owner's registry."""
+    """The string values of one key of the owner's registry. Methods raise StorageError."""
 
     def get(self, name: str) -> str | None:
-        """A value; None when it is not there."""
+        """Return a value, or None if it does not exist."""
         ...
 
     def set(self, name: str, value: str) -> None:
-        """Write a value."""
+        """Write a value; a missing key is created."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a value, if it is there."""
+        """Remove a value if it exists."""
         ...
 
 
 @dataclass(frozen=True)
 class RunKeyPlace:
-    """The Run key of the owner's part of the registry."""
+    """The value of the owner's Run key that starts the node at login on Windows."""
 
     registry: Registry
     kind: str = "Run key"
     path: str = rf"HKEY_CURRENT_USER\{RUN_KEY}\{RUN_VALUE}"
 
     def read(self) -> str | None:
-        """The command line; None when there is none."""
         return self.registry.get(RUN_VALUE)
 
     def program(self, content: str) -> str | None:
-        """The program of such a command line; None when there is none."""
         return program_of_run_key(content)
 
     def write(self, command: Sequence[str]) -> None:
-        """Write the command line, whole or not at all."""
+        """Write the command line. Raises UsageError if it is too long, because Windows would ignore it."""
         value = run_key_value(command)
         if len(value) > LONGEST_RUN_VALUE:
             raise UsageError(
@@ -283,12 +282,11 @@ class RunKeyPlace:
         self.registry.set(RUN_VALUE, value)
 
     def remove(self) -> None:
-        """Remove the command line."""
         self.registry.delete(RUN_VALUE)
 
 
 def places_here(platform: str, home: Path, environment: Mapping[str, str]) -> tuple[Place, ...]:
-    """The places of this system, the best one first. Raises UsageError where none is known."""
+    """Return the places of this system, the preferred one first. Raises UsageError for an unknown system."""
     if platform == "win32":
         from neuroshard.host.windows_registry import RunKey
 
@@ -302,7 +300,7 @@ def places_here(platform: str, home: Path, environment: Mapping[str, str]) -> tu
 
 
 def _is_there(place: Path) -> bool:
-    """Whether this user can see it: after `su` the variables may name another one's folders."""
+    """Whether this user can see the path: after `su`, variables may still name another user's folders."""
     try:
         return place.exists()
     except OSError:
@@ -310,7 +308,7 @@ def _is_there(place: Path) -> bool:
 
 
 def linux_places(home: Path, environment: Mapping[str, str]) -> tuple[Place, ...]:
-    """A systemd user unit and a desktop's autostart entry; the unit first where systemd serves the user."""
+    """Return a systemd user unit and a desktop autostart entry; the unit is first if systemd serves the user."""
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     units = config / "systemd" / "user"
     has_systemd = _is_there(Path(environment.get("XDG_RUNTIME_DIR") or "/nonexistent") / "systemd" / "private")
@@ -332,15 +330,16 @@ def linux_places(home: Path, environment: Mapping[str, str]) -> tuple[Place, ...
 
 
 def places_of_this_computer(environment: Mapping[str, str]) -> tuple[Place, ...]:
-    """The places for the owner of this process. Raises UsageError where none is known."""
+    """Return the places for the owner of this process. Raises UsageError for an unknown system."""
     return places_here(sys.platform, Path.home(), environment)
 
 
 @dataclass(frozen=True)
 class AutostartStatus:
-    """Whether this program starts at login; `path` and `kind` of what does it, or of what `on` would write.
+    """Whether the node starts at login.
 
-    `missing` is the program that should start and is not there: it was moved or removed since.
+    `kind` and `path` describe the place that starts it, or the place that `on` would write. `missing` is the program
+    that the place starts if that program no longer exists, because it was moved or removed.
     """
 
     is_on: bool
@@ -350,14 +349,14 @@ class AutostartStatus:
     missing: str | None = None
 
     def complaint(self) -> str:
-        """What is wrong with it; empty when nothing is."""
+        """Return a sentence about the missing program, or an empty string if nothing is wrong."""
         if self.missing is None:
             return ""
         return f"The {self.kind} {self.path} starts {self.missing}, which is not there."
 
 
 def status(places: Sequence[Place]) -> AutostartStatus:
-    """What is there now. Raises StorageError."""
+    """Read the present state of the places. Raises StorageError."""
     found = ((place, content) for place in places if (content := place.read()) is not None)
     place, content = next(found, (places[0], None))
     program = None if content is None else place.program(content)
@@ -366,7 +365,7 @@ def status(places: Sequence[Place]) -> AutostartStatus:
 
 
 def turn_on(places: Sequence[Place], command: Sequence[str]) -> AutostartStatus:
-    """Write the first place and clear the others: nothing starts twice. Raises StorageError, UsageError."""
+    """Write the first place and clear the others, so that the node starts once. Raises StorageError, UsageError."""
     first, *others = places
     for place in others:
         if place.read() is not None:
@@ -383,7 +382,7 @@ def turn_off(places: Sequence[Place]) -> AutostartStatus:
 
 
 def start_command(loaded: LoadedSettings) -> tuple[str, ...]:
-    """What starts this node without asking anybody. Raises TokenError when its token is in no file."""
+    """Return the command that starts this node without a prompt. Raises TokenError if no file has its token."""
     settings = loaded.settings
     if settings.token_file is None or loaded.sources["token"] != loaded.sources["token_file"]:
         raise TokenError(
@@ -396,7 +395,7 @@ def start_command(loaded: LoadedSettings) -> tuple[str, ...]:
 
 
 def _windowless(program: tuple[str, ...]) -> tuple[str, ...]:
-    """On Windows the Python that opens no console window, where there is one beside the running one."""
+    """On Windows, replace python.exe by pythonw.exe, which opens no console window, if it is in the same folder."""
     first, *rest = program
     without = Path(first).with_name("pythonw.exe")
     if sys.platform == "win32" and Path(first).name.lower() == "python.exe" and without.exists():

@@ -1,4 +1,4 @@
-"""Threads and memory of this process. Loads no PyTorch: both are needed from the first second."""
+"""Threads and memory of this process. Does not load PyTorch, because both are needed from the first second."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import psutil
 
 
 def default_threads() -> int:
-    """Physical cores this process may use: hyper-threads slow matrix products down."""
+    """Return the number of physical cores that this process may use; hyper-threads slow matrix products down."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     physical = psutil.cpu_count(logical=False) or usable
     return max(1, min(usable, physical))
 
 
 def resident_megabytes() -> int:
-    """Resident memory of this process in MB of 10**6 bytes."""
+    """Return the resident memory of this process in MB of 10**6 bytes."""
     return _this_process(os.getpid()).memory_info().rss // 1_000_000
 
 
 @cache
 def _this_process(pid: int) -> psutil.Process:
-    """Made once: that reads more files than the question after it."""
+    """Cached, because creating a Process reads more files than the query that follows."""
     return psutil.Process(pid)
 
 
 def peak_megabytes() -> int:
-    """Highest resident memory of this process so far in MB of 10**6 bytes; the present one where that is not kept."""
+    """Return the highest resident memory so far in MB of 10**6 bytes, or the present one if no peak is recorded."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would tell the peak of the program that started this one, if that was higher
+    if status.exists():  # getrusage would return the peak of the program that started this one, if higher
         line = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), "")
         return int(line.split()[1]) * 1024 // 1_000_000 if line else resident_megabytes()
     try:

@@ -25,22 +25,23 @@ FILE_NAME = "contribution.json"
 MOST_BYTES = 1_000_000
 LOOK_SECONDS = 1.0
 SHOW_SECONDS = 5.0
-SAVE_SECONDS = 60.0  # what a kill may cost
-MOST_ELAPSED_SECONDS = 10.0  # between two looks: a computer that slept has not trained
+SAVE_SECONDS = 60.0  # a kill may lose the work of this time
+MOST_ELAPSED_SECONDS = 10.0  # counted between two looks: a computer that slept has not trained
 
 
 class WorkMeter:
-    """Turns snapshots into the work between them. Pure but for what it remembers of the one before."""
+    """Computes the work between two snapshots. Its only state is the figures of the previous snapshot."""
 
     def __init__(self) -> None:
         self._uptime: float | None = None
         self._bytes = (0, 0)
-        self._counts: tuple[LayerRange | None, int, int] | None = None  # layers, steps, tokens; None: of no trainer
+        self._counts: tuple[LayerRange | None, int, int] | None = None  # layers, steps, tokens; None: no trainer
 
     def look(self, status: NodeStatus) -> WorkDone | None:
-        """What was done since the last look; None when nothing was.
+        """Return the work since the last look, or None if there was none.
 
-        What a trainer restores or inherits is no work: its counts begin with those it has when it leaves its start-up.
+        Steps and tokens that a trainer restores or inherits are not work: counting begins with the figures that the
+        trainer has when it leaves its start-up.
         """
         elapsed = 0.0 if self._uptime is None else status.uptime_seconds - self._uptime
         self._uptime = status.uptime_seconds
@@ -60,7 +61,7 @@ class WorkMeter:
         return work if work != WorkDone(status.time) else None
 
     def _advance(self, status: NodeStatus) -> tuple[int, int]:
-        """Steps and tokens since the last look at the same trainer."""
+        """Steps and tokens since the last look; zeros if no trainer ran then or its layers have changed."""
         training = status.training
         if status.state is NodeState.STARTING or training.batch_size == 0:
             self._counts = None
@@ -73,12 +74,12 @@ class WorkMeter:
 
 
 class ContributionRecorder:
-    """Looks at the board, adds up, publishes and saves."""
+    """Reads the status board every second, adds up the work, publishes the record and saves it to disk."""
 
     def __init__(
         self, data_dir: Path, board: StatusBoard, publisher: Publisher, clock: Callable[[], float] = time.time
     ) -> None:
-        """`clock` in seconds since the epoch."""
+        """`clock` returns seconds since the epoch."""
         self._path = data_dir / FILE_NAME
         self._board = board
         self._publisher = publisher
@@ -90,7 +91,7 @@ class ContributionRecorder:
         self._has_failed = False
 
     async def run(self) -> None:
-        """Until cancelled; then it saves what came last."""
+        """Record until cancelled; then record and save the last work."""
         self._show()
         looks = 0
         try:
@@ -119,14 +120,14 @@ class ContributionRecorder:
             self._publisher.change(contribution=status)
 
     async def _save(self) -> None:
-        """Write the record when there is news; when the disk refuses, the next time tries again."""
+        """Write the record if it has changed. After a disk error the next call tries again."""
         if self._is_saved:
             return
         content = json.dumps(self._record.to_json(self._clock()), separators=(",", ":")).encode()
         try:
             await anyio.to_thread.run_sync(write_atomically, self._path, content)
         except OSError as error:
-            if not self._has_failed:  # once: a full disk stays full for hours
+            if not self._has_failed:  # warn once: a full disk stays full for hours
                 log.warning("The record of your contribution cannot be saved in %s: %s.", self._path, error.strerror)
             self._has_failed = True
             return
@@ -134,7 +135,7 @@ class ContributionRecorder:
 
 
 def read_record(path: Path) -> tuple[WorkHistory, tuple[str, ...]]:
-    """The record of earlier starts, and warnings. A damaged one is set aside, and a new one begins.
+    """Return the record of earlier starts, and warnings. A damaged record is set aside, and a new one begins.
 
     Raises StorageError if the file cannot be read.
     """

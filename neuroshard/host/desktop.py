@@ -1,4 +1,4 @@
-"""The desktop around this process: whether somebody sits there, what they see of it, and showing them a page."""
+"""The desktop of this process: whether a user sits there and can see windows, and opening a page in a browser."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from threading import Thread
 import psutil
 
 OPENING_SECONDS = 5.0
-OUR_LAUNCHERS = frozenset({"neuroshard.exe", "python.exe", "pythonw.exe"})  # what our own command is made of on Windows
+OUR_LAUNCHERS = frozenset({"neuroshard.exe", "python.exe", "pythonw.exe"})  # processes of our command on Windows
 
 
 def open_browser_at(url: str) -> None:
-    """Show the dashboard. Not where only a browser in the terminal could: it would take the terminal over."""
+    """Open the dashboard if there is a desktop; without one, a browser in the terminal would take it over."""
     if has_desktop(sys.platform, os.environ):
         opening = Thread(target=webbrowser.open, args=(url,), name="neuroshard-browser", daemon=True)
         opening.start()
-        opening.join(OPENING_SECONDS)  # some browsers are waited for until their window is closed
+        opening.join(OPENING_SECONDS)  # with some browsers the call waits until their window is closed
 
 
 def has_desktop(platform: str, environment: Mapping[str, str]) -> bool:
@@ -31,19 +31,19 @@ def has_desktop(platform: str, environment: Mapping[str, str]) -> bool:
 
 
 def is_over_ssh(environment: Mapping[str, str]) -> bool:
-    """Whether somebody elsewhere has started this process by SSH, and reads what it prints there, terminal or not."""
+    """Whether this process was started over SSH, so that its user reads the output on another computer."""
     return any(map(environment.get, ("SSH_CONNECTION", "SSH_TTY")))
 
 
 def is_service(process_id: int, environment: Mapping[str, str]) -> bool:
-    """Whether systemd or launchd has started this very process as a service: nobody waits for a page then."""
-    # programs that a desktop starts inherit other variables of systemd, and a job name of launchd that begins so
+    """Whether systemd or launchd started this very process as a service, so that no user waits for a page."""
+    # Programs that a desktop starts inherit systemd's other variables. Their launchd job name begins as below.
     agent = environment.get("XPC_SERVICE_NAME", "0")
     return environment.get("SYSTEMD_EXEC_PID") == str(process_id) or not agent.startswith(("0", "application."))
 
 
 def has_browser() -> bool:
-    """Whether there is a browser to open."""
+    """Whether Python's `webbrowser` finds a browser to open."""
     try:
         webbrowser.get()
     except webbrowser.Error:
@@ -52,12 +52,12 @@ def has_browser() -> bool:
 
 
 def can_show_pages() -> bool:
-    """Whether somebody at a desktop would see a page that this process opens."""
+    """Whether a user at a desktop would see a page that this process opens."""
     return has_desktop(sys.platform, os.environ) and not is_service(os.getpid(), os.environ) and has_browser()
 
 
 def has_terminal() -> bool:
-    """Whether what this process prints can be read when it has ended: not when a menu or an icon has started it."""
+    """Whether a user can read this process's output after its end: not if a menu or an icon started it."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if sys.platform == "win32":
         return any(stream is not None for stream in streams) and not is_own_window(_ancestors())
@@ -72,17 +72,16 @@ def has_terminal() -> bool:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A program that has started this process, or one of its ancestors."""
+    """A process above this one: the parent, its parent, and so on."""
 
     name: str
     arguments: tuple[str, ...] = ()
 
 
 def is_own_window(ancestors: Sequence[Ancestor]) -> bool:
-    """Whether the window of Windows that this process prints to closes with it. `ancestors`: the nearest one first.
+    """Whether the Windows console of this process closes with it. `ancestors` begins with the parent.
 
-    It is so when the shell has started our launcher, or a batch file by `cmd /c`; behind any other program somebody
-    reads on.
+    It does if the shell started our launcher, or a batch file by `cmd /c`. Any other program keeps the console open.
     """
     for ancestor in ancestors:
         name = ancestor.name.lower()
@@ -95,13 +94,13 @@ def is_own_window(ancestors: Sequence[Ancestor]) -> bool:
 
 
 def _ancestors() -> list[Ancestor]:
-    """The programs above this process, as far as it may know them."""
+    """The processes above this one, up to one that keeps the console open or may not be read."""
     found: list[Ancestor] = []
     try:
         for process in psutil.Process().parents():
             found.append(Ancestor(process.name(), tuple(process.cmdline())))
             if not is_own_window([*found, Ancestor("explorer.exe")]):
-                break  # what is further away does not matter, and may not be ours to look at
+                break  # processes further up do not matter, and reading them may be forbidden
     except psutil.Error:
         return found
     return found

@@ -20,9 +20,9 @@ DELEGATION_SECONDS = 365 * 24 * 3600.0
 
 
 def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
-    """Wallet of the given token, the token's kind, and warnings about it.
+    """Return the wallet of the given token, the token's kind, and warnings about it.
 
-    Raises TokenError when there is none or it is damaged.
+    Raises TokenError if the token is missing or damaged.
     """
     secret = parse_token(read_token(loaded).get_secret_value())
     warnings = (*loaded.warnings, secret.warning) if secret.warning else loaded.warnings
@@ -30,7 +30,7 @@ def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
 
 
 def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
-    """Identity of this node: its own key, made on first start, delegated by the wallet."""
+    """Return this node's identity: its own key, created on the first start, and the wallet's delegation for a year."""
     key = NodeKey.load_or_create(NodePaths.below(data_dir).node_key)
     delegation = Delegation.issue(wallet, key.public_key, expires_at=time.time() + DELEGATION_SECONDS)
     return NodeIdentity(wallet_id=wallet.wallet_id, node_id=key.node_id, key=key, delegation=delegation)
@@ -39,7 +39,7 @@ def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
 def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -> Identity:
     """Write token and node key of these settings to a new private file. Raises StorageError, TokenError.
 
-    The passphrase is asked for last, so that nobody thinks of one in vain.
+    The passphrase is requested last, so that no user types one in vain.
     """
     wallet, _, _ = wallet_of(loaded)
     if file.exists():
@@ -47,7 +47,7 @@ def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -
     key = loaded.settings.paths.node_key
     node_key = None
     if key.exists():
-        NodeKey.load_or_create(key)  # a damaged one is told now, not when it is needed
+        NodeKey.load_or_create(key)  # report a damaged key now, not when the backup is needed
         node_key = key.read_text(encoding="ascii")
     identity = Identity(read_token(loaded).get_secret_value(), wallet.wallet_id, node_key)
     _write_new(file, seal(identity, passphrase()))
@@ -55,10 +55,10 @@ def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -
 
 
 def restore(file: Path, passphrase: Callable[[], str], data_dir: Path) -> Identity:
-    """Put the identity of a backup into a data folder, so that the next start there needs no token.
+    """Write the identity of a backup into a data folder, so that the next start there needs no token.
 
-    Raises ConflictError when the folder holds another wallet or node key; nothing is overwritten then. StorageError,
-    TokenError.
+    Raises ConflictError if the folder contains another wallet or node key; then nothing is overwritten. Raises
+    StorageError and TokenError.
     """
     try:
         with file.open("rb") as stream:
@@ -83,7 +83,7 @@ def restore(file: Path, passphrase: Callable[[], str], data_dir: Path) -> Identi
 
 
 def _refuse_others(identity: Identity, data_dir: Path) -> None:
-    held = load_settings({"data_dir": data_dir}, {})  # config.toml alone: what the next start finds in the folder
+    held = load_settings({"data_dir": data_dir}, {})  # config.toml alone, as the next start reads it
     places = [data_dir / TOKEN_FILE, *([held.settings.token_file] if held.settings.token_file else [])]
     for place in places:
         if place.exists() and _wallet_in(place) != identity.wallet_id:
@@ -99,7 +99,7 @@ def _refuse_others(identity: Identity, data_dir: Path) -> None:
 
 
 def _wallet_in(token_file: Path) -> str | None:
-    """The wallet whose token is in a file; None when there is no usable token in it."""
+    """The wallet id of the token in a file, or None if the file has no usable token."""
     try:
         loaded = load_settings({"token_file": token_file}, {})
         return Wallet.from_secret(parse_token(read_token(loaded).get_secret_value())).wallet_id
@@ -112,7 +112,7 @@ def _is_there(file: Path) -> StorageError:
 
 
 def _write_new(file: Path, data: bytes) -> None:
-    """Mode 0600, never over another file."""
+    """Create the file with mode 0600. O_EXCL makes the call fail if the file exists."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     except FileExistsError as error:

@@ -1,4 +1,4 @@
-"""Settings of the running node: their values for the API, and changes, which are stored and applied if possible."""
+"""Settings of the running node: their values for the API, and changes, which are stored and applied where possible."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from neuroshard.types import JsonValue
 
 
 class Configuration:
-    """Current settings; written by the task thread, read by the API thread."""
+    """The current settings. The task thread changes them; the API thread reads them."""
 
     def __init__(self, loaded: LoadedSettings) -> None:
         self._lock = Lock()
         self._loaded = loaded
-        self._later: dict[str, JsonValue] = {}  # stored by a change of ours, and in force after a restart
+        self._later: dict[str, JsonValue] = {}  # stored by `change`; takes effect after a restart
 
     @property
     def settings(self) -> Settings:
-        """The settings that hold now."""
+        """The settings that are in effect."""
         with self._lock:
             return self._loaded.settings
 
     def source_of(self, key: str) -> Source:
-        """Where the value of a setting comes from."""
+        """Return the source of the present value: a file, a variable, an option or the default."""
         with self._lock:
             return self._loaded.sources[key]
 
     def view(self) -> JsonValue:
-        """Every setting with value, source, what is allowed and when a change holds; no secrets.
+        """Return every setting with its value, source, allowed values and the time a change takes effect; no secrets.
 
-        `after_restart` stands where another value is stored than the one that holds.
+        `after_restart` is present if the stored value differs from the value in effect.
         """
         with self._lock:
             described, later = self._loaded.describe(), dict(self._later)
@@ -45,7 +45,10 @@ class Configuration:
         }
 
     def change(self, changes: Mapping[str, JsonValue], state: str) -> CommandResult:
-        """Store changes in config.toml and let hold at once what can. On UsageError or StorageError nothing changed."""
+        """Store changes in config.toml and apply those that can take effect at once.
+
+        Raises UsageError or StorageError; then nothing has changed.
+        """
         with self._lock:
             loaded = self._loaded
         saved = save_settings(loaded.settings.data_dir, changes, loaded.sources)
@@ -67,7 +70,7 @@ class Configuration:
         )
 
     def _stored_for_later(self, saved: SavedSettings, loaded: LoadedSettings) -> dict[str, JsonValue]:
-        """What holds after a restart and does not hold now: of all changes since the start."""
+        """Stored values that differ from those in effect, from all changes since the start."""
         later = dict(self._later)
         for key in saved.after_restart:
             later.pop(key, None)
@@ -78,7 +81,7 @@ class Configuration:
 
 
 def limit_source(by: Bounds, source: Source) -> str:
-    """What set the memory limit, for people; `source` is that of the setting `memory`."""
+    """Return a phrase for the origin of the memory limit; `source` is that of the setting `memory`."""
     match by:
         case Bounds.COMPUTER:
             return "this computer's memory, less a reserve"
@@ -89,7 +92,7 @@ def limit_source(by: Bounds, source: Source) -> str:
 
 
 def _sentence(at_once: tuple[str, ...], after_restart: tuple[str, ...], overridden: Mapping[str, str]) -> str:
-    """What a change led to, for people."""
+    """The result of a change in sentences for the owner."""
     parts: list[str] = []
     if holds := [key for key in at_once if key not in overridden]:
         parts.append(f"{', '.join(holds)}: holds now.")

@@ -31,17 +31,17 @@ LEDGER_FILE = "transfer.json"
 
 
 class MonthlyTransfer(Struct, frozen=True):
-    """The bytes transferred in a calendar month, "2026-11"."""
+    """Bytes transferred in one calendar month; `month` is written as "2026-11"."""
 
     month: str
     bytes: Annotated[int, Meta(ge=0)]
 
 
 class TransferLedger:
-    """Adds up what parts of the node have counted since their start. No clock: the month is an argument."""
+    """Adds up the node's transferred bytes by calendar month. Has no clock: the month is an argument."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises StorageError if the file of earlier starts cannot be read."""
+        """Read the count of earlier starts. Raises StorageError if the file cannot be read."""
         self._file: StateFile[MonthlyTransfer] = StateFile(
             folder / LEDGER_FILE, MonthlyTransfer, "set_aside", "this month's transfer is counted from now on"
         )
@@ -55,19 +55,20 @@ class TransferLedger:
 
     @property
     def is_saved(self) -> bool:
-        """Whether a kill would lose nothing."""
+        """Whether the file has the present count, so that a kill would lose nothing."""
         return self._saved == self._bytes
 
     def note(self, total: int, month: str) -> int:
-        """`total` bytes were moved since the start, the newest of them in this month ("2026-11"); the month's bytes."""
+        """Return the bytes of `month` ("2026-11"), given the `total` bytes transferred since the start."""
         if month != self._month:
             self._month, self._bytes, self._saved = month, 0, -1
+        # bytes since the previous call belong to the month of this one; a total that fell adds nothing
         self._bytes += max(0, total - self._counted)
         self._counted = max(total, self._counted)
         return self._bytes
 
     def save(self) -> None:
-        """Write what was noted. Raises StorageError."""
+        """Write the present count. Raises StorageError."""
         month, moved = self._month, self._bytes
         self._file.write(MonthlyTransfer(month, moved))
         self._saved = moved
@@ -75,12 +76,12 @@ class TransferLedger:
 
 log = logging.getLogger(__name__)
 
-SAVE_SECONDS = 5.0  # what a kill may leave uncounted
+SAVE_SECONDS = 5.0  # a kill may lose the count of this time
 GIGABYTE = 1e9
 
 
 def decide_network(rules: Rules, moved_bytes: int, local: datetime) -> NetworkDecision:
-    """What may pass at this time of the owner's clock (without a time zone), after so many bytes this month. Pure."""
+    """Decide which traffic is allowed at a local time (no time zone) after this month's `moved_bytes`. Pure."""
     if not rules.network_schedule.allows(local):
         change = rules.network_schedule.next_change(local)
         when = "" if change is None else f" until {clock_words(change, local)}"
@@ -96,18 +97,18 @@ def decide_network(rules: Rules, moved_bytes: int, local: datetime) -> NetworkDe
 
 
 def first_of_next_month(local: datetime) -> datetime:
-    """Its beginning."""
+    """Return midnight of the first day of the month after `local`."""
     later = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0) + timedelta(days=32)
     return later.replace(day=1)
 
 
 class NetworkRules:
-    """Counts, decides and has it obeyed. Used by the task that looks at this computer every second."""
+    """Counts the transfer, decides which traffic is allowed, and opens or closes the network. Used once per second."""
 
     def __init__(
         self, ledger: TransferLedger, gate: TransferPolicy, networking: Networking, moved: Callable[[], int]
     ) -> None:
-        """`moved`: bytes since the start, in both directions."""
+        """`moved` returns the bytes since the start, in both directions."""
         self._ledger = ledger
         self._gate = gate
         self._networking = networking
@@ -117,7 +118,7 @@ class NetworkRules:
         self._has_failed = False
 
     async def look(self, rules: Rules, local: datetime) -> tuple[NetworkDecision, int]:
-        """What holds now, and the bytes of this month."""
+        """Apply the rules at a local time (no time zone); return the decision and the bytes of this month."""
         moved = self._ledger.note(self._moved(), f"{local:%Y-%m}")
         decision = decide_network(rules, moved, local)
         if decision != self._decision:
@@ -129,7 +130,7 @@ class NetworkRules:
         return decision, moved
 
     async def save(self) -> None:
-        """Keep the count; a disk that does not take it is told once."""
+        """Write the count to disk. A disk error is logged once and does not raise."""
         try:
             await anyio.to_thread.run_sync(self._ledger.save)
         except StorageError as error:
@@ -151,24 +152,24 @@ LOOK_SECONDS = 1.0
 
 
 class Throttled(Protocol):
-    """Does what was decided: a CommandLoop."""
+    """The training loop, which carries out the owner's policy: a CommandLoop."""
 
     @property
     def gpu_uuid(self) -> str | None:
-        """Of the accelerator that trains."""
+        """Id of the accelerator that trains, or None."""
         ...
 
     def obey(self, decision: TrainingDecision) -> None:
-        """From now on."""
+        """Apply the decision from now on."""
         ...
 
     async def until_commanded(self) -> None:
-        """Wait until the decision may be another one."""
+        """Wait for a command that may change the decision."""
         ...
 
 
 class OwnerPolicyTask:
-    """Used once a start."""
+    """Reads the sensors every second and applies the owner's policy. `run` may be called once."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class OwnerPolicyTask:
         observe: Callable[[Rules, str | None], Awaitable[HostReadings]] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`observe` looks at this computer for what the rules ask, and at the accelerator of that id."""
+        """`observe` reads the sensors that the rules require, and the accelerator with that id."""
         self._configuration = configuration
         self._wish = wish
         self._loop = loop
@@ -195,7 +196,7 @@ class OwnerPolicyTask:
         self._told: OwnerPolicyStatus | None = None
 
     async def run(self) -> None:
-        """Look, decide and have it obeyed until cancelled."""
+        """Look, decide and apply until cancelled; then close the sensors and save the transfer count."""
         try:
             while True:
                 await self.look()
@@ -208,13 +209,15 @@ class OwnerPolicyTask:
                     await self._network.save()
 
     async def look(self) -> None:
-        """Once."""
+        """Read the sensors, apply the decisions to training and network, and publish them."""
         rules = self._present_rules()
         observed = await self._observe(rules, self._loop.gpu_uuid)
         asked = None if self._wish.seconds_left == 0.0 else self._wish.asked
         user = None if asked is None else UserPause(asked.reason, asked.until)
         self._gpu_share = next_gpu_share(self._gpu_share, rules, observed.gpu)
         local = datetime.fromtimestamp(self._wall_clock()).astimezone().replace(tzinfo=None)
+        # The trainer's loops read the requested pause themselves, so the loop receives the decision without it.
+        # The published decision includes it.
         decision = decide(rules, observed, None, local, self._gpu_share)
         self._loop.obey(decision)
         told = decision if user is None else decide(rules, observed, user, local)
@@ -266,7 +269,7 @@ def keep_pause(folder: Path, asked: TimedPause | None) -> None:
 def restore_pause(wish: RequestedPause, folder: Path) -> tuple[str, ...]:
     """Request the pause of an earlier start again, unless it is over; return warnings.
 
-    The pause in a damaged file has no end: whoever asked for it did not want training to begin by itself. Raises
+    A damaged file gives a pause without an end, because its owner did not want training to resume by itself. Raises
     StorageError if the file cannot be read.
     """
     try:

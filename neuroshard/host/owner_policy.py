@@ -11,24 +11,24 @@ from neuroshard.config.schedule import Schedule
 from neuroshard.config.settings import Settings
 from neuroshard.status.owner_policy import USER, SensorReading, TrainingAction, TrainingDecision
 
-LEAST_SHARE = 0.05  # of the time: below it a throttled GPU would cool no further, and nothing would get done
+LEAST_SHARE = 0.05  # of the time: with less, a throttled GPU would cool no further and do no work
 RECOVERY_STEP = 0.03  # of the time, at each look at a GPU that is well below its limits
-COOL_DEGREES = 3  # below the limit, from which on a throttled GPU gets more to do
-COOL_POWER = 0.95  # of the limit, likewise
+COOL_DEGREES = 3  # below the limit: a throttled GPU this cool gets more work
+COOL_POWER = 0.95  # of the limit: the same for its power
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that cannot be observed here, and why."""
+    """A reading that is not available on this computer, and the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """How an accelerator does."""
+    """Temperature and power of an accelerator at one moment."""
 
-    celsius: int | None  # None: it does not say
+    celsius: int | None  # None: not reported
     watts: float | None
 
 
@@ -38,18 +38,18 @@ YesNo: TypeAlias = "bool | Unknown | None"
 
 @dataclass(frozen=True)
 class HostReadings:
-    """This computer at one moment; None is what no rule asks for, so that nobody looked."""
+    """The sensor readings of one moment. None: no rule requires the reading, so it was not taken."""
 
     idle_seconds: Idle = None  # since the last touch of keyboard or mouse
     on_battery: YesNo = None
     full_screen: YesNo = None
-    programs: frozenset[str] | Unknown | None = None  # of those that the rules name, as they are named there
+    programs: frozenset[str] | Unknown | None = None  # running programs, named as in the rules
     gpu: GpuReading | Unknown | None = None
 
 
 @dataclass(frozen=True)
 class UserPause:
-    """A pause that the owner asked for by hand."""
+    """A pause that the owner requested by hand."""
 
     reason: str
     until: float | None = None  # seconds since the epoch; None: until resumed
@@ -57,7 +57,7 @@ class UserPause:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the owner has set, ready to be applied."""
+    """The owner's rules, ready to apply."""
 
     only_idle: bool = False
     idle_minutes: float = 5.0
@@ -73,7 +73,7 @@ class Rules:
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
-        """The rules of these settings."""
+        """Read the rules from the settings and parse their schedules."""
         return cls(
             only_idle=settings.train_when == "idle",
             idle_minutes=settings.idle_minutes,
@@ -90,17 +90,17 @@ class Rules:
 
     @property
     def limits_gpu(self) -> bool:
-        """Whether an accelerator must be looked at."""
+        """Whether a rule requires readings of the accelerator."""
         return self.gpu_celsius is not None or self.gpu_watts is not None
 
 
 def decide(
     rules: Rules, observed: HostReadings, user: UserPause | None, local: datetime, gpu_share: float = 1.0
 ) -> TrainingDecision:
-    """What training may do at this time of the owner's clock (without a time zone).
+    """Decide whether training runs, slows down or pauses at a local time (without a time zone).
 
-    The first of these that holds is told: the owner's own pause, the schedule, battery, programs, full screen, use of
-    the computer; then what slows training down. `gpu_share` is what `next_gpu_share` gave last.
+    The first reason that applies decides: the owner's own pause, the schedule, battery, programs, full screen, use of
+    the computer, then the limits that slow training down. `gpu_share` is the last result of `next_gpu_share`.
     """
     if user is not None:
         return TrainingDecision(TrainingAction.PAUSE, user.reason, USER, user.until, 0.0)
@@ -108,10 +108,11 @@ def decide(
 
 
 def next_gpu_share(before: float, rules: Rules, gpu: GpuReading | Unknown | None) -> float:
-    """The share of the time in which an accelerator may work from now on: quickly less above a limit, slowly more.
+    """Return the share of time in which an accelerator may work: fast down above a limit, slowly up below it.
 
-    In proportion to how far the power is above its limit; a fifth less at each look while it is too hot. Between the
-    limit and a little below it the share stays. What an accelerator does not tell limits nothing.
+    Above the power limit the share falls in proportion to the excess, at most to half. Above the temperature limit it
+    falls by a fifth at each look. Between a limit and a little below it the share stays. A value that the accelerator
+    does not report limits nothing.
     """
     if not isinstance(gpu, GpuReading) or not rules.limits_gpu:
         return 1.0
@@ -130,7 +131,7 @@ def next_gpu_share(before: float, rules: Rules, gpu: GpuReading | Unknown | None
 
 
 def _pauses(rules: Rules, observed: HostReadings, local: datetime) -> Iterator[TrainingDecision]:
-    """Every reason to pause, the strongest first."""
+    """Yield every reason to pause, the strongest first."""
     if not rules.schedule.allows(local):
         change = rules.schedule.next_change(local)
         when = "" if change is None else f" until {clock_words(change, local)}"
@@ -166,7 +167,7 @@ def _throttled(rules: Rules, gpu: GpuReading | Unknown | None, gpu_share: float)
 
 
 def _binding_limit(rules: Rules, gpu: GpuReading | Unknown | None) -> str:
-    """The setting that holds the accelerator down: the temperature while it is not yet cool, else the power."""
+    """The setting that limits the accelerator: the temperature until it is cool again, otherwise the power."""
     if rules.gpu_celsius is None or rules.gpu_watts is None:
         return "gpu_max_temperature" if rules.gpu_watts is None else "gpu_max_power"
     is_warm = isinstance(gpu, GpuReading) and gpu.celsius is not None and gpu.celsius > rules.gpu_celsius - COOL_DEGREES
@@ -174,7 +175,7 @@ def _binding_limit(rules: Rules, gpu: GpuReading | Unknown | None) -> str:
 
 
 def clock_words(moment: datetime, local: datetime) -> str:
-    """A time on the owner's clock, with the day when it is another one."""
+    """Return a time on the owner's clock, with the weekday if it is not on the day of `local`."""
     return f"{moment:%H:%M}" if moment.date() == local.date() else f"{moment:%A %H:%M}"
 
 
@@ -182,7 +183,7 @@ MINUTE = 60.0
 
 
 def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
-    """One for each thing that a rule asks for, also when it cannot be known."""
+    """Return one reading in words for each sensor that a rule requires, also if its value is unknown."""
     told = (
         ("keyboard and mouse", _idle_words(observed.idle_seconds)),
         ("power", _choice(observed.on_battery, "on battery", "plugged in, or no battery")),

@@ -1,4 +1,4 @@
-"""Device, speed and use of this computer: matrix speed, CPU time per thread, disk and accelerator."""
+"""Device, speed and load of this computer: matrix speed, CPU time per thread, disk and accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROBE_SIZE = 768  # large enough to leave the caches of one core, small enough t
 
 @dataclass(frozen=True)
 class Device:
-    """Where the model lives."""
+    """The device that holds the model and computes."""
 
     kind: DeviceKind
     name: str
@@ -31,12 +31,11 @@ class Device:
     gpu_uuid: str | None = None  # as NVIDIA's driver writes it; None for all others
 
     def torch_device(self) -> torch.device:
-        """The device for torch calls."""
         return torch.device(self.kind)
 
 
 def choose_device(wanted: str) -> Device:
-    """The device of a `--device` setting. Raises UsageError when it is not there."""
+    """Return the device for a `--device` setting. Raises UsageError if this computer does not have it."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda, but PyTorch sees no CUDA device here.", "Use --device cpu or auto.")
     if wanted == "mps" and not torch.backends.mps.is_available():
@@ -52,10 +51,10 @@ def choose_device(wanted: str) -> Device:
 
 
 def matmul_flops_per_second(device: torch.device) -> float:
-    """Speed of an fp32 matrix product on this thread's settings, in floating-point operations a second."""
+    """Measure an fp32 matrix product with this thread's settings; floating-point operations per second."""
     left = torch.ones(PROBE_SIZE, PROBE_SIZE, device=device)
     right = torch.ones(PROBE_SIZE, PROBE_SIZE, device=device)
-    (left @ right).sum().item()  # the first product pays for set-up
+    (left @ right).sum().item()  # the first product includes the set-up time
     count = 0
     start = time.perf_counter()
     while (elapsed := time.perf_counter() - start) < PROBE_SECONDS:
@@ -68,7 +67,7 @@ DISK_SECONDS = 60.0  # walking the data folder costs more than the rest together
 
 
 class ResourceSampler:
-    """Takes samples; CPU shares are those since the previous sample. Runs in a worker thread."""
+    """Measures the load; CPU shares cover the time since the previous sample. Runs in a worker thread."""
 
     def __init__(self, device: Device, data_dir: Path, threads_limit: int) -> None:
         self._device = device
@@ -79,7 +78,7 @@ class ResourceSampler:
         self._disk_time = float("-inf")
 
     def sample(self) -> ResourceStatus:
-        """Measure now."""
+        """Measure the load now. The size of the data folder may be up to DISK_SECONDS old."""
         now = time.monotonic()
         before, self._threads = self._threads, sample_threads(now)
         shares = thread_shares(before, self._threads)
@@ -100,14 +99,14 @@ class ResourceSampler:
         )
 
     def _free_bytes(self) -> int:
-        """0 while the data folder is not there: nothing can be written."""
+        """Free bytes of the disk; 0 while the data folder is missing, because nothing can be written."""
         try:
             return shutil.disk_usage(self._data_dir).free
         except OSError:
             return 0
 
     def _accelerator(self) -> tuple[int | None, int | None, float | None]:
-        """Memory in use by this process, total memory, utilisation 0..1; None where it cannot be told."""
+        """Bytes in use by this process, bytes in total, utilisation 0..1; None where it is not known."""
         if self._device.kind != "cuda":
             return None, None, None
         _free, total = torch.cuda.mem_get_info()
@@ -115,7 +114,7 @@ class ResourceSampler:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; files that vanish meanwhile, or may not be seen, count as nothing."""
+    """Return the bytes of all files below a folder; files that vanish or may not be read count as 0."""
     total = 0
     for root, _folders, files in os.walk(folder):
         for name in files:

@@ -27,7 +27,7 @@ POWER_SUPPLIES = Path("/sys/class/power_supply")
 
 
 def runs_on_battery() -> bool | Unknown:
-    """A computer without a battery does not."""
+    """Return whether the computer runs on battery; a computer without a battery does not."""
     if sys.platform == "linux":
         return runs_on_battery_linux(POWER_SUPPLIES)
     if not hasattr(psutil, "sensors_battery"):
@@ -40,7 +40,7 @@ def runs_on_battery() -> bool | Unknown:
 
 
 def runs_on_battery_linux(supplies: Path) -> bool | Unknown:
-    """As the kernel tells it in files: psutil would take the battery of a mouse for the computer's."""
+    """Read the kernel's power supply files: psutil would take the battery of a mouse for the computer's."""
     try:
         facts = [_facts(supply) for supply in sorted(supplies.iterdir())]
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def _facts(supply: Path) -> dict[str, str]:
 
 
 def _text(file: Path) -> str:
-    """What a file says; "" when it is not there, or its device was unplugged this moment."""
+    """Content of a file; empty if the file is missing or its device was unplugged at this moment."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -66,16 +66,16 @@ def _text(file: Path) -> str:
 
 
 class GpuSensor:
-    """One GPU, by its unique id; the driver's library is loaded at the first look. For one thread at a time."""
+    """Reads one GPU by its unique id. The first look starts the driver's library. Use it from one thread at a time."""
 
     def __init__(self, uuid: str, library: Any = None) -> None:
-        """`uuid` as the driver writes it: "GPU-..."; `library` is pynvml unless another one is given."""
+        """`uuid` has the driver's form, "GPU-..."; `library` is pynvml by default."""
         self._uuid = uuid
         self._library: Any = library or import_module("pynvml")
         self._handle: Any = None
 
     def look(self) -> GpuReading | Unknown:
-        """What it tells now. A driver that was restarted is asked again at the next look."""
+        """Read temperature and power now. After an error the next look connects to the driver again."""
         library = self._library
         try:
             if self._handle is None:
@@ -108,19 +108,22 @@ _UINT64 = re.compile(r"\(uint64 (\d+),\)")
 
 
 def macos_idle_seconds() -> float | Unknown:
-    """Since the last touch of any input device, by `ioreg`."""
+    """Return the seconds since the last input on any device, read with `ioreg`."""
     text = _output(("/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4"))
     return text if isinstance(text, Unknown) else hid_idle_seconds(text)
 
 
 def logind_idle_seconds() -> float | Unknown:
-    """Since this user's sessions are idle, by `loginctl`: the desktop tells it after some minutes, not earlier."""
+    """Return the seconds for which this user's sessions have been idle, read with `loginctl`.
+
+    The desktop reports that a session is idle only after some minutes.
+    """
     text = _output(("loginctl", "show-user", str(_user()), "--property=State,IdleHint,IdleSinceHint"))
     return text if isinstance(text, Unknown) else session_idle_seconds(text, time.time())
 
 
 def gnome_idle_seconds() -> float | Unknown:
-    """Since the last input in a GNOME session, by its own idle monitor: the only one that knows under Wayland."""
+    """Return the seconds since the last input, from GNOME's idle monitor: the only source under Wayland."""
     text = _output(
         (
             *("gdbus", "call", "--session", "--dest", "org.gnome.Mutter.IdleMonitor"),
@@ -132,13 +135,13 @@ def gnome_idle_seconds() -> float | Unknown:
 
 
 def hid_idle_seconds(ioreg: str) -> float | Unknown:
-    """The shortest of the idle times (nanoseconds) that ioreg prints."""
+    """Return the shortest idle time that ioreg prints, converted from nanoseconds to seconds."""
     times = [int(found) for found in _HID_IDLE.findall(ioreg)]
     return min(times) / 1e9 if times else Unknown("ioreg names no HIDIdleTime")
 
 
 def session_idle_seconds(loginctl: str, now: float) -> float | Unknown:
-    """From `IdleHint` and `IdleSinceHint` (microseconds since the epoch)."""
+    """Compute the idle seconds from `IdleHint` and `IdleSinceHint` (microseconds since the epoch)."""
     facts: dict[str, str] = dict(_PROPERTY.findall(loginctl))
     if facts.get("IdleHint") == "no":
         return 0.0
@@ -149,13 +152,13 @@ def session_idle_seconds(loginctl: str, now: float) -> float | Unknown:
 
 
 def monitor_idle_seconds(gdbus: str) -> float | Unknown:
-    """From "(uint64 milliseconds,)"."""
+    """Read "(uint64 milliseconds,)" and return seconds."""
     match = _UINT64.search(gdbus)
     return int(match[1]) / 1000 if match else Unknown("GNOME's idle monitor does not answer")
 
 
 def _output(command: Sequence[str]) -> str | Unknown:
-    """What a program of the system prints; of a failure its first line."""
+    """The output of a system program, or Unknown with the first line of its error output."""
     try:
         ran = subprocess.run(  # noqa: S603 - names and arguments are ours
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False
@@ -174,9 +177,9 @@ def _user() -> int:
 
 
 def running_of(wanted: Iterable[str]) -> frozenset[str]:
-    """Those of the names under which a program runs: its file's name, large and small letters alike, without .exe.
+    """Return those of the names under which a program runs now, by file name; case and .exe do not matter.
 
-    This process itself does not count. A process that ends while it is looked at, or hides, counts as gone.
+    This process itself does not count. A process that ends during the look, or may not be read, counts as not running.
     """
     names = {plain_name(name): name for name in wanted}
     found: set[str] = set()
@@ -191,23 +194,23 @@ def running_of(wanted: Iterable[str]) -> frozenset[str]:
 
 
 def plain_name(name: str) -> str:
-    """A program's name as it is compared."""
+    """Normalize a program's name for comparison: trimmed, lower case, without .exe."""
     return name.strip().lower().removesuffix(".exe")
 
 
-TICKS = 2**32  # milliseconds after which Windows' counter begins again
+TICKS = 2**32  # milliseconds after which Windows' counter restarts
 BUSY, FULL_SCREEN_3D, PRESENTATION = 2, 3, 4  # of QUERY_USER_NOTIFICATION_STATE
 _KNOWN_STATES = range(1, 8)
 
 
 class LastInputInfo(ctypes.Structure):
-    """LASTINPUTINFO."""
+    """The structure LASTINPUTINFO of the Windows API; dwTime is in milliseconds."""
 
     _fields_ = (("cbSize", ctypes.c_uint32), ("dwTime", ctypes.c_uint32))
 
 
 def windows_idle_seconds() -> float | Unknown:
-    """Since the last input in this session."""
+    """Return the seconds since the last input in this Windows session."""
     library: Any = ctypes
     info = LastInputInfo(ctypes.sizeof(LastInputInfo), 0)
     if not library.windll.user32.GetLastInputInfo(ctypes.byref(info)):
@@ -216,12 +219,12 @@ def windows_idle_seconds() -> float | Unknown:
 
 
 def idle_from_ticks(now: int, last_input: int) -> float:
-    """Seconds between two readings of a counter that begins again after 49.7 days; ctypes may give it a sign."""
+    """Seconds between two counts of milliseconds, which restart after 49.7 days and may be negative in ctypes."""
     return (now - last_input) % TICKS / 1000
 
 
 def windows_is_full_screen() -> bool | Unknown:
-    """By the state that Windows keeps so that nobody is disturbed in a game or a talk."""
+    """Return whether a program fills the screen, by the state in which Windows holds notifications back."""
     library: Any = ctypes
     state = ctypes.c_int(0)
     result: int = library.windll.shell32.SHQueryUserNotificationState(ctypes.byref(state))
@@ -229,7 +232,7 @@ def windows_is_full_screen() -> bool | Unknown:
 
 
 def full_screen_from_state(result: int, state: int) -> bool | Unknown:
-    """`result` is an HRESULT."""
+    """Interpret a QUERY_USER_NOTIFICATION_STATE; `result` is the HRESULT of the call."""
     if result != 0 or state not in _KNOWN_STATES:
         return Unknown("Windows does not tell whether a program fills the screen")
     return state in (BUSY, FULL_SCREEN_3D, PRESENTATION)
@@ -240,35 +243,36 @@ T = TypeVar("T")
 
 
 class X11Display:
-    """A connection that is opened at the first look, and again after the display went away. For one thread at a time.
+    """A connection to an X display, opened at the first look and again after the display went away.
 
-    python-xlib, not the C library: that one ends the whole process when its display goes away.
+    Use it from one thread at a time. It needs python-xlib, because the C library ends the whole process when its
+    display goes away.
     """
 
     def __init__(self, name: str) -> None:
-        """`name` as in the variable DISPLAY."""
+        """`name` has the form of the variable DISPLAY."""
         self._name = name
         self._display: Any = None
         self._failed_at = -RETRY_SECONDS
 
     def idle_seconds(self) -> float | Unknown:
-        """Since the last input on this display."""
+        """Return the seconds since the last input on this display."""
         return self._asked(_idle_seconds)
 
     def is_full_screen(self) -> bool | Unknown:
-        """Whether the active window says that it fills the screen."""
+        """Return whether the active window declares that it fills the screen."""
         return self._asked(_is_full_screen)
 
     def close(self) -> None:
-        """Hang up; the next look dials again."""
+        """Close the connection; the next look opens another one."""
         display, self._display = self._display, None
         if display is not None:
-            display.display.socket.close()  # display.close() would say good-bye first, to a server that may be gone
+            display.display.socket.close()  # display.close() would first write to a server that may be gone
 
     def _asked(self, question: Callable[[Any], T | Unknown]) -> T | Unknown:
         try:
             errors = import_module("Xlib.error")
-        except ImportError:  # a program that was put together without it: nothing to end a node for
+        except ImportError:  # a bundle without python-xlib must not end the node
             return Unknown("python-xlib is not installed")
         failures = (errors.DisplayError, errors.ConnectionClosedError, errors.XauthError, OSError)
         try:
@@ -277,7 +281,7 @@ class X11Display:
             if self._display is None:
                 self._display = import_module("Xlib.display").Display(self._name)
             return question(self._display)
-        except errors.XError:  # a window that went away meanwhile: nothing fills the screen this moment
+        except errors.XError:  # the window was closed during the look
             return Unknown("the active window has just gone")
         except failures as error:
             self.close()
@@ -292,7 +296,7 @@ def _idle_seconds(display: Any) -> float | Unknown:
 
 
 def _is_full_screen(display: Any) -> bool | Unknown:
-    """As the desktop's window manager and programs agree on it (Extended Window Manager Hints)."""
+    """Read the window state that window managers and programs share (Extended Window Manager Hints)."""
     root = display.screen().root
     if root.get_full_property(display.intern_atom("_NET_SUPPORTED"), 0) is None:
         return Unknown("no window manager tells which window is active")
@@ -308,7 +312,7 @@ SLOW_LOOK_SECONDS = 5.0  # between two looks that start a program or walk all pr
 
 
 class Sensors:
-    """Looks at what the rules ask for, and at nothing else. For one thread at a time."""
+    """Reads the sensors that the rules require, and no others. Use it from one thread at a time."""
 
     def __init__(
         self,
@@ -327,7 +331,7 @@ class Sensors:
         self._kept: dict[object, tuple[float, Any]] = {}
 
     def look(self, rules: Rules, gpu_uuid: str | None) -> HostReadings:
-        """This computer now. `gpu_uuid` names the accelerator that trains, if it is one of NVIDIA's."""
+        """Read the sensors now. `gpu_uuid` names the accelerator that trains, if it is an NVIDIA GPU."""
         programs = rules.programs
         return HostReadings(
             idle_seconds=self._idle() if rules.only_idle else None,
@@ -338,18 +342,18 @@ class Sensors:
         )
 
     def close(self) -> None:
-        """Let go of what is open; the next look opens it again."""
+        """Close the connection to the display; the next look opens it again."""
         if self._x11 is not None:
             self._x11.close()
 
     def _idle(self) -> float | Unknown:
-        """By the first way that tells."""
+        """Idle seconds from the first source that knows them."""
         if self._system == "win32":
             return windows_idle_seconds()
         if self._system == "darwin":
             return self._aged("idle", macos_idle_seconds)
         told = Unknown("this system does not tell")
-        if self._x11 is not None and not self._is_wayland:  # under Wayland it sees older programs' input only
+        if self._x11 is not None and not self._is_wayland:  # under Wayland it sees only the input of X11 programs
             told = self._x11.idle_seconds()
         elif self._is_wayland:
             told = self._aged("gnome", gnome_idle_seconds)
@@ -375,7 +379,7 @@ class Sensors:
         return self._gpu[1].look()
 
     def _aged(self, key: str, look: Callable[[], float | Unknown]) -> float | Unknown:
-        """Seconds that were told some time ago, and that time: whoever is idle stays so until the next look."""
+        """The last reading plus its age: an idle user counts as idle until the next reading."""
         told = self._sometimes(key, look)
         return told if isinstance(told, Unknown) else told + self._monotonic() - self._kept[key][0]
 
@@ -390,7 +394,10 @@ MOST_LOOK_SECONDS = 10.0
 
 
 class SensorThread:
-    """Looks without the display as long as that leaves a question unanswered; every other rule goes on."""
+    """Reads the sensors in a worker thread.
+
+    While the display leaves a call unanswered, the sensors are read without it, so that every other rule still applies.
+    """
 
     def __init__(self, environment: Mapping[str, str] | None = None, most_seconds: float = MOST_LOOK_SECONDS) -> None:
         """`environment` is the process's own by default."""
@@ -398,11 +405,11 @@ class SensorThread:
         self._sensors = Sensors(environment=environment)
         self._without_display = Sensors(environment={**environment, "DISPLAY": ""})
         self._most_seconds = most_seconds
-        self._answered = Event()  # the last question to `_sensors`
+        self._answered = Event()  # set when the last call of `_sensors` has returned
         self._answered.set()
 
     async def look(self, rules: Rules, gpu_uuid: str | None) -> HostReadings:
-        """See `Sensors.look`. Cancelled, it waits for nothing."""
+        """Read the sensors as `Sensors.look` does. Cancellation does not wait for a display that does not answer."""
         if self._answered.is_set():
             self._answered = Event()
             with anyio.move_on_after(self._most_seconds):
@@ -412,7 +419,7 @@ class SensorThread:
         return await anyio.to_thread.run_sync(self._without_display.look, rules, gpu_uuid)
 
     def close(self) -> None:
-        """Let go of what is open; a question that is still unanswered ends with that."""
+        """Close the connections. That also ends a call that is still unanswered."""
         self._sensors.close()
         self._without_display.close()
 

@@ -10,13 +10,12 @@ if sys.platform == "win32":
     import winreg
 
     class RunKey:
-        """Values of one key below HKEY_CURRENT_USER."""
+        """String values of one key below HKEY_CURRENT_USER. Methods raise StorageError."""
 
         def __init__(self, key: str) -> None:
             self._key = key
 
         def get(self, name: str) -> str | None:
-            """A value; None when it is not there."""
             try:
                 with winreg.OpenKey(winreg.HKEY_CURRENT_USER, self._key) as key:
                     return str(winreg.QueryValueEx(key, name)[0])
@@ -26,7 +25,6 @@ if sys.platform == "win32":
                 raise _refused(error) from error
 
         def set(self, name: str, value: str) -> None:
-            """Write a value."""
             try:
                 with winreg.CreateKey(winreg.HKEY_CURRENT_USER, self._key) as key:
                     winreg.SetValueEx(key, name, 0, winreg.REG_SZ, value)
@@ -34,7 +32,6 @@ if sys.platform == "win32":
                 raise _refused(error) from error
 
         def delete(self, name: str) -> None:
-            """Remove a value, if it is there."""
             try:
                 with winreg.OpenKey(winreg.HKEY_CURRENT_USER, self._key, 0, winreg.KEY_SET_VALUE) as key:
                     winreg.DeleteValue(key, name)
@@ -48,7 +45,7 @@ if sys.platform == "win32":
 else:
 
     class RunKey:
-        """There is no registry here."""
+        """The class for systems without a registry: its constructor raises StorageError."""
 
         def __init__(self, key: str) -> None:
             raise StorageError(f"There is no registry key {key} here.", "")
