@@ -27,11 +27,11 @@ from neuroshard.types import NodeId, WalletId
 
 @dataclass(frozen=True)
 class MoveOption:
-    """A possible move."""
+    """A possible move of a holder to other stages."""
 
     holder: StageHolder
     window: StageRange
-    waits: bool = False  # a node that it needs is on the way
+    waits: bool = False  # a node that it needs on the stages it leaves is not ready there yet
 
     @property
     def takes_on(self) -> bool:
@@ -69,7 +69,7 @@ class StageOccupancy:
             holders.sort(key=self._lot)
 
     def after(self, option: MoveOption, *, arrived: bool) -> StageOccupancy:
-        """The occupancy after a node has begun a move, or has arrived; it moves no more."""
+        """Return the occupancy after a node has begun a move, or has arrived. That node does not move again."""
         holder, window = option.holder, option.window
         places = copy(self)
         places.replicas, places._ready = list(self.replicas), list(self._ready)
@@ -80,7 +80,7 @@ class StageOccupancy:
         return places
 
     def without_more(self) -> StageOccupancy:
-        """The occupancy if no node takes on more stages than it holds."""
+        """Return the occupancy in which no node takes on more stages than it holds."""
         places = copy(self)
         places.may_take_on = False
         return places
@@ -98,7 +98,7 @@ class StageOccupancy:
         return (alike[0] for alike in self._alike.values() if alike)
 
     def windows(self, holder: StageHolder, target: StageRange) -> Iterator[StageRange]:
-        """Other positions in which a holder can hold all of these stages.
+        """Yield the other positions in which a holder can hold all of these stages.
 
         A holder at its limit will be at its limit there as well; one with spare memory keeps its number of stages.
         """
@@ -113,7 +113,7 @@ class StageOccupancy:
         return (window for window in dict.fromkeys(found) if window != holder.stages)
 
     def extensions(self, holder: StageHolder, target: StageRange) -> Iterator[StageRange]:
-        """Ways for a holder with spare memory to hold these stages next to its own, or next to those it must keep."""
+        """Yield the ranges in which a holder with spare memory holds these stages next to those it has or must keep."""
         if holder.stages in holder.windows or not self.may_take_on:
             return
         held = [stage for stage in holder.stages if not self.can_leave(holder, stage)]
@@ -124,41 +124,45 @@ class StageOccupancy:
                 yield both
 
     def all_windows(self, holder: StageHolder) -> set[StageRange]:
-        """All other positions of a holder."""
+        """Return all other positions of a holder, each of them once."""
         stages = range(len(self.replicas))
         return {window for stage in stages for window in self.windows(holder, StageRange(stage, stage + 1))}
 
     def left(self, holder: StageHolder, window: StageRange) -> list[int]:
-        """Stages that a holder would give up."""
+        """Return the stages that a holder gives up if it moves to a window."""
         return [stage for stage in holder.stages if stage not in window]
 
     def can_leave(self, holder: StageHolder, stage: int) -> bool:
-        """Whether other nodes hold the stage: its weights, or as little of them as this node itself."""
+        """Return whether other nodes hold the stage: its weights, or as little of them as this node itself."""
         return self._ready[stage] > 1 if holder.is_ready else self.replicas[stage] > 1
 
     def is_free(self, holder: StageHolder, window: StageRange) -> bool:
-        """Whether a holder can leave all stages that it would give up."""
+        """Return whether a holder can leave all stages that it would give up."""
         return all(self.can_leave(holder, stage) for stage in self.left(holder, window))
 
     def has_donors(self, stages: Iterable[int]) -> bool:
-        """Whether on each of the stages more nodes can send its weights than download them; one may always download."""
+        """Return whether each stage has more nodes that can send its weights than nodes that download them.
+
+        One node may always download.
+        """
         return all(self.replicas[stage] - self._ready[stage] < max(1, self._ready[stage]) for stage in stages)
 
     def overlap(self, holder: StageHolder, stages: StageRange) -> int:
-        """Number of nodes of the same wallet on these stages."""
+        """Return how many times another node of the same wallet holds one of these stages."""
         if holder.wallet_id not in self._large_wallets:
             return 0
         return sum(self._of_wallet[holder.wallet_id, stage] - (stage in holder.stages) for stage in stages)
 
     def best(self, options: Sequence[MoveOption]) -> MoveOption:
-        """The option that is taken: a draw decides between equally good ones."""
+        """Return the option to take; a draw decides between equally good ones."""
         return min(options, key=lambda option: (self._merit(option), self._lot(option.holder), option.window))
 
     def _merit(self, option: MoveOption) -> tuple[int, int, int, bool, float]:
-        """The sort key; the lowest goes: fills most, meets fewest of its wallet, takes least on, loses least, leaves
-        most.
+        """The sort key of an option; the lowest one is taken.
 
-        The last two depend on nodes' own reports; in further draws, when no node has gone, they do not count.
+        In this order: it fills most empty stages, meets fewest nodes of its wallet, takes on fewest stages, has least
+        to lose, and leaves most replicas behind. The last two depend on the nodes' own reports. In further draws, after
+        no node has moved, they do not count.
         """
         holder, window = option.holder, option.window
         filled = sum(self.replicas[stage] == 0 for stage in window)
@@ -174,7 +178,7 @@ class StageOccupancy:
 
 
 def _parts(room: StageRange, length: int, target: StageRange) -> Iterator[StageRange]:
-    """The windows of `size` stages, or all of a smaller part, that cover the target."""
+    """The windows of `length` stages in `room` that cover the target; `room` itself if it is shorter."""
     length = min(length, len(room))
     for start in range(max(room.start, target.stop - length), min(target.start, room.stop - length) + 1):
         yield StageRange(start, start + length)
@@ -187,7 +191,7 @@ Advice: TypeAlias = "tuple[MoveOption, int | WalletId]"
 
 
 class MoveReason(StrEnum):
-    """The reason for a move."""
+    """The reason for a move, which also decides how long nodes wait before they make it."""
 
     EMPTY_STAGE = "empty_stage"
     SAME_WALLET = "same_wallet"
@@ -196,17 +200,17 @@ class MoveReason(StrEnum):
 
 @dataclass(frozen=True)
 class Move:
-    """The move of a node to other stages."""
+    """A planned move of one node to other stages."""
 
     node_id: NodeId
     stages: StageRange  # its new ones
     reason: MoveReason
     about: int | WalletId  # the stage that gains, or the wallet whose nodes move apart
-    takes_on: bool = False  # whether it holds more stages afterwards
+    takes_on: bool = False  # it holds more stages afterwards
 
 
 def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
-    """The most urgent kind of moves that should be made now, all at the same time.
+    """Return the most urgent kind of moves that should be made now, all at the same time.
 
     While an empty stage can be filled, or a node that makes it possible is on the way, no other move is made.
     """
@@ -221,7 +225,7 @@ def planned_moves(coverage: StageCoverage) -> tuple[Move, ...]:
 
 
 def is_settled(coverage: StageCoverage) -> bool:
-    """Whether no move can improve anything. That is nearly always the case, and every node checks all the time."""
+    """Return whether no move can improve anything: nearly always the case, and cheap to check."""
     fewest, most = min(coverage.replicas), max(coverage.replicas)
     is_even = fewest > 0 and most <= UNEVEN_RATIO * fewest
     return is_even and len({holder.wallet_id for holder in coverage.holders}) == len(coverage.holders)
@@ -230,7 +234,7 @@ def is_settled(coverage: StageCoverage) -> bool:
 def further_moves(
     reason: MoveReason, coverage: StageCoverage, barred: frozenset[NodeId], draw: int = 0
 ) -> tuple[Move, ...]:
-    """The moves of one kind if some nodes do not go; `draw` numbers the orders of equally well placed ones."""
+    """Return the moves of one kind if barred nodes stay. `draw` changes the order of nodes that are equally placed."""
     return _moves(reason, StageOccupancy(coverage, barred, draw))
 
 
@@ -368,28 +372,28 @@ TURNS_A_DRAW = 16  # after this number the turns restart in another order
 
 @dataclass(frozen=True)
 class RelocationTiming:
-    """When nodes act on what they see.
+    """The times, in seconds, that nodes wait before they move.
 
     Settle time and half a turn must be well above the time that a report travels.
     """
 
     settle_seconds: float = 5.0  # an empty stage stays empty for this time before any node moves
-    more_seconds: float = 45.0  # the same before a node holds it next to its own stages: other nodes may be starting
+    more_seconds: float = 45.0  # the same before a node adds it to its own stages: other nodes may be starting
     calm_seconds: float = 60.0  # the same for moves that can wait
-    turn_seconds: float = 20.0  # a node begins in the first half of its turn; then it is the next nodes' turn
+    turn_seconds: float = 20.0  # a node begins in the first half of its turn; after the turn come the next nodes
     claim_seconds: float = 3.0  # from a node's announcement of its move to the move: twice the travel time of a report
 
 
 @dataclass(frozen=True)
 class PendingRelocation:
-    """The move that should be made, and since when this node has seen the need; it starts as `PendingRelocation()`."""
+    """The moves that should be made, and since when this node has seen the need. `PendingRelocation()` is the start."""
 
     coverage: StageCoverage | None = None  # at the last look
     moves: tuple[Move, ...] = ()  # of the first turn
     since: float = 0.0  # seconds of any monotonic clock
 
     def seen(self, coverage: StageCoverage, now: float) -> PendingRelocation:
-        """The state after a look at the swarm, including this node at its real position.
+        """Return the state after a look at the swarm, including this node at its real position.
 
         The time restarts when other stages are empty or the reason to move changes.
         """
@@ -402,7 +406,7 @@ class PendingRelocation:
 def should_move(
     node_id: NodeId, unrest: PendingRelocation, now: float, times: RelocationTiming | None = None
 ) -> Move | None:
-    """The move that this node should make now, after the present look; None: stay.
+    """Return the move that this node should make now, or None if it should stay.
 
     The best placed nodes have the first turn. Nodes that did not move in their turn are skipped in the next one, so
     that a node that cannot move blocks no other.
@@ -422,7 +426,7 @@ def should_move(
 
 
 def may_proceed(mover: StageHolder, move: Move, before: StageCoverage, after: StageCoverage) -> bool:
-    """Whether a node that announced a move should make it, by the reports that arrived since then.
+    """Return whether a node that announced a move should make it, by the reports that arrived since then.
 
     `mover` is its position `before`, at the decision. Nodes that see failures at different times may choose the same
     stage: among the announced ones the node with the lowest lot goes, and a node already at work there has priority.
@@ -458,7 +462,7 @@ def _moves_of_turn(reason: MoveReason, coverage: StageCoverage, turn: int) -> tu
     passed_over = frozenset[NodeId]()
     for _ in range(turn):
         moves = further_moves(reason, coverage, passed_over, draw)
-        # after all had a turn, they get another one
+        # after every node had a turn, all of them get another one
         passed_over = passed_over | {move.node_id for move in moves} if moves else frozenset[NodeId]()
     return further_moves(reason, coverage, passed_over, draw)
 

@@ -1,4 +1,4 @@
-"""The stages of a node that joins: its memory decides how many, the needs of the swarm decide which. Pure."""
+"""The stages of a node that joins: its memory decides how many, the needs of the swarm decide which ones. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NeedKey: TypeAlias = "tuple[int, int, tuple[float, ...], bool]"
 
 
 def fitting_windows(stage_count: int, fits: Callable[[StageRange], bool]) -> tuple[StageRange, ...]:
-    """The longest runs of stages that fit, none of them within another; () if not even one stage fits.
+    """Return the longest runs of stages that fit, none of them inside another; () if not even one stage fits.
 
-    If `fits` is true for a run it must be true for every part of it. Stages differ in size: the ends have embedding
-    and head.
+    If `fits` is true for a run it must be true for every part of it. Stages differ in size: the first one has the
+    embedding, the last one the head.
     """
     windows: list[StageRange] = []
     stop = 0
@@ -32,7 +32,7 @@ def fitting_windows(stage_count: int, fits: Callable[[StageRange], bool]) -> tup
 
 
 def equal_windows(stage_count: int, length: int) -> tuple[StageRange, ...]:
-    """All runs of `length` stages; all stages at once if there are no more than that."""
+    """Return all runs of `length` stages, or one run of all stages if there are no more than that."""
     length = min(length, stage_count)
     if length < 1:
         return ()
@@ -42,11 +42,11 @@ def equal_windows(stage_count: int, length: int) -> tuple[StageRange, ...]:
 def choose_stages(
     node_id: NodeId, wallet_id: WalletId, windows: Sequence[StageRange], coverage: StageCoverage
 ) -> StageRange | None:
-    """The window that the swarm needs most, as far as this node knows the others; None if no window fits.
+    """Return the window that the swarm needs most in this node's view, or None if no window fits.
 
-    Most empty stages filled, then fewest nodes of the same wallet met, then least covered (the counts in ascending
-    order, compared one by one). Among equal ones, those that tile the plan; among them each node has its own
-    preference, so that nodes that do not know each other yet spread out.
+    In this order: most empty stages filled, fewest nodes of the same wallet met, least covered (the counts in ascending
+    order, compared one by one), windows that tile the plan. Among equal windows each node has its own preference, so
+    that nodes that do not know each other yet spread out.
     """
     if not windows:
         return None
@@ -64,13 +64,13 @@ def choose_stages(
 
 
 def need_key(window: StageRange, replicas: Sequence[int], same_wallet: Sequence[int]) -> NeedKey:
-    """The sort key of a window: the lowest is needed most.
+    """Return the sort key of a window; the window with the lowest key is needed most.
 
     `replicas` and `same_wallet` count the other nodes, and those of the same wallet, on every stage of the plan.
     """
     stage_count = len(replicas)
     counts = sorted(replicas[stage] for stage in window)
-    padded = (*counts, *[inf] * (stage_count - len(window)))  # of two windows with the same need the longer one
+    padded = (*counts, *[inf] * (stage_count - len(window)))  # of two windows with the same need the longer one wins
     tiles = window.start % len(window) == 0 or window.stop == stage_count
     return -counts.count(0), sum(same_wallet[stage] for stage in window), padded, not tiles
 
