@@ -24,10 +24,10 @@ Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=r"\A/[!
 
 @dataclass(frozen=True)
 class Announcement:
-    """What others need to know before they connect."""
+    """The facts about a node that others need before they connect to it."""
 
     run_id: NamedRun
-    parameters_version: Annotated[int, Meta(ge=0, le=10**9)]  # of the run, as far as this node knows
+    parameters_version: Annotated[int, Meta(ge=0, le=10**9)]  # newest version of the run that this node knows
     layers: LayerRange | None  # None: it holds no part of the model, or none yet
     addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]  # multiaddrs that end with /p2p/<node>
     pool: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=PRINTABLE)] | None  # host:port for tensors
@@ -37,13 +37,13 @@ class Announcement:
     version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS, pattern=PRINTABLE)]  # of the software
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Every field by name."""
+        """Return every field by name, with at most MAX_ADDRESSES addresses."""
         fields: dict[str, JsonValue] = msgspec.json.decode(msgspec.json.encode(self))
         return {**fields, "addresses": list(self.addresses[:MAX_ADDRESSES]), "started_at": round(self.started_at)}
 
     @classmethod
     def from_json(cls, value: JsonValue, node_id: NodeId) -> Announcement:
-        """Read what `node_id` announced. Raises ValueError that names the field."""
+        """Read the announcement of `node_id`. Raises ValueError that names the field."""
         announcement = declared(value, cls)
         if any(node_of_address(address) != node_id for address in announcement.addresses):
             raise ValueError("addresses must end with /p2p/ and the announcing node's id")
@@ -51,45 +51,45 @@ class Announcement:
 
 
 def node_of_address(address: str) -> NodeId:
-    """The node that an address leads to: what follows the last /p2p/, or empty."""
+    """Return the node id after the last /p2p/ of an address, or an empty one."""
     return NodeId(address.rpartition("/p2p/")[2] if "/p2p/" in address else "")
 
 
 def report_topic(run_id: RunId) -> str:
-    """Where nodes of a run report."""
+    """Return the gossip topic on which the nodes of a run report."""
     return f"reports/{run_id}/0"
 
 
 STAGES_OF_GROUP = 8
-GROUPS_OF_LOOK = 4  # that a node asks at a time
-MOST_GROUPS_OF_NODE = 16  # in which one node can be found; a keeper takes few records of one node
+GROUPS_OF_LOOK = 4  # that a node reads at a time
+MOST_GROUPS_OF_NODE = 16  # that announce one node; a directory node stores few records of each node
 
 
 def directory_namespace(run_id: RunId, group: int = 0) -> str:
-    """Where the nodes of one group of a run are found."""
+    """Return the directory namespace that stores the announcements of one group of a run."""
     return f"{run_id}/{group}"
 
 
 @dataclass(frozen=True)
 class DirectoryGroups:
-    """The groups of one run; a run of few stages has one."""
+    """The groups of a run's stages, each with a directory namespace; a run of few stages has one group."""
 
     run_id: RunId
     plan: StagePlan
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of groups, at least one."""
         return -(-len(self.plan) // STAGES_OF_GROUP)
 
     def of(self, layers: LayerRange | None) -> tuple[str, ...]:
-        """The namespaces in which a node with these layers is to be found: without any, in the first."""
+        """Return the namespaces that announce a node with these layers; the first one if it has no layers."""
         stages = (stage for stage, held in enumerate(self.plan) if layers is not None and _overlap(held, layers))
         groups = sorted({stage // STAGES_OF_GROUP for stage in stages})[:MOST_GROUPS_OF_NODE]
         return tuple(directory_namespace(self.run_id, group) for group in groups or (0,))
 
     def asked(self, look: int) -> tuple[str, ...]:
-        """The namespaces to ask in one of a node's looks, 0, 1, 2, ...: a few, so that each has its turn."""
+        """Return the few namespaces to read in a look, 0, 1, 2, ...; successive looks cover all groups."""
         groups = range(look * GROUPS_OF_LOOK, look * GROUPS_OF_LOOK + min(GROUPS_OF_LOOK, self.count))
         return tuple(directory_namespace(self.run_id, group % self.count) for group in groups)
 

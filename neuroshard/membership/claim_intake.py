@@ -30,14 +30,14 @@ from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_DOMAIN, RECORD
 from neuroshard.types import JsonValue, NodeId, RunId, WalletId
 
 MAX_CACHED_BYTES = 16 * 1024 * 1024
-ENTRY_BYTES = 2048  # of a claim's objects besides its text, which lies there about three times
+ENTRY_BYTES = 2048  # of a claim's objects in addition to its text, which is in memory about three times
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Statement(Generic[T]):
-    """What a node said under its signature."""
+    """The content of a claim that a node signed, and the times that the claim is dated and delegated."""
 
     node_id: NodeId
     wallet_id: WalletId
@@ -48,18 +48,18 @@ class Statement(Generic[T]):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a claim does not count."""
+    """The reason why a claim is not accepted."""
 
     explanation: str
-    reason: ScoreReason | None  # None: nobody's fault
-    culprit: NodeId | None = None  # None: whoever brought it
+    reason: ScoreReason | None  # None: no node is at fault
+    culprit: NodeId | None = None  # None: the node that brought it
     is_other_run: bool = False
-    is_repetition: bool = False  # heard just before, in the very same bytes
+    is_repetition: bool = False  # received just before, in the very same bytes
 
 
 @dataclass(frozen=True)
 class ClaimRules(Generic[T]):
-    """One kind of claim."""
+    """The format and limits of one kind of claim."""
 
     domain: str
     decode: Callable[[bytes], SignedClaim]  # raises DataError
@@ -72,13 +72,13 @@ class ClaimRules(Generic[T]):
 
 @dataclass
 class _Known(Generic[T]):
-    claim: SignedClaim | None  # None once its signatures were checked
+    claim: SignedClaim | None  # None after its signatures were checked
     statement: Statement[T]
     forged: Refusal | None = None
 
 
 class ClaimCache(Generic[T]):
-    """Remembers what was read, so that the many copies of a claim are parsed and verified once. Bounded."""
+    """Remembers parsed claims, so that the many copies of a claim are parsed and verified once. Bounded by bytes."""
 
     def __init__(self, rules: ClaimRules[T], max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._rules = rules
@@ -89,7 +89,7 @@ class ClaimCache(Generic[T]):
         self.verifications = 0
 
     def read(self, data: bytes) -> Statement[T] | Refusal:
-        """The statement in a claim whose signatures may still be false, or why there is none."""
+        """Return the statement of a claim whose signatures may still be false, or why there is none."""
         known = self._known.get(data)
         if known is None:
             known = self._parse(data)
@@ -102,7 +102,10 @@ class ClaimCache(Generic[T]):
         return known if isinstance(known, Refusal) else known.statement
 
     def authenticity(self, data: bytes) -> Refusal | None:
-        """Why the signatures of a claim that was read do not hold; None when they do."""
+        """Return why the signatures of a claim are false, or None if they are valid.
+
+        The claim must have been given to `read` immediately before: the cache may have dropped an older one.
+        """
         known = self._known[data]
         if isinstance(known, Refusal):
             return known
@@ -130,12 +133,12 @@ class ClaimCache(Generic[T]):
 
 
 def _memory_of(data: bytes) -> int:
-    """What a claim that was read takes, rather more than less."""
+    """Bytes of memory that a parsed claim takes: an estimate on the high side."""
     return ENTRY_BYTES + 3 * len(data)
 
 
 def _forgery(claim: SignedClaim, domain: str, delegations: KnownDelegations) -> Refusal | None:
-    """What is false about a claim at the very time at which it says it was made."""
+    """The reason why a claim's signatures are false at the time that it is dated, or None."""
     try:
         verify_claim(claim, domain, now=claim.issued_at, known=delegations)
     except DelegationExpiredError as error:
@@ -146,7 +149,7 @@ def _forgery(claim: SignedClaim, domain: str, delegations: KnownDelegations) -> 
 
 
 REPORT_DOMAIN = "report"
-REPORT_SECONDS = MAX_CLOCK_SKEW_SECONDS + 60  # a clock may be as wrong as that, and gossip takes a while
+REPORT_SECONDS = MAX_CLOCK_SKEW_SECONDS + 60  # the largest clock error, and time for gossip
 
 REPORT_RULES: ClaimRules[TrainingReport] = ClaimRules(
     domain=REPORT_DOMAIN,
@@ -169,7 +172,7 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
 
 
 def is_announcement(claim: VerifiedClaim) -> bool:
-    """Whether a record says what an announcement must: whoever keeps the directory's records asks, too."""
+    """Return whether a record has the form of an announcement. Nodes that store directory records check it, too."""
     try:
         Announcement.from_json(claim.payload, claim.node_id)
     except (DataError, ValueError):
@@ -178,17 +181,17 @@ def is_announcement(claim: VerifiedClaim) -> bool:
 
 
 def signed_report(identity: NodeIdentity, report: TrainingReport, now: float) -> bytes:
-    """A report as it travels."""
+    """Sign a report and pack it for gossip."""
     return packed(sign_claim(identity, REPORT_DOMAIN, report.to_json(), now))
 
 
 def signed_announcement(identity: NodeIdentity, announcement: Announcement, now: float) -> bytes:
-    """An announcement as it travels and lies in the directory."""
+    """Sign an announcement and encode it for handshakes and the directory."""
     return sign_claim(identity, RECORD_DOMAIN, announcement.to_json(), now).encode()
 
 
 MAX_SPEAKERS = 8192  # nodes whose newest claim is remembered
-LATE_SECONDS = 60.0  # so much later than a newer claim, an older one may come by another way
+LATE_SECONDS = 60.0  # an older claim may arrive by another way this much after a newer one
 BURST_CLAIMS = 8.0  # of one node; then as many as CLAIMS_PER_SECOND
 CLAIMS_PER_SECOND = 1.0
 CLOCK_WITNESSES = 64
@@ -197,7 +200,7 @@ FEWEST_WITNESSES = 3
 
 @dataclass(frozen=True)
 class _Speaker:
-    """What one node said last."""
+    """The last claims of one node: the basis for detecting repetitions and floods."""
 
     sequence: int  # the highest
     newest: int  # hash of its bytes
@@ -207,7 +210,10 @@ class _Speaker:
 
 
 class ClaimIntake(Generic[T]):
-    """Claims of one kind about one run. `now`: seconds since the epoch; `cache` may be shared by several intakes."""
+    """Accepts or refuses claims of one kind about one run.
+
+    `now` returns seconds since the epoch; `cache` may be shared by several intakes.
+    """
 
     def __init__(
         self,
@@ -221,21 +227,22 @@ class ClaimIntake(Generic[T]):
         self._now = now
         self._cache = cache or ClaimCache(rules)
         self._speakers: dict[NodeId, _Speaker] = {}
-        self._clocks: dict[NodeId, float] = {}  # how far ahead of this computer's each node's clock seems
+        self._clocks: dict[NodeId, float] = {}  # seconds that each node's clock seems ahead of this computer's
         self._refused: Counter[str] = Counter()
 
     def check(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
-        """Whether a claim is worth passing on: what `take` would give, but it does not count as heard.
+        """Return the result that `take` would give, without counting the claim as received.
 
-        A young claim that this node heard already, perhaps from its author, is: others may not have heard it.
+        A recent claim that this node has already received, perhaps from its author, is accepted here: others may not
+        have it.
         """
         found = self._examine(data, sender, self._now())
         return self._cache.read(data) if isinstance(found, Refusal) and found.is_repetition else found
 
     def take(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
-        """The statement, which counts as heard from now on, or why it is refused, which is counted.
+        """Return the statement, which counts as received from now on, or the refusal, which is counted.
 
-        `sender`: the authenticated peer that brought the claim as its own; None when anybody may have forwarded it.
+        `sender` is the authenticated peer that brought the claim as its own, or None if any node may have forwarded it.
         """
         now = self._now()
         found = self._examine(data, sender, now)
@@ -247,16 +254,19 @@ class ClaimIntake(Generic[T]):
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many claims were refused for each reason."""
+        """Number of refused claims for each reason."""
         return dict(self._refused)
 
     def count_refusal(self, refusal: Refusal) -> None:
-        """Count what `check` refused and nobody will take."""
+        """Count a claim that `check` refused and that `take` will not receive."""
         self._refused[refusal.reason.value if refusal.reason else "late"] += 1
 
     @property
     def clock_offset_seconds(self) -> float | None:
-        """How far the others' clocks are ahead of this computer's, once enough of them agree that it is too far."""
+        """Median of the seconds that the other nodes' clocks are ahead of this one.
+
+        None with fewer than FEWEST_WITNESSES nodes, or if the offset is at most MAX_CLOCK_SKEW_SECONDS.
+        """
         if len(self._clocks) < FEWEST_WITNESSES:
             return None
         offset = median(self._clocks.values())
@@ -269,6 +279,8 @@ class ClaimIntake(Generic[T]):
         statement = self._cache.read(data)
         if isinstance(statement, Refusal):
             return statement
+        # The order matters. Cheap checks come before the signature. The rate limit comes after it, because a flood is
+        # blamed on the node that the claim names, and that node did not make a forged claim.
         return (
             self._wrong_place(statement, sender)
             or self._wrong_time(data, statement, now)
@@ -294,6 +306,7 @@ class ClaimIntake(Generic[T]):
             if now < statement.delegated_until:
                 return None
             return Refusal(f"The delegation of node {statement.node_id} expired.", ScoreReason.EXPIRED_CLAIM)
+        # Only an authentic claim shows its author's clock: a forged one must not move the estimate.
         forged = self._cache.authenticity(data)
         if forged is not None:
             return forged
@@ -309,10 +322,10 @@ class ClaimIntake(Generic[T]):
         if speaker is None or sequence > speaker.sequence:
             return None
         text = f"Claim {sequence} of node {statement.node_id} is not newer than the last."
-        # the newest may come from its author and by gossip; the same in other bytes is somebody's trick
+        # the newest claim may come from its author and by gossip; the same number in other bytes is an attack
         if hash(data) == speaker.newest and (sender is not None or now - speaker.seen_at <= LATE_SECONDS):
             return Refusal(text, None, is_repetition=True)
-        # what came from its author is passed on by others as well, who may be slower than the author's next claim
+        # other nodes forward a claim that came from its author, and may be slower than the author's next claim
         is_late = sequence != speaker.sequence and statement.issued_at >= speaker.issued_at - LATE_SECONDS
         return Refusal(text, None if is_late else ScoreReason.REPLAYED_CLAIM)
 
@@ -323,7 +336,10 @@ class ClaimIntake(Generic[T]):
         return Refusal(text, ScoreReason.FLOOD, culprit=statement.node_id)
 
     def _allowance(self, statement: Statement[T], now: float) -> float:
-        """Claims that the node may make; by its own clock too, as a line that stalled brings many in a moment."""
+        """Claims that the node may make now.
+
+        The time by the node's own clock counts as well, because a line that stalled delivers many claims in a moment.
+        """
         speaker = self._speakers.get(statement.node_id)
         if speaker is None:
             return BURST_CLAIMS
@@ -348,6 +364,6 @@ class ClaimIntake(Generic[T]):
 
 
 def _make_room(table: dict[NodeId, T], most: int) -> None:
-    """Drop the entry that was set the longest time ago when the table is full."""
+    """Drop the entry that was set the longest time ago if the table is full."""
     if len(table) >= most:
         del table[next(iter(table))]

@@ -51,24 +51,24 @@ class KnownAddress:
 
     @property
     def node_id(self) -> NodeId:
-        """The node it should lead to."""
+        """The node that the address should lead to."""
         return NodeId(self.text.rpartition("/p2p/")[2])
 
     @property
     def has_worked(self) -> bool:
-        """Whether it ever led to its node; else it is only somebody's word."""
+        """Whether the address ever led to its node; otherwise it is only a peer's claim."""
         return self.is_remembered or self.worked_at > -inf
 
 
 class KnownAddresses:
-    """The addresses one node knows. Times are those of one monotonic clock."""
+    """The addresses that one node knows. Times are those of one monotonic clock."""
 
     def __init__(self, own_id: NodeId) -> None:
         self._own_id = own_id
         self._known: dict[str, KnownAddress] = {}
 
     def add(self, addresses: Iterable[str], *, is_given: bool = False, is_remembered: bool = False) -> None:
-        """Note addresses; malformed ones and this node's own are passed over, and strangers' ones are bounded."""
+        """Add addresses, but not malformed ones or this node's own; the number of strangers' addresses is bounded."""
         for text in addresses:
             address = KnownAddress(text, is_given, is_remembered)
             if len(text) > MAX_ADDRESS_CHARACTERS or not address.node_id or address.node_id == self._own_id:
@@ -79,16 +79,16 @@ class KnownAddresses:
                 self._known[text] = address
 
     def due(self, now: float, connected: Iterable[NodeId]) -> tuple[KnownAddress, ...]:
-        """Addresses of unconnected nodes whose turn it is, given ones first, then those that failed least."""
+        """Return the addresses of unconnected nodes to dial now: given ones first, then those with fewest failures."""
         there = set(connected)
         waiting = [a for a in self._known.values() if a.next_try <= now and a.node_id not in there]
         return tuple(sorted(waiting, key=lambda address: (not address.is_given, address.failures)))
 
     def given_due(self, now: float, connected: Iterable[NodeId]) -> tuple[KnownAddress, ...]:
-        """The given ones among those due, for a node that has enough connections: each only now and then.
+        """Return the given addresses among those due that did not work recently, for a node with enough connections.
 
-        A seed that began anew, or the other half of a swarm that was split, is found again through them; but a seed
-        with very many connections ends those that are idle, and shall have peace for a while.
+        Through them the node finds a restarted seed again, or the other half of a swarm that was split. A pause follows
+        each success, because a seed with very many connections closes idle ones.
         """
         return tuple(
             address
@@ -97,30 +97,34 @@ class KnownAddresses:
         )
 
     def note_success(self, text: str, now: float) -> None:
-        """An address that worked."""
+        """Record that dialling an address worked."""
         if text in self._known:
             self._known[text] = replace(self._known[text], failures=0, next_try=0.0, worked_at=now)
 
     def note_failure(self, text: str, now: float) -> None:
-        """An address that did not work: tried again later and later, and forgotten first when room is needed."""
+        """Record that dialling an address failed.
+
+        The pause before the next try doubles, up to LONGEST_RETRY_SECONDS. Unless it is given, the address may now be
+        forgotten when space is needed.
+        """
         if text in self._known:
             known = self._known[text]
             pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(known.failures, 10))
             self._known[text] = replace(known, failures=known.failures + 1, next_try=now + pause)
 
     def try_all_again(self) -> None:
-        """Forget the pauses: the line is back, or the computer woke up."""
+        """Make every address due now: the line is back, or the computer woke up."""
         self._known = {text: replace(known, next_try=0.0) for text, known in self._known.items()}
 
     def working(self) -> tuple[str, ...]:
-        """Addresses that led to their nodes and did not fail since, those of this start first."""
+        """Return addresses that led to their nodes and have not failed since, the most recent success first."""
         good = [address for address in self._known.values() if address.has_worked and address.failures == 0]
         return tuple(a.text for a in sorted(good, key=lambda address: -address.worked_at))[:MAX_REMEMBERED]
 
     def _forget_worst(self) -> bool:
-        """Make room: first by what never worked, and of that by what failed most, else came first.
+        """Forget one address: one that never worked if there is one, and among those the one that failed most.
 
-        False when all is given or works: strangers' words, however many, push out none of it.
+        False if every address is given or works: no number of addresses from strangers replaces one of these.
         """
         needless = [a for a in self._known.values() if not a.is_given and (a.failures or not a.has_worked)]
         if not needless:
@@ -130,7 +134,7 @@ class KnownAddresses:
 
 
 def remembered_addresses(file: Path) -> tuple[str, ...]:
-    """What an earlier start stored; nothing when the file is missing or damaged: peers will tell others."""
+    """Return the addresses that an earlier start stored; none if the file is missing or damaged."""
     try:
         with file.open("rb") as stream:
             value = json.loads(stream.read(MAX_FILE_BYTES))
@@ -145,9 +149,9 @@ def remembered_addresses(file: Path) -> tuple[str, ...]:
 
 
 def remember_addresses(file: Path, addresses: Iterable[str]) -> None:
-    """Store addresses for the next start; a disk that refuses is only logged."""
+    """Store addresses for the next start. A disk error is only logged."""
     try:
-        file.parent.mkdir(exist_ok=True)  # in a data folder, which is not made anew where it was moved away
+        file.parent.mkdir(exist_ok=True)  # no parents: a data folder that was moved away is not created again
         write_atomically(file, json.dumps(list(addresses)[:MAX_REMEMBERED]).encode())
     except OSError as error:
         log.warning("The addresses of peers cannot be stored in %s: %s", file, error)
@@ -157,9 +161,9 @@ WANTED_CONNECTIONS = 8
 DIALS_AT_ONCE = 4
 DIAL_SECONDS = 20.0
 LOOK_SECONDS = 1.0
-CLOSING_SECONDS = 10.0  # a network that does not end by itself is ended
-REMEMBER_SECONDS = 5.0  # a node that is killed soon after its start shall find the others again
-SLEPT_SECONDS = 30.0  # a look that comes this much too late by the calendar: the computer slept
+CLOSING_SECONDS = 10.0  # a network that does not close within this time is cancelled
+REMEMBER_SECONDS = 5.0  # short, so that a node killed soon after its start finds the others again
+SLEPT_SECONDS = 30.0  # the computer slept if this much time passed between two looks
 
 NetworkOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[Network]]
 NetworkWork: TypeAlias = Callable[[Network], Coroutine[Any, Any, None]]
@@ -167,7 +171,7 @@ NetworkWork: TypeAlias = Callable[[Network], Coroutine[Any, Any, None]]
 
 
 class Networking:
-    """The life of a node's network. `open_network` None: the owner wants none."""
+    """Keeps a node's network up and connected to peers. `open_network` is None if the owner wants no network."""
 
     def __init__(
         self,
@@ -179,7 +183,7 @@ class Networking:
         loopback_only: bool = False,
         gate: TransferPolicy | None = None,
     ) -> None:
-        """What is large passes `gate`."""
+        """Large transfers pass `gate`."""
         self.book = KnownAddresses(node_id)
         self.book.add(given, is_given=True)
         self._has_given = bool(given)
@@ -196,7 +200,7 @@ class Networking:
         self._living: anyio.CancelScope | None = None
 
     def forbid(self, reason: str) -> None:
-        """Leave the network now and stay away from it, because the owner wants so; "": come back."""
+        """Close the network and keep it closed for the reason given by the owner's rules; "" opens it again."""
         self._forbidden = reason
         if reason and self._living is not None:
             self._living.cancel()
@@ -204,26 +208,29 @@ class Networking:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether this node meets others at all."""
+        """Whether this node connects to others at all."""
         return self._open is not None
 
     @property
     def meets_strangers(self) -> bool:
-        """Whether nodes that nobody named may be met: on the local network, or through given peers."""
+        """Whether the node may meet nodes that its owner did not name: on the local network or through given peers."""
         return self.is_wanted and (self._has_given or not self._loopback_only)
 
     @property
     def current(self) -> Network | None:
-        """The network, while it is up."""
+        """The network while it is up, otherwise None."""
         return self._network
 
     def attach(self, work: NetworkWork) -> None:
-        """Let `work` live with every network from now on; its failure restarts the network."""
+        """Run `work` with every network from now on; its failure restarts the network."""
         self._works.append(work)
         self._wake()
 
     async def run(self, *, must_open: bool = False) -> None:
-        """Keep the network up until cancelled. `must_open`: raises NetworkRefusedError when it cannot open at first."""
+        """Keep the network up until cancelled.
+
+        With `must_open`, raises NetworkRefusedError if the network cannot open the first time.
+        """
         if self._open is None:
             return
         self.book.add(remembered_addresses(self._peers_file), is_remembered=True)
@@ -239,13 +246,13 @@ class Networking:
             self._living = None
 
     async def up(self) -> Network:
-        """The network, waiting until it is up. Never returns when the owner wants none."""
+        """Return the network, waiting until it is up. Waits forever if the owner wants no network."""
         while self._network is None:
             await self._changed.wait()
         return self._network
 
     def state(self) -> tuple[NetworkState, str]:
-        """State and one sentence about it."""
+        """Return the state of the network and one sentence about it."""
         if self._open is None:
             return NetworkState.OFF, "The network is off; this computer trains alone."
         if self._forbidden:
@@ -261,7 +268,10 @@ class Networking:
         return NetworkState.ALONE, self._why_alone()
 
     async def _live(self) -> None:
-        """One network, from its start to its end. It outlives those who use it, so that they can say good-bye."""
+        """Open one network, use it, and close it after its users have ended.
+
+        The network outlives its users, so that they can still send their last messages.
+        """
         leave = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._hold, leave)
@@ -272,10 +282,12 @@ class Networking:
                 leave.set()
 
     async def _hold(self, leave: anyio.Event) -> None:
-        """Keep one network open until it is to be left; once open, cancelling this node does not reach it."""
+        """Keep one network open until `leave` is set. While it is open, cancellation of this node does not reach it."""
         assert self._open is not None
         with anyio.CancelScope() as scope:
             async with self._open() as network:
+                # Shielded only once open: opening can be cancelled, but the users' last messages need the network
+                # until `leave` is set. The deadline then ends a network that does not close.
                 scope.shield = True
                 if not leave.is_set():
                     gated = replace(network, transport=PolicyTransport(network.transport, self.gate))
@@ -295,7 +307,7 @@ class Networking:
             remember_addresses(self._peers_file, self.book.working())
 
     async def _start_works(self, network: Network, tasks: TaskGroup) -> None:
-        """Begin what was attached, and what will be."""
+        """Start the work that is attached now, and later each new one."""
         begun = 0
         while True:
             changed = self._changed
@@ -320,7 +332,7 @@ class Networking:
                 await anyio.sleep(LOOK_SECONDS)
 
     def _to_dial(self, now: float, connected: frozenset[NodeId], dialling: set[str]) -> list[KnownAddress]:
-        """Whom to dial now: anybody while connections are missing."""
+        """Addresses to dial now: all that are due while connections are missing, then only given ones."""
         has_enough = len(connected) >= WANTED_CONNECTIONS
         due = self.book.given_due(now, connected) if has_enough else self.book.due(now, connected)
         return [address for address in due if address.text not in dialling][:DIALS_AT_ONCE]
@@ -367,14 +379,14 @@ class Networking:
 
 
 class SleepDetector:
-    """Notices that the computer slept: the calendar went on much further than from one look to the next."""
+    """Notices that the computer slept: between two looks the calendar advanced much more than usual."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._last = now()
 
     def has_slept(self) -> bool:
-        """Whether more time than SLEPT_SECONDS passed since the last call."""
+        """Return whether more than SLEPT_SECONDS passed since the last call."""
         before, self._last = self._last, self._now()
         return self._last - before > SLEPT_SECONDS
 
@@ -384,7 +396,7 @@ REQUEST_DIAL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class DialledRequests:
-    """Where members announced that they can be reached is where they are dialled."""
+    """Sends requests to members; dials a member at its announced addresses if it is not connected."""
 
     networking: Networking
     membership: Membership
@@ -392,7 +404,10 @@ class DialledRequests:
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """See Transport.request."""
+        """Send a request as `Transport.request` does, after connecting to the peer if necessary.
+
+        Raises PeerUnreachableError if the network is down or no announced address of the peer answers.
+        """
         network = self.networking.current
         if network is None:
             raise PeerUnreachableError("The network is down at present.", "It is tried again by itself.")

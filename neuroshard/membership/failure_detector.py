@@ -13,20 +13,23 @@ from neuroshard.network import Network
 from neuroshard.types import NodeId
 
 LOOK_SECONDS = 1.0
-ABSENCE_SECONDS = 3.0  # without a connection, until a node is called
+ABSENCE_SECONDS = 3.0  # time without a connection before a node is called
 CALL_SECONDS = 3.0  # for all its addresses
-OVERDUE = 1.2  # intervals after its last report a node that lives would have reported again
+OVERDUE = 1.2  # report intervals without a report before a node is called
 
 
 class FailureDetector:
-    """Takes nodes out of the membership that others may still report of for a while. One for the life of a node."""
+    """Takes nodes that are gone out of the membership, although others may still report about them for a while.
+
+    One object serves for the life of a node.
+    """
 
     def __init__(self, membership: Membership, now: Callable[[], float] = time.time) -> None:
         self._membership = membership
         self._now = now
 
     async def watch_forever(self, network: Network) -> None:
-        """Look every second who is connected no more. Ends with TransportClosedError when the network does."""
+        """Check every second for lost connections. Ends with TransportClosedError when the network closes."""
         connected = frozenset[NodeId]()
         lost_at: dict[NodeId, float] = {}
         async with anyio.create_task_group() as tasks:
@@ -42,13 +45,13 @@ class FailureDetector:
                 await anyio.sleep(LOOK_SECONDS)
 
     def _is_due(self, members: Mapping[NodeId, Member], peer: NodeId, absent_seconds: float) -> bool:
-        """Whether a node has been away and silent for so long that it is worth a call."""
+        """Whether a node has been disconnected and silent long enough to be called."""
         member = members[peer]
         is_silent = self._now() - member.last_seen >= OVERDUE * member.report.interval_seconds
         return absent_seconds >= ABSENCE_SECONDS and is_silent
 
     async def _call(self, network: Network, peer: NodeId) -> None:
-        """Drop a node that does not answer, unless it reports meanwhile."""
+        """Drop a node that does not accept a connection, unless a report of it arrives meanwhile."""
         member = self._membership.view.members.get(peer)
         announced = self._membership.announcements.get(peer)
         with anyio.move_on_after(CALL_SECONDS):
@@ -58,5 +61,6 @@ class FailureDetector:
                 except NeuroShardError:
                     continue
                 return
+        # a report during the call replaces the member, so an unchanged one was silent all the time
         if member is not None and self._membership.view.members.get(peer) is member:
             self._membership.drop(peer)

@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HandshakeRefusedError(NeuroShardError):
-    """A peer's handshake that does not count: another run, or a claim that is false, stale or malformed."""
+    """A peer's handshake is not accepted: it is of another run, or a claim is false, stale or malformed."""
 
 
 class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
 
     announcement: Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]  # signed
     report: Annotated[bytes, Meta(max_length=MAX_PACKED_BYTES)] | None  # signed; None before the first one
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_SHARED_ADDRESSES)]  # of others
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_SHARED_ADDRESSES)]  # of other nodes
 
 
 HANDSHAKE_LIMITS = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES, message=HandshakeMessage)
@@ -52,14 +52,14 @@ HANDSHAKE_LIMITS = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES, message=Han
 
 @dataclass(frozen=True)
 class ClaimIntakes:
-    """Where the claims of one run come in."""
+    """The intakes for the two kinds of claims of one run."""
 
     announcements: ClaimIntake[Announcement]
     reports: ClaimIntake[TrainingReport]
 
 
 class Handshaker:
-    """Says hello and answers hellos, for one node in one run."""
+    """Starts and answers handshakes, for one node in one run."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Handshaker:
         self._random = random
 
     def serve(self, network: Network) -> None:
-        """Answer everybody's hello."""
+        """Answer the handshakes of all peers on this network."""
 
         async def answer(sender: NodeId, request: Frame) -> Frame:
             try:
@@ -91,9 +91,9 @@ class Handshaker:
         network.transport.serve(HANDSHAKE, answer, HANDSHAKE_LIMITS)
 
     async def greet(self, network: Network, peer: NodeId) -> tuple[str, ...]:
-        """Exchange hellos; gives addresses of others that the peer knows.
+        """Exchange handshakes with a peer and return addresses of other nodes that it knows.
 
-        Raises HandshakeRefusedError, and what Transport.request raises: PeerRefusedError names the peer's reason.
+        Raises HandshakeRefusedError, and the errors of Transport.request: PeerRefusedError names the peer's reason.
         """
         answer = await network.transport.request(
             peer,
@@ -107,11 +107,11 @@ class Handshaker:
         return hello.addresses
 
     def announcement(self) -> Announcement:
-        """This node's announcement as of now."""
+        """Return this node's announcement as of now."""
         return self._make_announcement()
 
     def signed(self, announcement: Announcement) -> bytes:
-        """An announcement of this node as others want it."""
+        """Sign an announcement of this node and encode it for sending."""
         return signed_announcement(self._identity, announcement, self._now())
 
     def _hello(self, peer: NodeId) -> HandshakeMessage:
@@ -135,29 +135,32 @@ class Handshaker:
 
 
 def _score(network: Network, peer: NodeId, refusal: Refusal) -> None:
-    """A peer of another run does nothing wrong by asking."""
+    """Report a refused claim to the reputation. A peer of another run does nothing wrong by asking."""
     if refusal.reason is not None and not refusal.is_other_run:
         network.reputation.report(refusal.culprit or peer, refusal.reason)
         _LOG.debug("A hello of node %s is refused: %s", peer, refusal.explanation)
 
 
-WANTED_PEERS = 16  # greeted peers; the others are known by their reports
+WANTED_PEERS = 16  # greeted peers; other nodes are known by their reports
 HANDSHAKES_AT_ONCE = 8
 LOOK_SECONDS = 0.5  # for new connections
-GREET_AGAIN_SECONDS = 600.0  # what was said may have changed
-FIRST_RETRY_SECONDS = 5.0  # after a hello that failed; a node that has just begun may not answer yet
+GREET_AGAIN_SECONDS = 600.0  # announcement and addresses may have changed
+FIRST_RETRY_SECONDS = 5.0  # after a failed handshake; a node that has just started may not answer yet
 LONGEST_RETRY_SECONDS = 300.0
 ANNOUNCE_SECONDS = 600.0
-DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 120.0)  # between looks into it; then always the last
+DIRECTORY_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 120.0)  # between two looks; the last one repeats
 MOST_RECORDS = 64  # of one group
-LATER_RECORDS = 16  # once this node has looked as often as above: other ones each time
+LATER_RECORDS = 16  # after the looks listed above; other records each time
 
 AddressSink: TypeAlias = Callable[[Iterable[str]], None]
 """Takes addresses that peers and the directory told; whoever keeps the connections decides what to do with them."""
 
 
 class KnownPeers:
-    """Which connected peers were greeted, and when each may be greeted next. Times are those of one monotonic clock."""
+    """The connected peers that were greeted, and the time at which each may be greeted next.
+
+    Times are those of one monotonic clock.
+    """
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -166,9 +169,9 @@ class KnownPeers:
         self._known: set[NodeId] = set()
 
     def next_to_greet(self, connected: set[NodeId], now: float) -> list[NodeId]:
-        """A random few of the connected that were not greeted lately, as long as acquaintances are missing.
+        """Return a random few of the connected peers that are due, while fewer than WANTED_PEERS are known.
 
-        Who is connected no more is forgotten, so that it is greeted at once when it comes back.
+        A disconnected peer is forgotten, so that it is greeted at once when it comes back.
         """
         self._due = {peer: due for peer, due in self._due.items() if peer in connected}
         self._failures = {peer: failures for peer, failures in self._failures.items() if peer in connected}
@@ -178,18 +181,21 @@ class KnownPeers:
         return self._random.sample(strangers, min(len(strangers), missing, HANDSHAKES_AT_ONCE))
 
     def note_begun(self, peer: NodeId) -> None:
-        """A greeting is under way: the peer counts as known until it is clear how that goes."""
+        """Record that a greeting has begun: the peer counts as known until the result is clear."""
         self._due[peer] = inf
         self._known.add(peer)
 
     def note_success(self, peer: NodeId, now: float) -> None:
-        """The peer is known, and greeted again after a while."""
+        """Record that the peer is known; it is due again after GREET_AGAIN_SECONDS."""
         self._due[peer] = now + GREET_AGAIN_SECONDS
         self._failures.pop(peer, None)
         self._known.add(peer)
 
     def note_failure(self, peer: NodeId, now: float) -> int:
-        """The peer did not answer or refused: the next try comes later each time. The number of failures in a row."""
+        """Record that the peer did not answer or refused; return the number of failures in a row.
+
+        The next try comes later each time.
+        """
         failures = self._failures[peer] = self._failures.get(peer, 0) + 1
         self._due[peer] = now + min(FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_RETRY_SECONDS)
         self._known.discard(peer)
@@ -203,7 +209,7 @@ class _Announced:
 
 
 class Meeting:
-    """The acquaintances of one node in one run."""
+    """One node's handshakes with its peers and its records in the directory, in one run."""
 
     def __init__(
         self,
@@ -221,10 +227,10 @@ class Meeting:
         self._groups = groups
         self._learned = learned
         self._random = random
-        self.announced = anyio.Event()  # this node's record lies in the directory
+        self.announced = anyio.Event()  # set once this node's record is in the directory
 
     async def handshake_forever(self, network: Network) -> None:
-        """Say hello to new connections. Ends with TransportClosedError when the network does."""
+        """Greet new connections. Ends with TransportClosedError when the network closes."""
         acquaintances = KnownPeers(self._random)
         async with anyio.create_task_group() as tasks:
             while True:
@@ -235,9 +241,9 @@ class Meeting:
                 await anyio.sleep(LOOK_SECONDS)
 
     async def announce_forever(self, network: Network) -> None:
-        """Keep this node's records in the directory and look for others. Ends with TransportClosedError."""
+        """Keep this node's records in the directory and read the others'. Ends with TransportClosedError."""
         announced: dict[str, _Announced] = {}
-        first = self._random.randrange(self._groups.count)  # nodes that start together ask for different groups
+        first = self._random.randrange(self._groups.count)  # nodes that start together read different groups
         for look in count():
             await self._announce(network, announced)
             most = MOST_RECORDS if look < len(DIRECTORY_SECONDS) else LATER_RECORDS
@@ -246,7 +252,10 @@ class Meeting:
             await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
 
     async def _announce(self, network: Network, announced: dict[str, _Announced]) -> None:
-        """Tell where this node's stages are looked for; what was told elsewhere before grows too old by itself."""
+        """Store the announcement in the directory where this node's stages are searched for.
+
+        Records that it stored in other namespaces before expire without further action.
+        """
         current = self._greeter.announcement()
         for namespace in self._groups.of(current.layers):
             before = announced.get(namespace)
@@ -265,7 +274,7 @@ class Meeting:
         try:
             addresses = await self._greeter.greet(network, peer)
         except (PeerRefusedError, HandshakeRefusedError, WireError) as error:
-            is_news = acquaintances.note_failure(peer, anyio.current_time()) == 2  # it may just have begun
+            is_news = acquaintances.note_failure(peer, anyio.current_time()) == 2  # the peer may have just started
             _LOG.log(logging.INFO if is_news else logging.DEBUG, "Node %s is not met: %s", peer, error)
         except PeerUnreachableError as error:
             _LOG.debug("Node %s does not answer a hello: %s", peer, error)

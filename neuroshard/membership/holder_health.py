@@ -12,44 +12,44 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId
 
 ASK_AGAIN_SECONDS = 60.0
-VALID_SECONDS = 150.0  # two questions may go unanswered
+VALID_SECONDS = 150.0  # time for two unanswered queries
 
 
 class ConfirmedHolders:
-    """One for a node."""
+    """Records when each node last confirmed that it trains a stage. One object for each node."""
 
     def __init__(self) -> None:
         self._told_at: dict[tuple[NodeId, int], float] = {}  # by the event loop's clock
 
     def add(self, node_id: NodeId, stage: int) -> None:
-        """A node has just said that it trains a stage."""
+        """Record that a node has just confirmed that it trains a stage."""
         self._told_at[node_id, stage] = anyio.current_time()
 
     def remove(self, node_id: NodeId, stage: int) -> None:
-        """A node has just said that it does not."""
+        """Record that a node has just denied that it trains a stage."""
         self._told_at.pop((node_id, stage), None)
 
     def keep_only(self, nodes: Container[NodeId]) -> None:
-        """Forget the others."""
+        """Forget the confirmations of all other nodes."""
         self._told_at = {key: at for key, at in self._told_at.items() if key[0] in nodes}
 
     def told_within(self, seconds: float, node_id: NodeId, stage: int) -> bool:
-        """Whether a node has said so in this time."""
+        """Return whether the node confirmed the stage within this time."""
         at = self._told_at.get((node_id, stage))
         return at is not None and anyio.current_time() - at < seconds
 
 
-DISBELIEF_SECONDS = 600.0  # at most, whatever such a node reports meanwhile
+DISBELIEF_SECONDS = 600.0  # for which the reports of such a node do not count
 
 
 class LostNodes:
-    """`in` tells whether a node is lost."""
+    """The nodes that count as gone although reports name them. `node in lost_nodes` tests one of them."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._last_reports: dict[NodeId, int] = {}
         self._disbelieved: dict[NodeId, float] = {}  # until when, by the event loop's clock
-        self.added = 0  # so far: between two of them only reports and time change anything
+        self.added = 0  # number of additions: while it is equal, only reports and time change the result
 
     def add(self, node_id: NodeId) -> None:
         """Count a node as gone until it reports again."""
@@ -59,11 +59,11 @@ class LostNodes:
             self.added += 1
 
     def now(self) -> frozenset[NodeId]:
-        """All that are lost."""
+        """Return all nodes that are lost now."""
         return frozenset(node for node in (*self._last_reports, *self._disbelieved) if node in self)
 
     def disbelieve(self, node_id: NodeId, seconds: float = DISBELIEF_SECONDS) -> None:
-        """Count a node as gone for so long: what it reports is not true."""
+        """Count a node as gone for this time, whatever it reports: its reports are false."""
         now = anyio.current_time()
         self._disbelieved = {node: until for node, until in self._disbelieved.items() if until > now}
         self._disbelieved[node_id] = now + seconds
@@ -82,17 +82,17 @@ class LostNodes:
         return True
 
 
-PATIENCE_SECONDS = 600.0  # for every hundredth of the state: a slow line is no reason to give a node up
+PATIENCE_SECONDS = 600.0  # for each percent of the state, because a slow line is no failure
 
 
 class SlowStarts:
-    """What this node has seen of others that get ready."""
+    """Watches how far starting nodes have got, by the ready percentages of their reports."""
 
     def __init__(self) -> None:
-        self._furthest: dict[NodeId, tuple[int, float]] = {}  # percent, and when that was seen first
+        self._furthest: dict[NodeId, tuple[int, float]] = {}  # percent, and when it was first seen
 
     def overdue(self, members: Iterable[Member]) -> frozenset[NodeId]:
-        """Those of the members who have come no further for too long, at this look."""
+        """Return the starting members without progress for PATIENCE_SECONDS; call it regularly."""
         before, self._furthest = self._furthest, {}
         overdue = set[NodeId]()
         for member in members:

@@ -27,21 +27,22 @@ BITS_PER_BYTE = 8
 
 
 def upload_limit(settings: Settings) -> float | None:
-    """Most bytes a second that go to other nodes; None: as many as the line takes."""
+    """Return the upload limit in bytes per second, or None if there is no limit."""
     return None if settings.max_upload is None else settings.max_upload * 1e6 / BITS_PER_BYTE
 
 
 def memory_limit_mb(settings: Settings) -> int:
-    """What this node may use in all."""
+    """Return the memory that this node may use in total, in MB of 10**6 bytes."""
     return available_mb(probe_memory(), settings.memory)
 
 
 def libp2p_opener(
     settings: Settings, identity: NodeIdentity, outside: ExternalAddresses | None = None, *, serves_others: bool = False
 ) -> NetworkOpener:
-    """Opens libp2p networks with the owner's limits. `serves_others`: as a relay of nodes that cannot be dialled.
+    """Return an opener of libp2p networks with the owner's limits.
 
-    `outside`: where the networks say at which ports they listen, and read how these are reached from outside.
+    With `serves_others` the node is a relay for nodes that cannot be dialled. The networks write their listening ports
+    to `outside` and read from it how these are reached from outside.
     """
     options = NetworkOptions(
         host=settings.p2p_host,
@@ -52,7 +53,7 @@ def libp2p_opener(
         serve_relay=serves_others,
         upload_bytes_per_second=upload_limit(settings),
     )
-    reputation = Reputation()  # what peers did is not forgiven by a restart of the network
+    reputation = Reputation()  # shared by all networks: a restart of the network does not clear the scores of peers
     limit_mb = memory_limit_mb(settings)
 
     def opened() -> AbstractAsyncContextManager[Network]:
@@ -62,7 +63,7 @@ def libp2p_opener(
 
 
 def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddresses | None = None) -> NetworkParts:
-    """What one network gets from the rest of the node, which may use so much memory in all."""
+    """Return the parts that the node gives to one network, within a total of `limit_mb` of memory."""
     memory = network_memory(limit_mb)
     return NetworkParts(
         reputation=reputation,
@@ -76,12 +77,12 @@ def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddres
     )
 
 
-WINDOW_SECONDS = 10.0  # over which the rates are means
+WINDOW_SECONDS = 10.0  # the rates are means over this time
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Totals in bytes, rates in bytes a second."""
+    """Totals in bytes, rates in bytes per second."""
 
     sent: int = 0
     received: int = 0
@@ -90,7 +91,7 @@ class Traffic:
 
 
 class TrafficMeter:
-    """Adds up what connections count, also of those that have ended."""
+    """Adds up the bytes of all connections, including those that have ended."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[NodeId, float], tuple[int, int]] = {}
@@ -98,7 +99,7 @@ class TrafficMeter:
         self._points: deque[tuple[float, int, int]] = deque()  # time, sent, received
 
     def look(self, connections: Iterable[Connection], now: float) -> Traffic:
-        """The traffic up to now; call it about once a second."""
+        """Return the traffic up to now; call it about once per second."""
         present = {(c.peer, c.since): (c.bytes_sent, c.bytes_received) for c in connections}
         for key, (sent, received) in self._open.items():
             if key not in present:
@@ -119,7 +120,10 @@ class TrafficMeter:
 def use_surroundings(
     settings: Settings, node_id: NodeId, networking: Networking, outside: ExternalAddresses
 ) -> PortMapping | None:
-    """Attach what the owner wants; on a loopback host nothing. What asks the router, if anything does."""
+    """Attach local discovery and port mapping as the owner set them; on a loopback host, nothing.
+
+    Returns the port mapping, or None if it is off.
+    """
     if ip_address(settings.p2p_host).is_loopback:
         return None
     if settings.lan_discovery:

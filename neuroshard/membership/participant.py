@@ -1,4 +1,4 @@
-"""The membership tasks of one node in one run, put together."""
+"""All membership tasks of one node in one run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLAIM_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class OwnMessages:
-    """What a node says of itself, made anew each time."""
+    """Makes the messages of a node about itself, new for each sending."""
 
     report: Callable[[], TrainingReport]
     announcement: Callable[[], Announcement]
@@ -36,7 +36,7 @@ class OwnMessages:
 
 
 class Participant:
-    """`live` runs once with every network; what was learnt stays over networks."""
+    """A node's membership in a run. `live` runs once with every network; the membership survives a network."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Participant:
         now: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """`claim_bytes`: what the claims that were read and the announcements that are known may take in memory."""
+        """`claim_bytes` bounds the memory of the claims that were read and of the known announcements."""
         chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
         topic = report_topic(run_id)
         part = claim_bytes // 4
@@ -78,15 +78,18 @@ class Participant:
 
     @property
     def announced(self) -> anyio.Event:
-        """Set as soon as this node's record lies in the directory."""
+        """Set as soon as this node's record is in the directory."""
         return self._meeting.announced
 
     def report_soon(self) -> None:
-        """What this node does has changed: the others shall know within a second."""
+        """Report a change of what this node does to the others within a second."""
         self._reporter.report_soon()
 
     async def live(self, network: Network) -> None:
-        """Take part until cancelled, which says good-bye; ends with TransportClosedError when the network does."""
+        """Take part in the run until cancelled; then send a last report that this node leaves.
+
+        Ends with TransportClosedError when the network closes.
+        """
         self._greeter.serve(network)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listener.listen_forever, network)
@@ -96,7 +99,7 @@ class Participant:
             tasks.start_soon(self._meeting.announce_forever, network)
 
     def status(self, network: Network | None) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
-        """Peers and the numbers of all nodes together, for the snapshot."""
+        """Return the peers and the totals of all nodes, for the snapshot."""
         view = self.membership.view
         covered = self._coverage.covered(view)
         if network is None:
@@ -111,7 +114,7 @@ class Participant:
 
     @property
     def clock_warning(self) -> str | None:
-        """What to tell the owner when the others' clocks agree that this computer's is wrong; None while it is fine."""
+        """A warning for the owner if the others' clocks agree that this computer's is wrong, otherwise None."""
         offset = self.intakes.reports.clock_offset_seconds
         if offset is None:
             return None

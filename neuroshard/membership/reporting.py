@@ -28,14 +28,14 @@ from neuroshard.network import Network, ScoreReason, TransportClosedError
 from neuroshard.signals import Signal
 from neuroshard.types import NodeId, RunId
 
-LEAVE_SECONDS = 2.0  # to say good-bye, at most
+LEAVE_SECONDS = 2.0  # at most, for the last report
 _LOG = logging.getLogger(__name__)
 
 
 class Reporter:
     """Publishes this node's reports on one topic.
 
-    `make_report` fills in the training; sequence, interval and whether the node is leaving are set here.
+    `make_report` fills in the training values; the reporter sets run, sequence, interval and whether the node leaves.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Reporter:
         random: Random,
         numbers: ReportNumbers | None = None,
     ) -> None:
-        """`numbers` give the sequences; None: of this start alone."""
+        """`numbers` give the sequence numbers; by default they do not continue those of earlier starts."""
         self._identity = identity
         self._run_id = run_id
         self._topic = topic
@@ -61,27 +61,27 @@ class Reporter:
         self._numbers = numbers or ReportNumbers()
         self._news = Signal()
         self._reported_news = 0  # count of news that the newest report contains
-        self._paced_until = 0.0  # were every piece of news given its second, one after the other
+        self._paced_until = 0.0  # end of the time that earlier news would fill, at EARLY_SECONDS each
 
     def report_soon(self) -> None:
-        """What this node does has changed: the others shall know within a second."""
+        """Report a change of what this node does to the others within a second."""
         self._news.notify()
 
     async def report_forever(self, network: Network) -> None:
-        """Report at once, soon after somebody appeared, and at intervals; at the end say that this node leaves.
+        """Report at once, soon after a node appears, and at intervals; at the end report that this node leaves.
 
-        Ends with TransportClosedError when the network does.
+        Ends with TransportClosedError when the network closes.
         """
         try:
-            # from then on at random moments: nodes that began together shall not speak together for ever
+            # random intervals, so that nodes that start together do not report together forever
             share = self._random.uniform(0.05, 1.0)
             while True:
                 await self._publish(network, leaving=False)
                 await self._wait(share)
-                share = self._random.uniform(0.9, 1.1)  # an interval on average
+                share = self._random.uniform(0.9, 1.1)  # on average one interval
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(TransportClosedError):
-                await self._publish(network, leaving=True)  # a network that is gone needs no good-bye
+                await self._publish(network, leaving=True)  # a closed network needs no last report
 
     async def _publish(self, network: Network, *, leaving: bool) -> None:
         now = self._now()
@@ -99,7 +99,7 @@ class Reporter:
         await network.gossip.publish(self._topic, data)
 
     async def _wait(self, share: float) -> None:
-        """Until the next report is due; news, and whoever appears meanwhile, may bring it forward."""
+        """Wait until the next report is due; news, or a node that appears, may bring it forward."""
         last = anyio.current_time()
         async with anyio.create_task_group() as tasks:
 
@@ -128,7 +128,7 @@ class Reporter:
 
 
 class Listener:
-    """Folds what others report into the membership, and tells who brought what is refused."""
+    """Adds the reports of other nodes to the membership, and reports senders of refused ones to the reputation."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Listener:
         self._now = now
 
     async def listen_forever(self, network: Network) -> None:
-        """Ends with TransportClosedError when the network does."""
+        """Receive reports until cancelled. Ends with TransportClosedError when the network closes."""
 
         def check(sender: NodeId, data: bytes) -> bool:
             return self._is_fine(network, sender, data)
@@ -163,7 +163,7 @@ class Listener:
         if not isinstance(found, Refusal):
             if found.node_id != self._membership.node_id or data == self._membership.own_report:
                 return True
-            # passed on, an old report of this node would look like this node's fault
+            # other nodes would blame this node for an old report that it forwards
             found = Refusal("A report of this node that is not its newest.", self._reason_for_old_report(found))
         self._count_refusal(network, sender, found)
         return False

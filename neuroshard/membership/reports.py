@@ -36,11 +36,11 @@ from neuroshard.types import MAX_SHARDS, JsonValue, LayerRange, NamedRun, Role, 
 
 MAX_STEPS = 10**12
 MAX_TOKENS = 10**16
-MAX_LOSS = 1000.0  # nats a token
+MAX_LOSS = 1000.0  # nats per token
 MAX_TOKENS_PER_SECOND = 1e9
-MAX_SEQUENCE = 2**53  # every JSON reader knows such numbers exactly
+MAX_SEQUENCE = 2**53  # every JSON reader represents integers up to this one exactly
 MAX_INTERVAL_SECONDS = 1000.0
-MAX_WINDOWS = 64  # that are told; whoever could hold more different ones tells none
+MAX_WINDOWS = 64  # in a report; a node with more of them reports none
 _LATEST = 1e11  # seconds since the epoch
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
@@ -48,7 +48,7 @@ _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """One node's progress. Numbers are that node's word: nothing here is proof of work."""
+    """One node's progress. The numbers are claims of that node and no proof of work."""
 
     run_id: NamedRun
     sequence: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]  # rises from report to report, also over restarts
@@ -76,7 +76,7 @@ class TrainingReport:
     cached: Annotated[tuple[ShardRange, ...], Meta(max_length=MAX_RANGES)] = ()  # shards that it can send to others
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Every field by name; rounded where more digits would only cost bytes."""
+        """Return every field by name, rounded to the useful digits; empty optional fields are left out."""
         fields: dict[str, JsonValue] = msgspec.json.decode(msgspec.json.encode(self))
         fields |= {
             "loss_ema": None if self.loss_ema is None else round(self.loss_ema, 5),
@@ -90,7 +90,7 @@ class TrainingReport:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> TrainingReport:
-        """Raises ValueError that names the field."""
+        """Read a report. Raises ValueError that names the field."""
         report = declared(value, cls)
         if len(set(report.roles)) != len(report.roles):
             raise ValueError("roles must be distinct")
@@ -99,7 +99,7 @@ class TrainingReport:
         return report
 
 
-_OPTIONAL = {"windows", "ready_percent", "cached"}  # most nodes have nothing to say there
+_OPTIONAL = {"windows", "ready_percent", "cached"}  # left out if empty, as in most reports
 
 
 MAX_PACKED_BYTES = 2048
@@ -107,7 +107,7 @@ MAX_REPORT_BYTES = 4096  # of the JSON, inflated
 _MAX_DOMAIN_CHARACTERS = 64
 _RUN_BYTES = 32
 _RAW_DEFLATE = -15  # no header and no checksum: the signature is the checksum
-_FORMAT = b"\x02"  # names head and dictionary below; whoever changes those must change this
+_FORMAT = b"\x02"  # version of head and dictionary below: change it with them
 _HEAD = Struct("!64s32s32s64sQd32s")  # signature, keys of node and wallet, its signature, expiry, time, run
 HEAD_BYTES = len(_FORMAT) + _HEAD.size
 _DICTIONARY = (
@@ -121,7 +121,7 @@ _DICTIONARY = (
 
 
 def packed(claim: SignedClaim) -> bytes:
-    """A claim about a run as it travels by gossip. Raises ClaimTooLargeError, ValueError when it names no run."""
+    """Pack a claim about a run for gossip. Raises ClaimTooLargeError, or ValueError if it names no run."""
     payload = dict(claim.payload) if isinstance(claim.payload, Mapping) else {}
     run = hex_field(payload.pop("run_id", None), _RUN_BYTES, "run_id")
     delegation = claim.delegation
@@ -143,7 +143,7 @@ def packed(claim: SignedClaim) -> bytes:
 
 
 def unpacked(data: bytes) -> SignedClaim:
-    """Read what `packed` wrote, without verifying; never more than MAX_REPORT_BYTES are inflated.
+    """Read the bytes that `packed` wrote, without verifying; inflates at most MAX_REPORT_BYTES.
 
     Raises ClaimTooLargeError or MalformedClaimError.
     """
@@ -162,7 +162,7 @@ def unpacked(data: bytes) -> SignedClaim:
 
 
 def _inflated(deflated: bytes) -> tuple[str, Mapping[str, JsonValue]]:
-    """Domain and payload without the run."""
+    """Domain and payload, without the run id that the head contains."""
     inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_DICTIONARY)
     try:
         content = inflate.decompress(deflated, MAX_REPORT_BYTES + 1)
@@ -185,60 +185,65 @@ def _inflated(deflated: bytes) -> tuple[str, Mapping[str, JsonValue]]:
 
 
 REPORT_SECONDS = 10.0
-MEMBERS_AT_FULL_PACE = 100  # more of them report more seldom, so that everybody's gossip stays the same
+MEMBERS_AT_FULL_PACE = 100  # more members report less often, so that the gossip of each node stays the same
 LONGEST_REPORT_SECONDS = 1000.0
 SILENT_INTERVALS = 6
 LEAST_SILENCE_SECONDS = 60.0
 EARLY_SECONDS = 1.0  # after the last report at least
-NEWS_SECONDS = 0.2  # the same for what a node does now, for others wait for it
-NEWS_AT_ONCE = 4  # then one in EARLY_SECONDS: everybody counts how often a node speaks
-MEMBERS_THAT_ALL_ANSWER = 16  # in a larger swarm a newcomer learns of the others by and by
+NEWS_SECONDS = 0.2  # the same for a change of what a node does, because others wait for it
+NEWS_AT_ONCE = 4  # then one per EARLY_SECONDS: the others limit the rate of reports
+MEMBERS_THAT_ALL_ANSWER = 16  # in a larger swarm a newcomer learns of the others gradually
 MEMBERS_TO_CATCH_UP = 64
 
 
 def report_interval(members: int) -> float:
-    """Seconds from one report to the next: 10 up to 100 members, then in proportion to them, 1,000 at most."""
+    """Return the seconds between two reports: 10 up to 100 members, then in proportion to them, at most 1,000."""
     return min(REPORT_SECONDS * max(1.0, members / MEMBERS_AT_FULL_PACE), LONGEST_REPORT_SECONDS)
 
 
 def silence_limit(interval_seconds: float, members: int) -> float:
-    """Seconds without a report after which a node is forgotten: six intervals, at least a minute.
+    """Return the seconds without a report after which a node is forgotten: six intervals, at least a minute.
 
-    The interval is the longer one of what the silent node announced and what is due in a swarm as large as it is now.
+    The interval is the longer one of the interval that the silent node announced and the interval for the swarm's
+    present size.
     """
     return max(SILENT_INTERVALS * max(interval_seconds, report_interval(members)), LEAST_SILENCE_SECONDS)
 
 
 def next_report_at(last: float, share: float, members: int) -> float:
-    """When the next report is due when nobody appears: `share` of an interval after the last one."""
+    """Return when the next report is due if no node appears: `share` of an interval after the last one."""
     return last + share * report_interval(members)
 
 
 def is_worth_an_early_report(members: int, members_at_last_report: int) -> bool:
-    """Whether the newcomers of the last second deserve a report of their own, which everybody receives.
+    """Return whether the newcomers of the last second justify an extra report, which every node receives.
 
-    In a small swarm always; in a larger one they learn of this node with its next regular report. A node that has just
-    found its first few others reports to them: the report before reached nobody.
+    In a small swarm they always do; in a larger one they learn of this node with its next regular report. A node that
+    has just found its first few others reports to them, because its previous report reached no node.
     """
     return members <= MEMBERS_THAT_ALL_ANSWER or (members_at_last_report <= 1 and members <= MEMBERS_TO_CATCH_UP)
 
 
-RESERVED = 600_000  # numbers, of which one is used in a millisecond at most: so the reserve lasts for ten minutes
+RESERVED = 600_000  # numbers; at most one per millisecond is used, so a reserve lasts ten minutes
 
 
 class ReportNumbers:
-    """Milliseconds since the epoch, or one more than the last: also while the clock is set back."""
+    """Rising sequence numbers: milliseconds since the epoch, or the last number plus one after a clock change."""
 
     def __init__(self, reserved: int = 0, reserve: Callable[[int], None] = lambda _: None) -> None:
-        """`reserve` stores up to where numbers may be used without a word; `reserved` is what it stored last."""
+        """Start above `reserved`, the number that `reserve` stored last.
+
+        `reserve` stores an upper bound. Numbers up to it may be used without another call.
+        """
         self._last = self._reserved = reserved
         self._reserve = reserve
 
     def next(self, now: float) -> int:
-        """The next one; `now` in seconds since the epoch. Raises what `reserve` raises."""
+        """Return the next number; `now` is in seconds since the epoch. Raises the errors of `reserve`."""
         self._last = max(self._last + 1, int(now * 1000))
         if self._last > self._reserved:
             self._reserved = self._last + RESERVED
+            # Stored before the number is returned: after a kill the next start begins above every number in use.
             self._reserve(self._reserved)
         return self._last
 
@@ -246,11 +251,14 @@ class ReportNumbers:
 log = logging.getLogger(__name__)
 
 NUMBER_FILE = "network/report-number"
-MOST_DIGITS = 15  # some thousand years of milliseconds; a report carries no more than 2**53
+MOST_DIGITS = 15  # enough for thousands of years in milliseconds; a report allows at most 2**53
 
 
 def kept_report_numbers(data_dir: Path) -> ReportNumbers:
-    """Above those of earlier starts. Where the disk refuses, they rise over restarts as long as the clock does."""
+    """Return numbers above those of earlier starts, by a bound kept in the data folder.
+
+    If the disk refuses, the numbers rise over restarts only if the clock does.
+    """
     file = data_dir / NUMBER_FILE
 
     def keep(number: int) -> None:

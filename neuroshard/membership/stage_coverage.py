@@ -36,27 +36,27 @@ class StageRange:
 
     @property
     def words(self) -> str:
-        """For people, who count from 1: "stage 2", "stages 2 to 3"."""
+        """The range for people, who count from 1: "stage 2", "stages 2 to 3"."""
         first, last = self.start + 1, self.stop
         return f"stage {first}" if first == last else f"stages {first} to {last}"
 
     def covers(self, other: StageRange) -> bool:
-        """Whether every stage of the other range is one of these."""
+        """Return whether every stage of the other range is in this one."""
         return self.start <= other.start and other.stop <= self.stop
 
     def roles(self, stage_count: int) -> tuple[Role, ...]:
-        """Roles of a node with these stages: the first one drives, the last one validates, between them one works."""
+        """Return the roles of a node with these stages: the first one drives, the last one validates, others work."""
         return LayerRange(self.start, self.stop).roles(stage_count)
 
     def layers(self, plan: StagePlan) -> LayerRange:
-        """The layers of these stages. Raises ValueError for stages that the plan does not have."""
+        """Return the layers of these stages. Raises ValueError for stages that the plan does not have."""
         if self.stop > len(plan):
             raise ValueError(f"stages {self.start}..{self.stop} of a plan with {len(plan)} stages")
         return LayerRange(plan[self.start].start, plan[self.stop - 1].stop)
 
 
 def stages_of(layers: LayerRange, plan: StagePlan) -> StageRange | None:
-    """The stages that these layers are; None when they begin or end within a stage."""
+    """Return the stages that consist of these layers, or None if the layers begin or end within a stage."""
     starts = {stage.start: number for number, stage in enumerate(plan)}
     stops = {stage.stop: number + 1 for number, stage in enumerate(plan)}
     if layers.start not in starts or layers.stop not in stops:
@@ -66,21 +66,21 @@ def stages_of(layers: LayerRange, plan: StagePlan) -> StageRange | None:
 
 @dataclass(frozen=True)
 class StageHolder:
-    """One node and the stages it holds or gets ready to hold.
+    """One node and the stages that it holds or prepares to hold.
 
-    Leave out nodes that get ready for longer than a download may take: others count on them.
+    Leave out nodes that prepare for longer than a download may take, because others rely on them.
     """
 
     node_id: NodeId
     wallet_id: WalletId
     stages: StageRange
-    is_ready: bool = True  # it can work; until then it fetches weights, and nothing is lost when it goes elsewhere
-    windows: tuple[StageRange, ...] = ()  # the longest runs that it can hold, as far as known; (): any as long as now
+    is_ready: bool = True  # it can work; before that it fetches weights, and loses nothing by moving
+    windows: tuple[StageRange, ...] = ()  # the longest known runs that it can hold; (): any of the present length
 
 
 @dataclass(frozen=True)
 class StageCoverage:
-    """The stages of a run and who holds them; a node counts once, with what was said of it last."""
+    """The stages of a run and the nodes that hold them. A node counts once, with its last entry."""
 
     run_id: RunId
     stage_count: int
@@ -92,39 +92,39 @@ class StageCoverage:
 
     @classmethod
     def of(cls, run_id: RunId, stage_count: int, holders: Iterable[StageHolder]) -> StageCoverage:
-        """Coverage by these nodes; one that names stages which the plan does not have is left out."""
+        """Return the coverage by these nodes, without those that name stages that the plan does not have."""
         return cls(run_id, stage_count, tuple(holders))
 
     def without(self, node_id: NodeId) -> StageCoverage:
-        """The coverage as it is without this node."""
+        """Return the coverage without this node."""
         return StageCoverage(self.run_id, self.stage_count, tuple(h for h in self.holders if h.node_id != node_id))
 
     def with_holder(self, holder: StageHolder) -> StageCoverage:
-        """The coverage with this node where it says that it is."""
+        """Return the coverage with this node at the given stages, in place of its earlier entry."""
         return StageCoverage(self.run_id, self.stage_count, (*self.holders, holder))
 
     @cached_property
     def replicas(self) -> tuple[int, ...]:
-        """How many nodes hold each stage, those that get ready for it among them."""
+        """Number of nodes that hold each stage or prepare to."""
         return self._count(self.holders)
 
     @cached_property
     def ready_replicas(self) -> tuple[int, ...]:
-        """How many nodes can work on each stage."""
+        """Number of nodes that can work on each stage."""
         return self._count(holder for holder in self.holders if holder.is_ready)
 
     @property
     def empty(self) -> tuple[int, ...]:
-        """Stages that nobody holds or gets ready for: somebody must be found for them."""
+        """Stages that no node holds or prepares to hold."""
         return tuple(stage for stage, count in enumerate(self.replicas) if count == 0)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Stages that nobody can work on now: without them nothing is trained."""
+        """Stages that no node can work on now; training stops without them."""
         return tuple(stage for stage, count in enumerate(self.ready_replicas) if count == 0)
 
     def replicas_of(self, stage: int) -> tuple[NodeId, ...]:
-        """The nodes that can work on a stage."""
+        """Return the nodes that can work on a stage now."""
         return tuple(holder.node_id for holder in self.holders if holder.is_ready and stage in holder.stages)
 
     def _count(self, holders: Iterable[StageHolder]) -> tuple[int, ...]:
@@ -133,12 +133,12 @@ class StageCoverage:
 
 
 def missing_layers(coverage: StageCoverage, plan: StagePlan) -> tuple[LayerRange, ...]:
-    """The layers that nobody can work on now, neighbouring stages as one range."""
+    """Return the layers that no node can work on now, with neighbouring stages joined."""
     return layers_of(coverage.missing, plan)
 
 
 def layers_of(stages: Iterable[int], plan: StagePlan) -> tuple[LayerRange, ...]:
-    """The layers of these stages, given in order; neighbours as one range."""
+    """Return the layers of stages that are given in ascending order; neighbours are joined to one range."""
     ranges: list[LayerRange] = []
     for stage in stages:
         layers = plan[stage]
@@ -149,7 +149,7 @@ def layers_of(stages: Iterable[int], plan: StagePlan) -> tuple[LayerRange, ...]:
 
 
 def missing_sentence(missing: Iterable[LayerRange], what: str = "missing") -> str:
-    """What to tell people of layers that are missing, or whatever `what` says, counted from 1; "" when none are."""
+    """Return a sentence about layers, counted from 1, that are missing or as `what` says; "" if there are none."""
     layers = tuple(missing)
     if not layers:
         return ""
@@ -161,6 +161,6 @@ def missing_sentence(missing: Iterable[LayerRange], what: str = "missing") -> st
 
 
 def layers_text(layers: LayerRange) -> str:
-    """Layers as people count them, from 1."""
+    """Return the layers as people count them, from 1: "3" or "3-5"."""
     first, last = layers.start + 1, layers.stop
     return str(first) if first == last else f"{first}-{last}"

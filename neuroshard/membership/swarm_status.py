@@ -23,7 +23,7 @@ def to_status(
     shards_covered: int = 0,
     most_peers: int = MOST_PEERS,
 ) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
-    """The peers, those known longest first and this node not among them, and the numbers of all nodes together."""
+    """Return the other nodes as peers, those known longest first, and the totals of all nodes."""
     connected = {connection.peer: connection for connection in connections}
     said = announcements or {}
     others = sorted((m for m in view.members.values() if not m.is_local), key=lambda m: (m.first_seen, m.node_id))
@@ -35,7 +35,7 @@ def to_status(
 
 
 def swarm_status(view: GlobalView, shards_covered: int = 0) -> SwarmStatus:
-    """Numbers of all nodes together; this node counts also before its first report."""
+    """Return the totals of all nodes; this node counts even before its first report."""
     has_local = any(member.is_local for member in view.members.values())
     return SwarmStatus(
         nodes=len(view.members) + (not has_local),
@@ -85,7 +85,7 @@ MAX_KNOWN_RANKS = 32_768
 
 
 def covered_places(stretches: Iterable[tuple[int, int]], length: int) -> int:
-    """Size of the union of stretches (first place, how many places) on a ring of `length` places."""
+    """Return the size of the union of stretches (first place, length) on a ring of `length` places."""
     pieces: list[tuple[int, int]] = []
     for first, count in stretches:
         stop = first + min(count, length)
@@ -99,7 +99,10 @@ def covered_places(stretches: Iterable[tuple[int, int]], length: int) -> int:
 
 
 class ShardCoverage:
-    """Counts covered shards of one run; remembers where each node began, which costs some hashing to find out."""
+    """Counts the shards that the nodes of one run have trained on.
+
+    It caches the first shard of each node, because the calculation hashes a lot.
+    """
 
     def __init__(self, run_id: RunId, total_shards: int) -> None:
         self._run_id = run_id
@@ -107,7 +110,7 @@ class ShardCoverage:
         self._ranks: dict[NodeId, int] = {}
 
     def covered(self, view: GlobalView) -> int:
-        """Distinct shards that nodes, also those that left, have trained on, by their own word."""
+        """Return the number of distinct shards that nodes report to have trained on, including nodes that left."""
         counts = {node: best.shards for node, best in view.departed.items()}
         counts |= {node: member.best.shards for node, member in view.members.items()}
         length = self._total_shards - held_out_count(self._total_shards)

@@ -21,10 +21,10 @@ MAX_DEPARTED = 16_384
 
 @dataclass(frozen=True)
 class ReportedMaximum:
-    """The most that one node ever reported, so that a node that goes back to a checkpoint is not counted twice.
+    """The most that one node ever reported, so that a node that returns to a checkpoint is not counted twice.
 
-    Steps and tokens are what it did itself while it held the first layers, through which every microbatch goes once:
-    nodes with later layers and trainers report the same microbatches again.
+    Steps and tokens are the node's own while it held the first layers, through which every microbatch passes once.
+    Nodes with later layers, and trainers, report the same microbatches again.
     """
 
     sequence: int = -1  # of its newest report
@@ -38,7 +38,7 @@ NOTHING = ReportedMaximum()
 
 @dataclass(frozen=True)
 class Member:
-    """A node that reports."""
+    """A node whose reports arrive, with the times of the first and the last one."""
 
     node_id: NodeId
     wallet_id: WalletId
@@ -51,24 +51,25 @@ class Member:
 
 @dataclass(frozen=True)
 class GlobalView:
-    """Everybody of one run. `total_steps` and `total_tokens` never fall, whoever leaves and comes back.
+    """All nodes of one run. `total_steps` and `total_tokens` never fall, even if nodes leave and come back.
 
-    They rise by what a node reports above the most it had reported before. Nodes that left stay known for that; only
-    when more than MAX_DEPARTED left is the one that left first forgotten: should it return, it counts as new.
+    They rise by the amount that a node reports above its previous maximum. The maximum of a node that left is kept.
+    Only after more than MAX_DEPARTED nodes have left is the first one of them forgotten: if it returns, it counts as
+    new.
     """
 
     members: Mapping[NodeId, Member] = field(default_factory=dict[NodeId, Member])
     departed: Mapping[NodeId, ReportedMaximum] = field(
         default_factory=dict[NodeId, ReportedMaximum]
-    )  # first gone first
+    )  # in the order of departure
     total_steps: int = 0
     total_tokens: int = 0
     min_loss: float | None = None  # the lowest ever reported
 
     def with_reports(self, heard: Iterable[tuple[Statement[TrainingReport], float]]) -> GlobalView:
-        """The view after verified reports, each with the time at which it came.
+        """Return the view after verified reports, each with the time of its arrival.
 
-        One that is not newer than the node's last changes nothing.
+        A report that is not newer than the node's last one changes nothing.
         """
         fold = _Fold(self)
         for said, now in heard:
@@ -76,15 +77,15 @@ class GlobalView:
         return fold.view()
 
     def with_local(self, node_id: NodeId, wallet_id: WalletId, report: TrainingReport, now: float) -> GlobalView:
-        """The view after a report of this very node, which does not fall silent."""
+        """Return the view after a report of this node itself, which never counts as silent."""
         fold = _Fold(self)
         fold.add(node_id, wallet_id, report, now, is_local=True)
         return fold.view()
 
     def expired(self, now: float) -> GlobalView:
-        """The view without nodes that have been silent for too long."""
+        """Return the view without nodes that have been silent for too long."""
         count = len(self.members)
-        last_heard = now - silence_limit(0, count)  # who was heard since then needs no closer look
+        last_heard = now - silence_limit(0, count)  # a node heard since then cannot be silent
         quiet = (member for member in self.members.values() if member.last_seen < last_heard and not member.is_local)
         silent = [m for m in quiet if now - m.last_seen > silence_limit(m.report.interval_seconds, count)]
         if not silent:
@@ -94,7 +95,7 @@ class GlobalView:
         return replace(self, members=members, departed=_bounded({**self.departed, **gone}))
 
     def without(self, node_id: NodeId) -> GlobalView:
-        """The view without a node that is gone; its next report brings it back."""
+        """Return the view without a node that is gone; its next report brings it back."""
         member = self.members.get(node_id)
         if member is None or member.is_local:
             return self
@@ -103,7 +104,7 @@ class GlobalView:
 
     @property
     def global_loss(self) -> float | None:
-        """Mean of the nodes' loss EMAs weighted by their tokens; plain while nobody has any; None without a loss."""
+        """Mean of the nodes' loss EMAs, weighted by tokens if there are any; None if no node reports a loss."""
         known = [(m.report.loss_ema, m.report.tokens) for m in self.members.values() if m.report.loss_ema is not None]
         total = sum(tokens for _, tokens in known)
         if total > 0:
@@ -121,17 +122,17 @@ class GlobalView:
 
     @property
     def training_nodes(self) -> int:
-        """How many train now."""
+        """Number of nodes that train now."""
         return sum(member.report.state is NodeState.TRAINING for member in self.members.values())
 
     @property
     def model_hashes(self) -> Mapping[NodeId, str]:
-        """The state after each node's last outer step, where there was one."""
+        """Hash of the state after the last outer step of each node that has made one."""
         return {node: member.report.state_hash for node, member in self.members.items() if member.report.state_hash}
 
 
 class _Fold:
-    """A view in the making: copied once, however many reports come."""
+    """A view under construction: its table is copied once for any number of reports."""
 
     def __init__(self, view: GlobalView) -> None:
         self._members = dict(view.members)
@@ -141,11 +142,10 @@ class _Fold:
         self._min_loss = view.min_loss
 
     def view(self) -> GlobalView:
-        """The result."""
         return GlobalView(self._members, self._departed, self._steps, self._tokens, self._min_loss)
 
     def add(self, node_id: NodeId, wallet_id: WalletId, report: TrainingReport, now: float, *, is_local: bool) -> None:
-        """Count one report."""
+        """Count one report, unless it is not newer than the last one or the table is full."""
         known = self._members.get(node_id)
         before = known.best if known else self._departed.get(node_id, NOTHING)
         if report.sequence <= before.sequence or (known is None and len(self._members) >= MAX_MEMBERS):
@@ -193,12 +193,12 @@ def _bounded(departed: dict[NodeId, ReportedMaximum]) -> dict[NodeId, ReportedMa
 
 
 MAX_ANNOUNCED_BYTES = 16 * 1024 * 1024
-ENTRY_BYTES = 1024  # of an announcement besides its addresses
+ENTRY_BYTES = 1024  # of an announcement, in addition to its addresses
 MOST_UNFOLDED = 1000  # reports; a fold copies the table of members, so several at once cost little more than one
 
 
 class Membership:
-    """The view of all reports and everybody's newest announcement. Belongs to one event loop."""
+    """The view of all reports and the newest announcement of each node. Use it from one event loop."""
 
     def __init__(self, node_id: NodeId, wallet_id: WalletId, max_announced_bytes: int = MAX_ANNOUNCED_BYTES) -> None:
         self.node_id = node_id
@@ -208,14 +208,14 @@ class Membership:
         self._announced_bytes = 0
         self._max_announced_bytes = max_announced_bytes
         self._heard: list[tuple[Statement[TrainingReport], float]] = []  # not folded yet
-        self._strangers: set[NodeId] = set()  # among them, who is no member of the view yet
+        self._strangers: set[NodeId] = set()  # their nodes that are new or have just restarted
         self._met = Signal()
-        self.own_report: bytes | None = None  # the newest, as it travels
-        self.met_at: float | None = None  # when a node was last heard of that was not known, by the callers' clock
+        self.own_report: bytes | None = None  # the newest, packed as it is sent
+        self.met_at: float | None = None  # when a new node was last noticed, by the callers' clock
 
     @property
     def view(self) -> GlobalView:
-        """The fold of all reports."""
+        """The view after all reports so far; reading it folds the reports that wait."""
         if self._heard:
             self._view = self._view.with_reports(self._heard)
             self._heard = []
@@ -227,13 +227,13 @@ class Membership:
         await self._met.wait()
 
     def tell(self, report: TrainingReport, packed_report: bytes, now: float) -> None:
-        """Count this node's own report; to itself, it is a member also when it leaves."""
+        """Count this node's own report. A node stays a member of its own view even when it leaves."""
         self.own_report = packed_report
         report = replace(report, leaving=False)
         self._view = self.view.with_local(self.node_id, self._wallet_id, report, now)
 
     def hear_report(self, said: Statement[TrainingReport], now: float) -> None:
-        """Count another node's report; this node's own, come back, changes nothing."""
+        """Count another node's report; a copy of this node's own report changes nothing."""
         if said.node_id == self.node_id:
             return
         self._heard.append((said, now))
@@ -254,7 +254,7 @@ class Membership:
         self._drop_announcement(said.node_id)
         self._announced_bytes += _memory_of(said.value)
         while self._announced and self._announced_bytes > self._max_announced_bytes:
-            self._drop_announcement(next(iter(self._announced)))  # heard the longest time ago
+            self._drop_announcement(next(iter(self._announced)))  # received the longest time ago
         self._announced[said.node_id] = said
 
     def forget_silent(self, now: float) -> None:
@@ -265,20 +265,20 @@ class Membership:
             self._drop_announcement(node_id)
 
     def drop(self, node_id: NodeId) -> None:
-        """A node is gone without a good-bye; its next report brings it back."""
+        """Remove a node that is gone without a last report; its next report brings it back."""
         self._view = self.view.without(node_id)
 
     def knows(self, node_id: NodeId) -> bool:
-        """Whether a node has reported or announced itself for this run, and not too long ago."""
+        """Return whether a node has reported or announced itself for this run and is not forgotten yet."""
         return node_id in self._announced or node_id in self.view.members
 
     @property
     def announcements(self) -> Mapping[NodeId, Announcement]:
-        """Everybody's newest announcement."""
+        """The newest announcement of each other node."""
         return MappingProxyType({node: said.value for node, said in self._announced.items()})
 
     def addresses(self, random: Random, most: int, but: NodeId) -> tuple[str, ...]:
-        """One address each of a random choice of known nodes, for a peer (`but`) that looks for others."""
+        """Return one address each of up to `most` random known nodes, for the peer `but` that looks for others."""
         known = [node for node, said in self._announced.items() if said.value.addresses and node != but]
         chosen = random.sample(known, min(most, len(known)))
         return tuple(_first_of(self._announced[node].value.addresses) for node in chosen)
@@ -290,7 +290,7 @@ class Membership:
 
 
 def _memory_of(announcement: Announcement) -> int:
-    """What it takes, rather more than less."""
+    """Bytes of memory that an announcement takes: an estimate on the high side."""
     return ENTRY_BYTES + sum(map(len, announcement.addresses))
 
 
@@ -299,6 +299,6 @@ def _first_of(addresses: tuple[str, ...]) -> str:
 
 
 def _direct_first(addresses: tuple[str, ...]) -> Iterator[str]:
-    """An address through a relay is the second choice."""
+    """The addresses with those through a relay last."""
     yield from (address for address in addresses if "/p2p-circuit" not in address)
     yield from (address for address in addresses if "/p2p-circuit" in address)
