@@ -1,8 +1,8 @@
 """Frames to bytes and bytes to frames, without a socket.
 
-Encoding does not copy tensors: the body is views of their memory. Decoding accepts bytes in portions of any size and
-knows the head before it allocates the body. Chunks of the body may arrive in any order. Each one is verified before it
-counts.
+Encoding does not copy tensors: the body consists of views of their memory. Decoding accepts bytes in portions of any
+size, and checks the head before it allocates the body. Chunks of the body may arrive in any order. Each one is verified
+before it counts.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class EncodedFrame:
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total size of the tensors in bytes."""
         return sum(len(view) for view in self.body)
 
     @property
     def byte_count(self) -> int:
-        """Bytes of head and body."""
+        """Size of head and body in bytes."""
         return len(self.head) + self.body_bytes
 
 
 def encode(frame: Frame) -> EncodedFrame:
-    """Bytes that FrameDecoder reads; hashes the body once.
+    """Return the bytes that FrameDecoder reads; hashes the body once.
 
-    Raises MalformedFrameError for a kind, header or tensor that cannot travel, FrameTooLargeError for a long header.
+    Raises MalformedFrameError for a kind, header or tensor that cannot be sent, FrameTooLargeError for a long header.
     """
     body = tuple(view for part in frame.tensors if (view := _bytes_of(part)))
     chunks = tuple(_chunks(body))
@@ -69,7 +69,7 @@ def encode(frame: Frame) -> EncodedFrame:
 
 
 def as_received(frame: Frame, limits: FrameLimits) -> Frame:
-    """A frame in memory as a receiver with these limits would have it. Raises the WireError that it would raise."""
+    """Return a frame as a receiver with these limits would decode it. Raises the same WireError."""
     views = [_bytes_of(part) for part in frame.tensors]
     check_header_size(frame.kind, len(encode_header(frame)), limits)
     check_body_size(frame.kind, sum(len(view) for view in views), limits)
@@ -89,7 +89,7 @@ def _bytes_of(part: TensorPart) -> memoryview:
 
 
 def _chunks(body: tuple[memoryview, ...]) -> Iterator[tuple[memoryview, ...]]:
-    """The views cut at every multiple of CHUNK_BYTES."""
+    """Yield the body in chunks of CHUNK_BYTES, each as the views that it consists of."""
     pieces: list[memoryview] = []
     room = CHUNK_BYTES
     for view in body:
@@ -114,7 +114,10 @@ def _digest(pieces: tuple[memoryview, ...]) -> bytes:
 
 
 class ChunkCheck:
-    """The check of one chunk in the memory of a body, which may run in any thread while nobody writes there."""
+    """The check of one received chunk against its digest.
+
+    It may run in any thread while no other code writes to the chunk's memory.
+    """
 
     def __init__(self, index: int, data: memoryview, digest: bytes) -> None:
         self.index = index
@@ -124,15 +127,15 @@ class ChunkCheck:
 
     @property
     def byte_count(self) -> int:
-        """Of the chunk."""
+        """Size of the chunk in bytes."""
         return len(self._data)
 
     def run(self) -> None:
-        """Hash the chunk."""
+        """Hash the chunk and compare the digest; the result is kept for `end`."""
         self._is_good = blake3(self._data).digest() == self._digest
 
     def end(self) -> None:
-        """Let go of the memory. Raises DamagedChunkError unless it is what was promised, ValueError before `run`."""
+        """Release the memory. Raises DamagedChunkError if the digest differs, ValueError before `run`."""
         if self._is_good is None:
             raise ValueError(f"chunk {self.index} was not checked")
         self._data.release()
@@ -141,37 +144,38 @@ class ChunkCheck:
 
 
 class ChunkAssembly:
-    """Memory for one body and a record of which chunks are in it.
+    """The memory of one body and a record of the chunks that are in it.
 
-    A chunk comes whole with `accept`, or is written into the memory itself: inside `receiving(index)`, or between
+    A chunk is passed whole to `accept`, or written into the memory itself: inside `receiving(index)`, or between
     `lend(index)` and `check(index)`, whose result `settle` takes.
+
     The memory (head.body_bytes) is allocated here and nowhere else.
     """
 
     def __init__(self, head: FrameHead) -> None:
         self._head = head
-        # Not a bytearray: zeroing it costs page faults before a byte came, and a peer that never sends would hold real
-        # memory. What is not verified is never read, so what stood there before does not matter.
+        # Not a bytearray: zeroing it costs page faults before any byte arrives, and a peer that never sends would
+        # occupy real memory. Unverified memory is never read, so its earlier content does not matter.
         self._body = np.empty(head.body_bytes, np.uint8).data
         self._missing = set(range(len(head.chunk_digests)))
         self._lent: set[int] = set()
 
     @property
     def head(self) -> FrameHead:
-        """The head this body belongs to."""
+        """The head that this body belongs to."""
         return self._head
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk is here."""
+        """Whether every chunk has arrived."""
         return not self._missing
 
     def missing(self) -> tuple[int, ...]:
-        """Indices of the chunks that are not here yet, ascending; those being received count too."""
+        """Return the indices of the missing chunks, ascending, including those that are being received."""
         return tuple(sorted(self._missing))
 
     def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
-        """Take a whole chunk; False when it is here or being received already, then `data` is not looked at.
+        """Take a whole chunk. False if the chunk has arrived or is being received; then `data` is not read.
 
         Raises IndexError, MalformedFrameError for a wrong length or DamagedChunkError; the chunk then stays missing.
         """
@@ -188,10 +192,10 @@ class ChunkAssembly:
 
     @contextmanager
     def receiving(self, index: int) -> Generator[memoryview]:
-        """The memory of a missing chunk, to be filled inside the block; verified when it ends, given back if it raises.
+        """Lend the memory of a missing chunk, to be filled inside the block; it is verified when the block ends.
 
-        Raises IndexError, ValueError for a chunk that is here or being received, or at the end DamagedChunkError; the
-        chunk then stays missing.
+        Raises IndexError, ValueError for a chunk that has arrived or is being received, or at the end
+        DamagedChunkError. The chunk stays missing after an error.
         """
         memory = self.lend(index)
         try:
@@ -203,9 +207,9 @@ class ChunkAssembly:
         self._missing.discard(index)
 
     def lend(self, index: int) -> memoryview:
-        """The memory of a missing chunk, to be filled and then checked.
+        """Return the memory of a missing chunk, to be filled and then checked.
 
-        Raises IndexError, ValueError for a chunk that is here or being received.
+        Raises IndexError, ValueError for a chunk that has arrived or is being received.
         """
         view = self._memory_of(index)
         if index not in self._missing or index in self._lent:
@@ -214,19 +218,19 @@ class ChunkAssembly:
         return view
 
     def check(self, index: int) -> ChunkCheck:
-        """The check of a chunk that was lent and is filled. Raises ValueError for one that was not lent."""
+        """Return the check of a chunk that was lent and is filled. Raises ValueError for one that was not lent."""
         if index not in self._lent:
             raise ValueError(f"chunk {index} is not being received")
         return ChunkCheck(index, self._memory_of(index), self._head.chunk_digests[index])
 
     def settle(self, check: ChunkCheck) -> None:
-        """A check has run. Raises DamagedChunkError; the chunk then stays missing."""
+        """Record the result of a check that has run. Raises DamagedChunkError; the chunk then stays missing."""
         self._lent.discard(check.index)
         check.end()
         self._missing.discard(check.index)
 
     def frame(self) -> Frame:
-        """The whole frame; its tensors are writable views of the one body. Raises MalformedFrameError if incomplete."""
+        """Return the frame, with writable views of the one body. Raises MalformedFrameError if incomplete."""
         if self._missing:
             raise MalformedFrameError(f"A frame lacks {len(self._missing)} of {len(self._head.chunk_digests)} chunks.")
         start = 0
@@ -248,43 +252,43 @@ class ChunkAssembly:
 class FrameDecoder:
     """Reads one frame.
 
-    Either hand over what arrived (`feed`), or let a socket write into `receive_buffer()` and tell how much with
-    `commit`. Before the head is known at most 64 KiB + 32 bytes a chunk that the limits allow are held; they are
-    allocated by the first call after `head_bytes` is known, the body by the first one after the head is, so there is
-    time to reserve the memory. After an error the decoder reads nothing more; chunks that were verified before are
-    in `take_body()`.
+    Either pass the received bytes to `feed`, or let a socket write into `receive_buffer()` and report the count with
+    `commit`. Before the head is known, the decoder allocates at most 64 KiB + 32 bytes for each chunk that the limits
+    allow. It does so in the first call after `head_bytes` is known, and allocates the body in the first call after the
+    head is known, so the caller has time to reserve the memory. After an error the decoder reads no more; `take_body()`
+    returns the chunks that were verified before.
     """
 
     def __init__(self, limits_of: Callable[[str], FrameLimits]) -> None:
-        """`limits_of` gives the limits of a kind; what it raises for an unknown one is raised to the caller."""
+        """`limits_of` returns the limits of a kind; its error for an unknown kind reaches the caller."""
         self._limits_of = limits_of
         self._head: FrameHead | None = None
         self._head_bytes = 0
         self._assembly: ChunkAssembly | None = None
         self._received = 0
         self._steps = self._reading()
-        self._view = next(self._steps)  # what is being filled
+        self._view = next(self._steps)  # the piece being filled
         self._filled = 0
 
     @property
     def head(self) -> FrameHead | None:
-        """Known as soon as its last byte arrived."""
+        """The head as soon as its last byte has arrived, before that None."""
         return self._head
 
     @property
     def head_bytes(self) -> int:
-        """Size of the head behind the name of its kind; 0 until that is known."""
+        """Size of the head after the name of its kind, in bytes; 0 until it is known."""
         return self._head_bytes
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole frame is here."""
+        """Whether the whole frame has arrived."""
         return self._head is not None and (not self._head.body_bytes or self._has_body())
 
     def feed(self, data: bytes | bytearray | memoryview) -> int:
-        """Take bytes; returns how many were used. It stops after the head, and after the frame, where others begin.
+        """Take bytes and return how many were used. It stops after the head, and after the frame.
 
-        Raises WireError, or what `limits_of` raises.
+        Raises WireError, or the error of `limits_of`.
         """
         source, used = memoryview(data), 0
         while used < len(source) and not self.is_complete:
@@ -299,7 +303,7 @@ class FrameDecoder:
         return used
 
     def receive_buffer(self) -> memoryview:
-        """Where the next bytes belong, at least one and at most a chunk. Raises ValueError when complete, WireError."""
+        """Return the memory for the next bytes: 1 to CHUNK_BYTES. Raises ValueError when complete, WireError."""
         if self.is_complete:
             raise ValueError("the frame is complete")
         if self._filled == len(self._view):
@@ -307,7 +311,7 @@ class FrameDecoder:
         return self._view[self._filled :]
 
     def commit(self, count: int) -> None:
-        """The first `count` bytes of the receive buffer were filled. Raises WireError, or what `limits_of` raises."""
+        """Accept the first `count` bytes of the receive buffer. Raises WireError, or the error of `limits_of`."""
         if not 0 <= count <= len(self._view) - self._filled:
             raise ValueError(f"{count} bytes do not fit the receive buffer")
         self._filled += count
@@ -316,12 +320,13 @@ class FrameDecoder:
             self._advance()
 
     def take_body(self) -> ChunkAssembly:
-        """The body as far as it is here, for whoever fetches the rest otherwise; this decoder reads nothing more.
+        """Return the body with the chunks received so far, to fetch the rest by other means; end this decoder.
 
         Raises ValueError before the head is known.
         """
         if self._head is None:
             raise ValueError("the head of the frame is not known yet")
+        # Closing the generator ends the block of `receiving`: an unfinished chunk stays missing, its view is released.
         self._view = memoryview(b"")
         self._filled = 0
         self._steps.close()
@@ -330,7 +335,7 @@ class FrameDecoder:
         return self._assembly
 
     def frame(self) -> Frame:
-        """The frame. Raises MalformedFrameError while it is incomplete: the way to tell that the bytes ended."""
+        """Return the frame. Raises MalformedFrameError if incomplete: call it when no more bytes come."""
         if self._head is None or not self.is_complete:
             raise MalformedFrameError(f"A frame ends after {self._received} bytes; more were announced.")
         return (self._assembly or ChunkAssembly(self._head)).frame()
@@ -348,7 +353,7 @@ class FrameDecoder:
             raise MalformedFrameError("A frame was refused already; what follows cannot be read.")
 
     def _reading(self) -> Generator[memoryview]:
-        """Yields memory to be filled, one piece after the other; each piece is sized by what was checked before."""
+        """Yield memory to be filled, one piece after the other. Only checked lengths decide the size of a piece."""
         prefix_data = bytearray(PREFIX_BYTES)
         yield memoryview(prefix_data)
         prefix = parse_prefix(bytes(prefix_data))
@@ -373,7 +378,7 @@ class FrameDecoder:
 
 
 def decode(data: bytes | bytearray | memoryview, limits_of: Callable[[str], FrameLimits]) -> Frame:
-    """The one frame in `data`. Raises WireError, also for bytes after it, or what `limits_of` raises."""
+    """Return the one frame in `data`. Raises WireError, also for bytes after it, or the error of `limits_of`."""
     decoder, source, used = FrameDecoder(limits_of), memoryview(data), 0
     while used < len(source) and not decoder.is_complete:
         used += decoder.feed(source[used:])

@@ -30,7 +30,7 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_KIND_CHARACTERS = 64
 MAX_NAME_CHARACTERS = 256
 MAX_DIMENSIONS = 8
-MAX_TENSOR_BYTES = 2**63 - 1  # what a tensor library can address, and what keeps every sum inside the length field
+MAX_TENSOR_BYTES = 2**63 - 1  # the most that a tensor library can address; keeps every sum inside the length field
 
 DType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"]
 ITEM_BYTES: Mapping[DType, int] = {
@@ -44,16 +44,16 @@ ITEM_BYTES: Mapping[DType, int] = {
     "int64": 8,
 }
 WireValue: TypeAlias = "bool | int | float | str | Sequence[WireValue] | Mapping[str, WireValue] | None"
-Message: TypeAlias = "msgspec.Struct | Mapping[str, WireValue]"  # a mapping: of a kind without a declaration
+Message: TypeAlias = "msgspec.Struct | Mapping[str, WireValue]"  # a mapping if the kind has no declaration
 M = TypeVar("M", bound=msgspec.Struct)
 
 
 class WireError(NeuroShardError):
-    """Bytes that are no acceptable frame."""
+    """Bytes that are not an acceptable frame."""
 
 
 class MalformedFrameError(WireError):
-    """Bytes that are no frame, or a value that cannot become one."""
+    """Bytes that are not a frame, or a value that cannot become one."""
 
 
 class FrameTooLargeError(WireError):
@@ -74,7 +74,7 @@ class DamagedChunkError(WireError):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, type and shape of one tensor. Raises MalformedFrameError for one that no tensor can have."""
+    """Name, type and shape of one tensor. Raises MalformedFrameError for values that no tensor can have."""
 
     name: str
     dtype: DType
@@ -101,7 +101,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A tensor as raw little-endian bytes."""
+    """A tensor as its spec and raw little-endian bytes."""
 
     spec: TensorSpec
     data: bytes | memoryview = field(repr=False)  # spec.byte_count bytes
@@ -109,21 +109,21 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class Frame:
-    """One message and its tensors."""
+    """One message and its tensors, as a handler sees them."""
 
     kind: str  # printable ASCII, at most MAX_KIND_CHARACTERS
     message: Message = field(default_factory=dict[str, WireValue])
     tensors: tuple[TensorPart, ...] = ()
 
     def read(self, declared: type[M]) -> M:
-        """The message, for a receiver whose limits declare this type. Raises MalformedFrameError for another one."""
+        """Return the message, if it is of this type. Raises MalformedFrameError for another type."""
         if not isinstance(self.message, declared):
             raise MalformedFrameError(f"A frame of kind {self.kind!r} holds no {declared.__name__}.")
         return self.message
 
     @property
     def header(self) -> Mapping[str, WireValue]:
-        """The message of a kind without a declaration. Raises MalformedFrameError for one that is declared."""
+        """The message of a kind without a declaration. Raises MalformedFrameError if it has a declaration."""
         if isinstance(self.message, msgspec.Struct):
             raise MalformedFrameError(f"A frame of kind {self.kind!r} holds a {type(self.message).__name__}.")
         return self.message
@@ -131,7 +131,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """What a receiver accepts of one kind; checked before anything is allocated."""
+    """The limits that a receiver sets for one kind; checked before anything is allocated."""
 
     max_header_bytes: int = MAX_HEADER_BYTES
     max_body_bytes: int = 0  # 0: no tensors
@@ -140,26 +140,26 @@ class FrameLimits:
 
     @classmethod
     def exactly(cls, *specs: TensorSpec) -> FrameLimits:
-        """Limits for these tensors and no others."""
+        """Return limits that allow these tensors and no others."""
         return cls(max_body_bytes=sum(spec.byte_count for spec in specs), expected=specs)
 
 
 def check_header_size(kind: str, size: int, limits: FrameLimits) -> None:
-    """Raises FrameTooLargeError for a header of more bytes than allowed."""
+    """Raise FrameTooLargeError for a header of more bytes than allowed."""
     most = min(limits.max_header_bytes, MAX_HEADER_BYTES)
     if size > most:
         raise FrameTooLargeError(f"A frame of kind {kind!r} has a header of {size} bytes; {most} are allowed.")
 
 
 def check_body_size(kind: str, size: int, limits: FrameLimits) -> None:
-    """Raises FrameTooLargeError for a body of more bytes than allowed."""
+    """Raise FrameTooLargeError for a body of more bytes than allowed."""
     most = limits.max_body_bytes
     if size > most:
         raise FrameTooLargeError(f"A frame of kind {kind!r} has {size} bytes of tensors; {most} are allowed.")
 
 
 def check_specs(kind: str, specs: tuple[TensorSpec, ...], limits: FrameLimits) -> None:
-    """Raises UnexpectedTensorError when the limits name tensors and these are others."""
+    """Raise UnexpectedTensorError if the limits name other tensors, or allow none."""
     if limits.expected is not None and specs != limits.expected:
         raise UnexpectedTensorError(f"A frame of kind {kind!r} does not have the tensors that are expected.")
     if limits.max_body_bytes == 0 and limits.expected is None and specs:
@@ -167,15 +167,15 @@ def check_specs(kind: str, specs: tuple[TensorSpec, ...], limits: FrameLimits) -
 
 
 MAX_TENSORS = 4096
-MAX_DEPTH = 8  # containers inside containers, of a message without a declaration
-MAX_ITEMS = 4096  # of one of its lists or mappings
+MAX_DEPTH = 8  # nested containers in a message without a declaration
+MAX_ITEMS = 4096  # in one list or mapping of such a message
 _MAX_NUMBER = 1e300
 
 
 def _plain_type(depth: int) -> Any:
     """The msgspec type of values that need no declaration: at most `depth` containers inside each other.
 
-    Typed, because msgspec reads values of any type as deep as a sender nests them.
+    The depth is in the type because msgspec reads untyped values as deep as a sender nests them.
     """
     number: Any = Annotated[float, Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
     if depth == 0:
@@ -190,7 +190,7 @@ PLAIN_MAPPING: Any = Annotated[dict[str, _plain_type(MAX_DEPTH - 1)], Meta(max_l
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The header of every frame. The limits of its kind say how its message is read."""
+    """The header of every frame. The limits of the kind decide how the message is read."""
 
     message: msgspec.Raw = msgspec.field(name="h")
     tensors: Annotated[
@@ -200,7 +200,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _as_plain(value: object) -> object:
-    """Containers that msgspec does not know, as those that it does."""
+    """Convert a mapping that msgspec does not know into a dict. Raises TypeError for other types."""
     if isinstance(value, Mapping):
         return dict(cast("Mapping[object, object]", value))
     raise TypeError(f"a message cannot hold a value of type {type(value).__name__}")
@@ -216,7 +216,7 @@ def _decoder(declared: type[msgspec.Struct] | None) -> msgspec.msgpack.Decoder[A
 
 
 def pack(message: Message) -> bytes:
-    """The msgpack bytes of a message. Raises MalformedFrameError for a value that no receiver would accept."""
+    """Return the msgpack bytes of a message. Raises MalformedFrameError for a value that no receiver would accept."""
     declared = type(message) if isinstance(message, msgspec.Struct) else None
     try:
         data = _ENCODER.encode(message)
@@ -245,7 +245,7 @@ _KIND = re.compile(rf"[!-~]{{1,{MAX_KIND_CHARACTERS}}}")
 
 @dataclass(frozen=True)
 class FrameHead:
-    """Everything of a frame but its body; all limits were checked and all lengths agree."""
+    """A frame without its body. All limits were checked, and all lengths agree."""
 
     kind: str
     message: Message
@@ -255,7 +255,7 @@ class FrameHead:
     digest: bytes = field(repr=False)  # binds all of the above; equal digests mean equal frames
 
     def chunk_bytes(self, index: int) -> int:
-        """Size of a chunk: CHUNK_BYTES, less for the last one. Raises IndexError."""
+        """Return the size of a chunk: CHUNK_BYTES, or less for the last one. Raises IndexError."""
         if not 0 <= index < len(self.chunk_digests):
             raise IndexError(f"a frame of {len(self.chunk_digests)} chunks has no chunk {index}")
         return min(CHUNK_BYTES, self.body_bytes - index * CHUNK_BYTES)
@@ -263,7 +263,7 @@ class FrameHead:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The lengths that the fixed first bytes tell."""
+    """The lengths in the fixed first bytes of a frame."""
 
     kind_bytes: int
     header_bytes: int
@@ -271,17 +271,17 @@ class Prefix:
 
     @property
     def chunk_count(self) -> int:
-        """Chunks of the body."""
+        """Number of chunks of the body."""
         return -(-self.body_bytes // CHUNK_BYTES)
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes of the head after the kind: header, chunk digests, digest."""
+        """Size of the head after the kind: header, chunk digests and digest."""
         return self.header_bytes + DIGEST_BYTES * (self.chunk_count + 1)
 
 
 def encode_head(frame: Frame, chunk_digests: Sequence[bytes], body_bytes: int) -> bytes:
-    """The head of a frame. Raises MalformedFrameError or FrameTooLargeError for one that nobody would read."""
+    """Return the head of a frame. Raises MalformedFrameError or FrameTooLargeError if no receiver would read it."""
     if not _KIND.fullmatch(frame.kind):
         raise MalformedFrameError(f"{frame.kind[:MAX_KIND_CHARACTERS]!r} cannot be the kind of a frame.")
     header = encode_header(frame)
@@ -292,7 +292,7 @@ def encode_head(frame: Frame, chunk_digests: Sequence[bytes], body_bytes: int) -
 
 
 def encode_header(frame: Frame) -> bytes:
-    """The msgpack header of a frame. Raises MalformedFrameError."""
+    """Return the msgpack header of a frame. Raises MalformedFrameError."""
     specs = [part.spec for part in frame.tensors]
     _check_names(specs)
     entries = [(spec.name, spec.dtype, spec.shape) for spec in specs]
@@ -303,7 +303,7 @@ def encode_header(frame: Frame) -> bytes:
 
 
 def parse_prefix(data: bytes) -> Prefix:
-    """Read PREFIX_BYTES bytes; the lengths are only claims yet. Raises MalformedFrameError."""
+    """Read PREFIX_BYTES bytes. The lengths are unchecked claims of the sender. Raises MalformedFrameError."""
     magic, version, flags, kind_bytes, reserved, header_bytes, body_bytes = _PREFIX.unpack(data)
     if magic != MAGIC:
         raise MalformedFrameError("These bytes are not a frame.")
@@ -317,7 +317,7 @@ def parse_prefix(data: bytes) -> Prefix:
 
 
 def parse_kind(data: bytes) -> str:
-    """Read the kind. Raises MalformedFrameError."""
+    """Read the kind, which is printable ASCII. Raises MalformedFrameError."""
     kind = data.decode("ascii", errors="replace")
     if not _KIND.fullmatch(kind):
         raise MalformedFrameError("A frame has a kind that is not printable ASCII.")
@@ -325,15 +325,16 @@ def parse_kind(data: bytes) -> str:
 
 
 def check_prefix(prefix: Prefix, kind: str, limits: FrameLimits) -> None:
-    """Raises FrameTooLargeError when the rest of the head or the body would be larger than the limits of the kind."""
+    """Raise FrameTooLargeError if the rest of the head, or the body, exceeds the limits of the kind."""
     check_header_size(kind, prefix.header_bytes, limits)
     check_body_size(kind, prefix.body_bytes, limits)
 
 
 def parse_rest(before: bytes, rest: bytes, prefix: Prefix, kind: str, limits: FrameLimits) -> FrameHead:
-    """The head, from the bytes `before` (prefix and kind) and the `rest` of it.
+    """Return the head, from the bytes `before` (prefix and kind) and the `rest` of it.
 
-    Raises MalformedFrameError when the digest, the header or the lengths disagree, UnexpectedTensorError.
+    Raises MalformedFrameError if the digest, the header or the lengths disagree, UnexpectedTensorError for other
+    tensors.
     """
     digest = rest[-DIGEST_BYTES:]
     if blake3(before).update(rest[:-DIGEST_BYTES]).digest() != digest:

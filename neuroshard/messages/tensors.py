@@ -23,7 +23,7 @@ _NAMES: Mapping[torch.dtype, DType] = {dtype: name for name, dtype in _DTYPES.it
 
 
 def spec_of(name: str, tensor: Tensor) -> TensorSpec:
-    """Name, type and shape of a tensor. Raises MalformedFrameError for a type that cannot travel."""
+    """Return name, type and shape of a tensor. Raises MalformedFrameError for a type that cannot be sent."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None:
         raise MalformedFrameError(f"The tensor {name!r} has the type {tensor.dtype}, which cannot travel.")
@@ -31,9 +31,10 @@ def spec_of(name: str, tensor: Tensor) -> TensorSpec:
 
 
 def part_of(name: str, tensor: Tensor) -> TensorPart:
-    """A tensor as a part of a frame, without its gradient; copied only from a device or out of a strided layout.
+    """Return a tensor, without its gradient, as a part of a frame.
 
-    The part reads the tensor's own memory: do not change the tensor before the frame was sent.
+    The tensor is copied only from a device or out of a strided layout. Otherwise the part reads the tensor's own
+    memory: do not change the tensor before the frame was sent.
     """
     spec = spec_of(name, tensor)
     plain = tensor.detach().cpu().contiguous()
@@ -42,10 +43,10 @@ def part_of(name: str, tensor: Tensor) -> TensorPart:
 
 
 def tensor_of(part: TensorPart) -> Tensor:
-    """The tensor of a part, on the CPU. Raises MalformedFrameError when the bytes do not fit the shape.
+    """Return the tensor of a part, on the CPU. Raises MalformedFrameError if the bytes do not fit the shape.
 
-    Received parts are writable: the tensor then shares their memory. It has its own where that is read-only (a frame
-    that never left this process) or lies across the type's alignment.
+    Received parts are writable, and the tensor shares their memory. It has its own memory if the part is read-only (a
+    frame that never left this process) or is not aligned for the type.
     """
     if memoryview(part.data).nbytes != part.spec.byte_count:
         raise MalformedFrameError(f"The tensor {part.spec.name!r} does not have the bytes that its shape needs.")
