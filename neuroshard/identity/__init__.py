@@ -1,4 +1,4 @@
-"""Token, wallet, node key, signatures and signed claims. Knows nothing of networks, models or training."""
+"""Token, wallet, node key, signatures and signed claims. Independent of networks, models and training."""
 
 from neuroshard.identity.claims import (
     ClaimExpiredError,

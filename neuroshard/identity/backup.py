@@ -26,14 +26,14 @@ LEAST_PASSPHRASE_CHARACTERS = 8
 FORMAT = "neuroshard identity backup"
 VERSION = 1
 _SCRYPT_P = 2
-_SCRYPT_MEMORY = 80 * 1024 * 1024  # of OpenSSL's limit; N r 128 bytes are 64 MiB of it
+_SCRYPT_MEMORY = 80 * 1024 * 1024  # OpenSSL's limit for scrypt; N r 128 bytes are 64 MiB of it
 _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 16, 12, 16
 _SHOWN = {"format", "version", "wallet_id", "salt", "nonce"}
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a backup holds; `node_key` is the content of the node's key file, None before a first start."""
+    """The content of a backup; `node_key` is the content of the node's key file, None before the first start."""
 
     token: str = field(repr=False)
     wallet_id: str
@@ -41,7 +41,7 @@ class Identity:
 
 
 def seal(identity: Identity, passphrase: str) -> bytes:
-    """The content of a backup file. Raises TokenError for a passphrase that is too short."""
+    """Return the content of a backup file. Raises TokenError for a passphrase that is too short."""
     if len(passphrase) < LEAST_PASSPHRASE_CHARACTERS:
         raise TokenError(f"The passphrase is shorter than {LEAST_PASSPHRASE_CHARACTERS} characters.", "Take a longer.")
     salt, nonce = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
@@ -59,9 +59,9 @@ def seal(identity: Identity, passphrase: str) -> bytes:
 
 
 def unseal(data: bytes, passphrase: str) -> Identity:
-    """The identity in a backup file.
+    """Return the identity in a backup file.
 
-    Raises StorageError when the file is damaged, cut or of another version, TokenError for a wrong passphrase.
+    Raises StorageError if the file is damaged, cut or of another version, TokenError for a wrong passphrase.
     """
     try:
         value = parse_json(data, MAX_BACKUP_BYTES)
@@ -104,7 +104,7 @@ def _key(passphrase: str, salt: bytes) -> bytes:
 
 
 def _checksum(content: dict[str, JsonValue]) -> str:
-    """Tells damage from a wrong passphrase; it protects nothing."""
+    """Distinguishes damage from a wrong passphrase; it protects nothing."""
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 

@@ -28,7 +28,7 @@ _DELEGATION_FIELDS = {"node_public_key", "wallet_public_key", "expires_at", "sig
 
 
 class DelegationExpiredError(DataError):
-    """The wallet's delegation for this node has run out."""
+    """The wallet's delegation for this node has expired."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,24 @@ class Delegation:
 
     @classmethod
     def issue(cls, wallet: Signer, node_public_key: bytes, expires_at: float) -> Delegation:
-        """A delegation that the wallet signs; `expires_at` is cut to whole seconds."""
+        """Return a delegation signed by the wallet; `expires_at` is cut to whole seconds."""
         message = _delegation_message(node_public_key, wallet.public_key, int(expires_at))
         return cls(node_public_key, wallet.public_key, int(expires_at), wallet.sign(message))
 
     @cached_property
     def node_id(self) -> NodeId:
-        """The node that may act."""
+        """The node that may act for the wallet."""
         return node_id_of(self.node_public_key)
 
     @property
     def wallet_id(self) -> WalletId:
-        """The wallet it acts for."""
+        """The wallet that the node may act for."""
         return wallet_id_of(self.wallet_public_key)
 
     def verify(self, now: float, known: KnownDelegations | None = None) -> None:
-        """Raises SignatureError when the wallet did not sign this, DelegationExpiredError when it has run out.
+        """Raise SignatureError if the wallet did not sign this, DelegationExpiredError if it has expired.
 
-        The signature of one that is `known` holds; others that hold are known afterwards.
+        A delegation in `known` is not verified again; a valid one is added to it.
         """
         if known is None or self not in known:
             message = _delegation_message(self.node_public_key, self.wallet_public_key, self.expires_at)
@@ -70,7 +70,7 @@ class Delegation:
             raise DelegationExpiredError(f"The delegation of node {self.node_id} expired.")
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Keys and signature in hex."""
+        """Return the fields by name, keys and signature in hex."""
         return {
             "node_public_key": self.node_public_key.hex(),
             "wallet_public_key": self.wallet_public_key.hex(),
@@ -80,7 +80,7 @@ class Delegation:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Delegation:
-        """Strict reading, without verifying. Raises ValueError that names the field."""
+        """Read a delegation strictly, without verifying it. Raises ValueError that names the field."""
         fields = exact_object(value, _DELEGATION_FIELDS, "delegation")
         return cls(
             node_public_key=hex_field(fields["node_public_key"], PUBLIC_KEY_BYTES, "node_public_key"),
@@ -91,7 +91,10 @@ class Delegation:
 
 
 class KnownDelegations:
-    """Delegations whose signatures were checked: one comes with every claim of its node. The youngest few are kept."""
+    """The most recent delegations whose signatures were verified.
+
+    Every claim of a node contains its delegation, so one verification serves many claims.
+    """
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most
@@ -101,7 +104,7 @@ class KnownDelegations:
         return delegation in self._known
 
     def add(self, delegation: Delegation) -> None:
-        """Remember one whose signature holds."""
+        """Remember a delegation whose signature is valid."""
         while len(self._known) >= self._most:
             del self._known[next(iter(self._known))]
         self._known[delegation] = None
@@ -119,11 +122,11 @@ _CLAIM_FIELDS = {"domain", "payload", "issued_at", "signature", "delegation"}
 
 
 class MalformedClaimError(DataError):
-    """Bytes that are no claim."""
+    """Bytes that are not a claim."""
 
 
 class ClaimTooLargeError(DataError):
-    """A claim above the size limit; it was not read."""
+    """A claim above the size limit, which was not read."""
 
 
 class ForeignClaimError(DataError):
@@ -136,7 +139,7 @@ class ClaimExpiredError(DataError):
 
 @dataclass(frozen=True)
 class SignedClaim:
-    """One statement of a node; a decoded one is not yet verified."""
+    """One statement of a node with its signature; a decoded claim is not verified yet."""
 
     domain: str  # purpose of the claim, e.g. "announcement"
     payload: JsonValue
@@ -145,7 +148,7 @@ class SignedClaim:
     delegation: Delegation
 
     def encode(self) -> bytes:
-        """Canonical JSON. Raises ClaimTooLargeError above MAX_CLAIM_BYTES."""
+        """Return the claim as canonical JSON. Raises ClaimTooLargeError above MAX_CLAIM_BYTES."""
         data = canonical_json(
             {
                 "domain": self.domain,
@@ -159,7 +162,7 @@ class SignedClaim:
 
     @classmethod
     def decode(cls, data: bytes, max_bytes: int = MAX_CLAIM_BYTES) -> SignedClaim:
-        """Read what `encode` wrote, without verifying. Raises ClaimTooLargeError or MalformedClaimError."""
+        """Read the bytes that `encode` wrote, without verifying. Raises ClaimTooLargeError or MalformedClaimError."""
         _checked_size(data, max_bytes)
         try:
             fields = exact_object(parse_json(data, max_bytes), _CLAIM_FIELDS, "claim")
@@ -201,7 +204,7 @@ class NodeIdentity:
 
 
 def sign_claim(identity: NodeIdentity, domain: str, payload: JsonValue, now: float) -> SignedClaim:
-    """A claim of this node, issued at `now`. Raises ValueError when the payload holds a number that is not finite."""
+    """Return a claim of this node, issued at `now`. Raises ValueError if a number in the payload is not finite."""
     signature = identity.key.sign(_claim_message(domain, payload, now, identity.delegation))
     return SignedClaim(domain, payload, now, signature, identity.delegation)
 
@@ -215,7 +218,7 @@ def verify_claim(
     *,
     known: KnownDelegations | None = None,
 ) -> VerifiedClaim:
-    """Check purpose, sender (when given), signature, delegation (unless `known` already) and age, in this order.
+    """Check purpose, sender (if given), signature, delegation (unless it is `known`) and age, in this order.
 
     Raises ForeignClaimError, SignatureError, DelegationExpiredError or ClaimExpiredError.
     """
@@ -235,13 +238,13 @@ def verify_claim(
 
 
 def _claim_message(domain: str, payload: JsonValue, issued_at: float, delegation: Delegation) -> bytes:
-    # the wallet is part of it: a claim must not be moved to another wallet that delegated to the same node
+    # includes the wallet: a claim must not be moved to another wallet that delegated to the same node
     return purpose_message(
         "claim",
         {
             "domain": domain,
             "payload": payload,
-            "issued_at": float(issued_at),  # a reader has a float, and 5 and 5.0 are other bytes
+            "issued_at": float(issued_at),  # a reader has a float, and 5 and 5.0 give different bytes
             "node": delegation.node_public_key.hex(),
             "wallet": delegation.wallet_public_key.hex(),
         },

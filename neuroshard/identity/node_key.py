@@ -23,13 +23,13 @@ from neuroshard.types import NodeId
 
 # identity multihash (code 0, length 36) of the protobuf message {Type = Ed25519 (1), Data = 32 bytes}
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
-MOST_REMEMBERED = 2048  # of each way
+MOST_REMEMBERED = 2048  # ids in each direction
 _MAX_CHARACTERS = 64  # an Ed25519 peer id has 52; decoding is quadratic in the length
 
 
-@lru_cache(MOST_REMEMBERED)  # base58 is arithmetic on a long number, and the same nodes speak all the time
+@lru_cache(MOST_REMEMBERED)  # base58 is arithmetic on a long number, and the same nodes appear all the time
 def node_id_of(public_key: bytes) -> NodeId:
-    """The peer id ("12D3KooW...") of a raw Ed25519 public key of 32 bytes. Raises ValueError for another length."""
+    """Return the peer id ("12D3KooW...") of a raw Ed25519 public key. Raises ValueError unless it has 32 bytes."""
     if len(public_key) != PUBLIC_KEY_BYTES:
         raise ValueError(f"an Ed25519 public key has {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}")
     return NodeId(base58.b58encode(_PREFIX + public_key).decode())
@@ -37,7 +37,7 @@ def node_id_of(public_key: bytes) -> NodeId:
 
 @lru_cache(MOST_REMEMBERED)
 def public_key_of(node_id: str) -> bytes:
-    """The raw Ed25519 public key inside a node id. Raises ValueError when it is no peer id of such a key."""
+    """Return the raw Ed25519 public key in a node id. Raises ValueError if it is not the peer id of such a key."""
     if len(node_id) > _MAX_CHARACTERS or not node_id.isascii():
         raise ValueError(f"{node_id[:_MAX_CHARACTERS]!r} is not a node id")
     try:
@@ -47,7 +47,7 @@ def public_key_of(node_id: str) -> bytes:
     if len(raw) != len(_PREFIX) + PUBLIC_KEY_BYTES or not raw.startswith(_PREFIX):
         raise ValueError(f"{node_id!r} is not the peer id of an Ed25519 key")
     public_key = raw[len(_PREFIX) :]
-    if node_id_of(public_key) != node_id:  # base58 readers forgive white space; a node has one name
+    if node_id_of(public_key) != node_id:  # base58 decoding ignores white space, but a node has one name
         raise ValueError(f"{node_id!r} is not written as a peer id is")
     return public_key
 
@@ -59,21 +59,21 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeKey:
-    """Signs what this node claims; the peer id of its public key is the node id."""
+    """The key that signs the claims of this node; the peer id of its public key is the node id."""
 
     _key: SigningKey = field(repr=False)
 
     @classmethod
     def from_seed(cls, seed: bytes) -> NodeKey:
-        """The key of a 32-byte seed, for a node that lives only in memory. Raises ValueError for another length."""
+        """Return the key of a 32-byte seed, for a node without a data folder. Raises ValueError for another length."""
         return cls(SigningKey.from_seed(seed))
 
     @classmethod
     def load_or_create(cls, path: Path) -> NodeKey:
-        """The key in `path`; when there is no such file, a new one that is stored there with mode 0600.
+        """Return the key in `path`. If there is no such file, create a key and store it there with mode 0600.
 
-        A file that others may read is made private, with a warning in the log.
-        Raises StorageError when the file is damaged or cannot be read or written; it is left as it is.
+        A file that others may read is made private, with a warning in the log. Raises StorageError if the file is
+        damaged or cannot be read or written; its content stays as it is.
         """
         try:
             if not path.exists():
@@ -102,7 +102,7 @@ class NodeKey:
         return node_id_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature of the message, 64 bytes."""
+        """Return the Ed25519 signature of the message, 64 bytes."""
         return self._key.sign(message)
 
     def _file_content(self) -> bytes:

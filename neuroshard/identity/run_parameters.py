@@ -41,7 +41,7 @@ SHA256_BYTES = 32
 
 
 def check_parameters(parameters: RunParameters) -> None:
-    """Raises ValueError that names the field that no run can have."""
+    """Raise ValueError that names a field whose value no run can have."""
     check_architecture(parameters.architecture)
     _check_at_least_one(
         {
@@ -80,7 +80,7 @@ def check_parameters(parameters: RunParameters) -> None:
 
 
 def scheme_objection(outer: OuterOptimization) -> str | None:
-    """Why this strategy, codec and aggregator cannot be together, or None (DESIGN 4.5)."""
+    """Return the reason why this strategy, codec and aggregator cannot be combined, or None if they can."""
     if outer.strategy == "averaging":
         return _averaging_objection(outer)
     if (objection := _objection_to_names_of_averaging(outer)) is not None:
@@ -99,7 +99,7 @@ def scheme_objection(outer: OuterOptimization) -> str | None:
 
 
 def _averaging_objection(outer: OuterOptimization) -> str | None:
-    """Why gradients cannot be averaged so."""
+    """The reason why gradients cannot be averaged with these settings, or None."""
     if outer.aggregator != "mean":
         return (
             f"aggregator must not be {outer.aggregator} with strategy averaging: gradients are mostly noise, and of "
@@ -113,7 +113,7 @@ def _averaging_objection(outer: OuterOptimization) -> str | None:
 
 
 def _objection_to_names_of_averaging(outer: OuterOptimization) -> str | None:
-    """Why what belongs to averaged gradients is of no use in another strategy."""
+    """The reason why settings for averaged gradients do not fit another strategy, or None."""
     if outer.codec == "powersgd":
         return (
             f"codec must not be powersgd with strategy {outer.strategy}: its factors take two rounds of one gradient; "
@@ -125,7 +125,7 @@ def _objection_to_names_of_averaging(outer: OuterOptimization) -> str | None:
 
 
 def check_digests(pins: GenesisPins) -> None:
-    """Digests become parts of file names and addresses. Raises ValueError that names the field."""
+    """Check the digests, which become parts of file names and addresses. Raises ValueError that names the field."""
     hex_field(pins.root, SHA256_BYTES, "root")
     hex_field(pins.tokenizer_sha256, SHA256_BYTES, "tokenizer_sha256")
     if pins.signing_key is not None:
@@ -133,7 +133,7 @@ def check_digests(pins: GenesisPins) -> None:
 
 
 def check_architecture(shape: Architecture) -> None:
-    """Raises ValueError that names the size that no model can have."""
+    """Raise ValueError that names a size that no model can have."""
     _check_at_least_one(
         {
             "hidden_size": shape.hidden_size,
@@ -168,7 +168,7 @@ def _check_rates(parameters: RunParameters) -> None:
         "max_round_seconds": outer.max_round_seconds,
     }
     for name, value in positive.items():
-        if not value > 0:  # also refuses what is not a number
+        if not value > 0:  # also refuses NaN
             raise ValueError(f"{name} must be more than 0")
     below_one = {"beta1": inner.beta1, "beta2": inner.beta2, "outer momentum": outer.momentum}
     for name, value in below_one.items():
@@ -190,16 +190,16 @@ _Field = dataclasses.Field[Any]
 
 
 class RunParametersError(DataError):
-    """Parameters of a run that are malformed; the message names the field."""
+    """The parameters of a run are malformed; the message names the field."""
 
 
 def run_parameters_to_json(parameters: RunParameters) -> Mapping[str, JsonValue]:
-    """Every field by name; fields that are real numbers are written as such even when whole."""
+    """Return every field by name. Real numbers are written as floats even if they are whole."""
     return _object_of(parameters)
 
 
 def run_parameters_from_json(value: JsonValue) -> RunParameters:
-    """Strict reading. Raises RunParametersError that names a missing, unknown or wrong field."""
+    """Read run parameters strictly. Raises RunParametersError that names a missing, unknown or wrong field."""
     try:
         parameters = _read_object(RunParameters, value, "run parameters")
         check_parameters(parameters)
@@ -209,7 +209,7 @@ def run_parameters_from_json(value: JsonValue) -> RunParameters:
 
 
 def genesis_pins_from_json(value: JsonValue) -> GenesisPins:
-    """Strict reading of the pins alone. Raises RunParametersError that names a missing, unknown or wrong field."""
+    """Read the pins alone. Raises RunParametersError that names a missing, unknown or wrong field."""
     try:
         pins = _read_object(GenesisPins, value, "genesis")
         check_digests(pins)
@@ -219,7 +219,7 @@ def genesis_pins_from_json(value: JsonValue) -> GenesisPins:
 
 
 def architecture_from_json(value: JsonValue) -> Architecture:
-    """Strict reading of the architecture alone. Raises RunParametersError that names a missing or wrong size."""
+    """Read the architecture alone. Raises RunParametersError that names a missing or wrong size."""
     try:
         shape = _read_object(Architecture, value, "architecture")
         check_architecture(shape)
@@ -241,7 +241,7 @@ def _object_of(value: Any) -> dict[str, JsonValue]:
 
 @cache
 def _kinds_of(kind: type[Any]) -> Mapping[str, Any]:
-    """The types of a dataclass's fields; to find them means to compile their annotations."""
+    """The types of a dataclass's fields. Cached, because get_type_hints compiles the annotations."""
     return get_type_hints(kind)
 
 
@@ -309,7 +309,7 @@ MAX_RUN_PARAMETERS_BYTES = 64 * 1024
 
 
 def run_id(owner_public_key: bytes, parameters: RunParameters) -> RunId:
-    """SHA-256(owner key, canonical JSON of the initial parameters), 64 hex digits."""
+    """Return SHA-256(owner key, canonical JSON of the initial parameters), 64 hex digits."""
     return RunId(hash_parts(owner_public_key, canonical_json(run_parameters_to_json(parameters))).hex())
 
 
@@ -323,17 +323,17 @@ class SignedRunParameters:
 
     @property
     def owner_wallet_id(self) -> WalletId:
-        """The wallet that signed."""
+        """The wallet that signed, from the public key."""
         return wallet_id_of(self.owner_public_key)
 
     @classmethod
     def sign(cls, owner: Signer, parameters: RunParameters) -> SignedRunParameters:
-        """Sign as the run's owner. Raises RunParametersError for parameters that nobody would accept."""
+        """Sign as the run's owner. Raises RunParametersError for parameters that no node would accept."""
         run_parameters_from_json(run_parameters_to_json(parameters))
         return cls(parameters, owner.public_key, owner.sign(_message(parameters)))
 
     def to_value(self) -> Mapping[str, JsonValue]:
-        """The JSON object, with the key and the signature in hex."""
+        """Return the JSON object, with the key and the signature in hex."""
         return {
             "parameters": run_parameters_to_json(self.parameters),
             "owner_public_key": self.owner_public_key.hex(),
@@ -341,12 +341,12 @@ class SignedRunParameters:
         }
 
     def to_json(self) -> bytes:
-        """`to_value` as canonical JSON."""
+        """Return `to_value` as canonical JSON."""
         return canonical_json(self.to_value())
 
     @classmethod
     def from_json(cls, data: bytes) -> SignedRunParameters:
-        """Read and verify. Raises RunParametersError when malformed, SignatureError when the owner did not sign."""
+        """Read and verify. Raises RunParametersError if malformed, SignatureError if the owner did not sign."""
         try:
             value = parse_json(data, MAX_RUN_PARAMETERS_BYTES)
         except ValueError as error:
@@ -355,7 +355,7 @@ class SignedRunParameters:
 
     @classmethod
     def from_value(cls, value: JsonValue) -> SignedRunParameters:
-        """Read and verify a JSON object. Raises as `from_json` does."""
+        """Read and verify a JSON object. Raises the same errors as `from_json`."""
         try:
             fields = exact_object(value, {"parameters", "owner_public_key", "signature"}, "signed run parameters")
             owner = hex_field(fields["owner_public_key"], PUBLIC_KEY_BYTES, "owner_public_key")

@@ -19,11 +19,11 @@ SIGNATURE_BYTES = 64
 
 
 class SignatureError(DataError):
-    """A signature that is not that of the named key over the named value."""
+    """A signature is not that of the named key over the named value."""
 
 
 class Signer(Protocol):
-    """What can sign: a wallet or a node key."""
+    """An object that signs messages: a wallet or a node key."""
 
     @property
     def public_key(self) -> bytes:
@@ -31,24 +31,24 @@ class Signer(Protocol):
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature of the message, 64 bytes."""
+        """Return the Ed25519 signature of the message, 64 bytes."""
         ...
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """An Ed25519 private key that never shows itself in a repr."""
+    """An Ed25519 private key that no repr shows."""
 
     _private: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
     def from_seed(cls, seed: bytes) -> SigningKey:
-        """The key of a 32-byte seed. Raises ValueError for another length."""
+        """Return the key of a 32-byte seed. Raises ValueError for another length."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod
     def generate(cls) -> SigningKey:
-        """A new random key."""
+        """Return a new random key."""
         return cls(Ed25519PrivateKey.generate())
 
     @property
@@ -62,12 +62,12 @@ class SigningKey:
         return self._private.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature of the message, 64 bytes."""
+        """Return the Ed25519 signature of the message, 64 bytes."""
         return self._private.sign(message)
 
 
 def verify_signature(public_key: bytes, message: bytes, signature: bytes) -> None:
-    """Raises SignatureError unless `signature` is that of the raw public key over the message."""
+    """Raise SignatureError unless `signature` is that of the raw public key over the message."""
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         raise SignatureError("A signature or its public key has the wrong length.")
     try:
@@ -77,20 +77,20 @@ def verify_signature(public_key: bytes, message: bytes, signature: bytes) -> Non
 
 
 def purpose_message(purpose: str, value: JsonValue) -> bytes:
-    """What is signed for one purpose: `neuroshard/<purpose>/1`, a zero byte, canonical JSON.
+    """Return the bytes to sign for one purpose: `neuroshard/<purpose>/1`, a zero byte, canonical JSON.
 
-    It is no JSON itself, so a signature made for one purpose is never one for another or for plain JSON.
+    They are not JSON, so a signature made for one purpose is never valid for another purpose or for plain JSON.
     """
     return f"neuroshard/{purpose}/1\0".encode() + canonical_json(value)
 
 
 def sign_json(signer: Signer, value: JsonValue) -> str:
-    """Ed25519 signature over the canonical JSON of the value, 128 hex digits. Raises ValueError as canonical_json."""
+    """Sign the value's canonical JSON; return 128 hex digits. Raises ValueError as canonical_json does."""
     return signer.sign(canonical_json(value)).hex()
 
 
 def verify_json(public_key: bytes, value: JsonValue, signature: str) -> None:
-    """Raises SignatureError unless `signature` (hex) is that of the key over the value's canonical JSON."""
+    """Raise SignatureError unless `signature` (hex) is that of the key over the value's canonical JSON."""
     try:
         raw = bytes.fromhex(signature)
     except ValueError:
@@ -99,7 +99,7 @@ def verify_json(public_key: bytes, value: JsonValue, signature: str) -> None:
 
 
 def hash_parts(*parts: bytes | str | int) -> bytes:
-    """SHA-256 (32 bytes) over the parts, each preceded by its length as 8 big-endian bytes.
+    """Return SHA-256 (32 bytes) over the parts, each preceded by its length as 8 big-endian bytes.
 
     Text counts as UTF-8 and a whole number as its decimal digits; the prefixes keep ("ab", "c") and ("a", "bc") apart.
     """

@@ -1,4 +1,4 @@
-"""JSON from and for strangers: the canonical bytes that are signed, a strict parser, and strict readers of fields.
+"""JSON from and for strangers: the canonical bytes to sign, a strict parser, and strict readers of fields.
 
 The readers check that every field is named, every number is in its range, every text is printable and every list is
 short.
@@ -21,7 +21,7 @@ MAX_JSON_DEPTH = 64
 
 
 def canonical_json(value: JsonValue) -> bytes:
-    """Sorted keys, no spaces, UTF-8, floats in shortest form: equal values give equal bytes.
+    """Return JSON with sorted keys, no spaces, UTF-8 and shortest floats: equal values give equal bytes.
 
     Raises ValueError for a number that is not finite and for text that is not valid Unicode.
     """
@@ -30,11 +30,9 @@ def canonical_json(value: JsonValue) -> bytes:
 
 
 def parse_json(data: bytes, max_bytes: int) -> JsonValue:
-    """Read JSON that others wrote: at most max_bytes, no key twice, only finite numbers, only text that is Unicode.
+    """Read JSON from strangers: at most `max_bytes`, unique keys, finite numbers and valid Unicode only.
 
-    So whatever it gives can be written and signed again.
-
-    Raises ValueError that says what is wrong.
+    The result can therefore be written and signed again. Raises ValueError that gives the reason.
     """
     if len(data) > max_bytes:
         raise ValueError(f"{len(data)} bytes of JSON, at most {max_bytes} are allowed")
@@ -59,7 +57,7 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
         level = [child for item in level for child in _children(item)]
-    # what is written again must not meet the interpreter's recursion limit
+    # writing the value again must not reach the interpreter's recursion limit
     raise ValueError(f"JSON is nested more than {MAX_JSON_DEPTH} deep")
 
 
@@ -98,7 +96,7 @@ _T = TypeVar("_T")
 
 
 def declared(value: JsonValue, form: type[_T]) -> _T:
-    """`value` as the dataclass whose annotations are its bounds. Raises ValueError that names the field."""
+    """Convert `value` to the dataclass whose annotations are its bounds. Raises ValueError that names the field."""
     if isinstance(value, Mapping):
         for name in sorted(value.keys() - {field.name for field in fields(cast("Any", form))}):
             raise ValueError(f"unknown field - at `$.{name[:40]}`")
@@ -109,12 +107,15 @@ MAX_NUMBER = 10**300
 
 
 def exact_object(value: JsonValue, names: set[str], where: str) -> Mapping[str, JsonValue]:
-    """`value` as an object with exactly these fields. Raises ValueError that names the missing or unknown one."""
+    """Return `value` as an object with exactly these fields. Raises ValueError that names the wrong field."""
     return object_fields(value, names, set(), where)
 
 
 def object_fields(value: JsonValue, names: set[str], optional: set[str], where: str) -> Mapping[str, JsonValue]:
-    """`value` as an object with these fields and perhaps the optional ones. Raises ValueError as exact_object does."""
+    """Return `value` as an object with these fields and perhaps the optional ones.
+
+    Raises ValueError that names the missing or unknown field.
+    """
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a JSON object")  # noqa: TRY004 - malformed input, not a wrong call
     for name in sorted(names - value.keys()):
@@ -125,7 +126,7 @@ def object_fields(value: JsonValue, names: set[str], optional: set[str], where: 
 
 
 def hex_field(value: JsonValue, length: int, where: str) -> bytes:
-    """Exactly `length` bytes written in lower-case hex digits. Raises ValueError that names the field."""
+    """Read exactly `length` bytes in lower-case hex digits. Raises ValueError that names the field."""
     if not isinstance(value, str) or len(value) != 2 * length or value != value.lower():
         raise ValueError(f"{where} must be {2 * length} lower-case hex digits")
     try:
@@ -138,7 +139,7 @@ def hex_field(value: JsonValue, length: int, where: str) -> bytes:
 
 
 def number_field(value: JsonValue, where: str) -> float:
-    """A finite number. Raises ValueError that names the field."""
+    """Read a finite number. Raises ValueError that names the field."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where} must be a number")  # noqa: TRY004 - malformed input, not a wrong call
     if abs(value) > MAX_NUMBER:  # a whole number may be too large for a float
@@ -147,14 +148,14 @@ def number_field(value: JsonValue, where: str) -> float:
 
 
 def flag_field(value: JsonValue, where: str) -> bool:
-    """True or false. Raises ValueError that names the field."""
+    """Read true or false. Raises ValueError that names the field."""
     if not isinstance(value, bool):
         raise ValueError(f"{where} must be true or false")  # noqa: TRY004 - malformed input, not a wrong call
     return value
 
 
 def text_field(value: JsonValue, max_characters: int, where: str) -> str:
-    """Text of at most so many characters. Raises ValueError that names the field."""
+    """Read text of at most `max_characters`. Raises ValueError that names the field."""
     if not isinstance(value, str) or len(value) > max_characters:
         raise ValueError(f"{where} must be text of at most {max_characters} characters")
     return value
@@ -165,14 +166,14 @@ _PRINTABLE = re.compile(r"[ -~]*")
 
 
 def whole_field(value: JsonValue, low: int, high: int, where: str) -> int:
-    """A whole number in [low, high]. Raises ValueError that names the field."""
+    """Read a whole number in [low, high]. Raises ValueError that names the field."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{where} must be a whole number from {low} to {high}")
     return value
 
 
 def line_field(value: JsonValue, max_characters: int, where: str) -> str:
-    """Printable ASCII text. Raises ValueError that names the field."""
+    """Read printable ASCII text of at most `max_characters`. Raises ValueError that names the field."""
     text = text_field(value, max_characters, where)
     if not _PRINTABLE.fullmatch(text):
         raise ValueError(f"{where} must be printable ASCII text")
@@ -180,26 +181,26 @@ def line_field(value: JsonValue, max_characters: int, where: str) -> str:
 
 
 def list_field(value: JsonValue, max_items: int, where: str) -> Sequence[JsonValue]:
-    """A list of at most so many items. Raises ValueError that names the field."""
+    """Read a list of at most `max_items`. Raises ValueError that names the field."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > max_items:
         raise ValueError(f"{where} must be a list of at most {max_items} items")
     return value
 
 
 def run_field(value: JsonValue, where: str) -> RunId:
-    """A run id. Raises ValueError that names the field."""
+    """Read a run id, 64 lower-case hex digits. Raises ValueError that names the field."""
     return RunId(hash_field(value, where))
 
 
 def hash_field(value: JsonValue, where: str) -> str:
-    """64 lower-case hex digits. Raises ValueError that names the field."""
+    """Read 64 lower-case hex digits. Raises ValueError that names the field."""
     if not isinstance(value, str) or not _HASH.fullmatch(value):
         raise ValueError(f"{where} must be 64 lower-case hex digits")
     return value
 
 
 def layers_field(value: JsonValue, where: str) -> LayerRange | None:
-    """[first layer, first layer after them], or null for none. Raises ValueError that names the field."""
+    """Read [first layer, first layer after them], or null for none. Raises ValueError that names the field."""
     if value is None:
         return None
     bounds = list_field(value, 2, where)

@@ -1,4 +1,4 @@
-"""The wallet: from the text of a token or a BIP39 phrase to its secret and its Ed25519 key. Nothing here logs."""
+"""The wallet: the text of a token or BIP39 phrase gives a secret, and the secret an Ed25519 key. Nothing here logs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _LIKELY_PHRASE_LENGTHS = range(10, 27)  # a phrase with a word lost or doubled
 
 
 def new_phrase(words: int = 12) -> str:
-    """A new random phrase of 12 or 24 words. Raises ValueError for another number."""
+    """Return a new random phrase of 12 or 24 words. Raises ValueError for another number."""
     if words not in (12, 24):
         raise ValueError(f"a phrase has 12 or 24 words, not {words}")
     return Mnemonic("english").generate(strength=words * 32 // 3)
 
 
 def phrase_word_list() -> tuple[str, ...]:
-    """The 2,048 words that phrases are made of."""
+    """Return the 2,048 words of BIP39 that phrases consist of."""
     return tuple(Mnemonic("english").wordlist)
 
 
 def phrase_words(text: str) -> tuple[str, ...] | None:
-    """The words of `text` when it is meant as a phrase, else None; lower case, any spacing.
+    """Return the words of `text`, in lower case, if it is meant as a phrase, otherwise None.
 
-    Meant as one is whatever has a phrase's number of words, and whatever has nearly one and consists of listed words:
-    a slip of the pen must be told, not become another wallet.
+    A text is meant as a phrase if it has a phrase's number of words, or nearly one and consists mostly of listed words.
+    A typing error must give an error, not another wallet.
     """
     words = tuple(unicodedata.normalize("NFKD", text).lower().split())
     if len(words) in PHRASE_LENGTHS:
@@ -50,9 +50,9 @@ def phrase_words(text: str) -> tuple[str, ...] | None:
 
 
 def phrase_seed(words: tuple[str, ...]) -> bytes:
-    """The 64-byte seed of BIP39 (PBKDF2-HMAC-SHA512, 2,048 rounds, no passphrase).
+    """Return the 64-byte seed of BIP39 (PBKDF2-HMAC-SHA512, 2,048 rounds, no passphrase).
 
-    Raises TokenError that says which word is unknown, or that the number of words or the checksum is wrong.
+    Raises TokenError that names an unknown word, a wrong number of words or a wrong checksum.
     """
     mnemonic = Mnemonic("english")
     if len(words) not in PHRASE_LENGTHS:
@@ -78,18 +78,18 @@ def phrase_seed(words: tuple[str, ...]) -> bytes:
 TokenKind = Literal["phrase", "hex", "text"]
 MAX_TOKEN_CHARACTERS = 4096
 STRONG_TEXT_CHARACTERS = 20
-# Changing any of these changes the wallet of everybody who uses a text token.
+# Changing any of these changes the wallet of every user of a text token.
 # 64 MiB and two passes: the least that OWASP's password storage cheat sheet accepts for scrypt (RFC 7914).
 SCRYPT_N = 2**16
 SCRYPT_R = 8
 SCRYPT_P = 2
 _SCRYPT_SALT = b"neuroshard/token/scrypt/1"
-_SCRYPT_MEMORY = 80 * 1024 * 1024  # of OpenSSL's limit; N r 128 bytes are 64 MiB of it
+_SCRYPT_MEMORY = 80 * 1024 * 1024  # OpenSSL's limit for scrypt; N r 128 bytes are 64 MiB of it
 
 
 @dataclass(frozen=True)
 class TokenSecret:
-    """What a token decodes to; `warning` is one sentence for its owner, or None."""
+    """The decoded form of a token; `warning` is one sentence for its owner, or None."""
 
     kind: TokenKind
     seed: bytes = field(repr=False)
@@ -97,10 +97,10 @@ class TokenSecret:
 
 
 def parse_token(text: str) -> TokenSecret:
-    """Secret of a BIP39 phrase (64-byte seed), of 64 hex digits (32 bytes) or of any other text (32 bytes by scrypt).
+    """Return the secret of a BIP39 phrase (64-byte seed), of 64 hex digits (32 bytes) or of other text (32, scrypt).
 
-    Raises TokenError when the token is empty or too long, and when a phrase or a hex key is damaged:
-    a damaged token is never read as some other token.
+    Raises TokenError if the token is empty or too long, or if a phrase or a hex key is damaged: a damaged token is
+    never read as some other token.
     """
     token = unicodedata.normalize("NFKD", text).strip()
     if not token:
@@ -142,19 +142,19 @@ _WALLET_LABEL = b"neuroshard/wallet/ed25519/1"
 
 
 def wallet_id_of(public_key: bytes) -> WalletId:
-    """First 16 hex digits of SHA-256(wallet public key)."""
+    """Return the first 16 hex digits of SHA-256(wallet public key)."""
     return WalletId(sha256(public_key).hexdigest()[:16])
 
 
 @dataclass(frozen=True)
 class Wallet:
-    """Signs what the owner of the token stands for: delegations, runs, manifests."""
+    """The token owner's key, which signs delegations, runs and manifests."""
 
     _key: SigningKey = field(repr=False)
 
     @classmethod
     def from_secret(cls, secret: TokenSecret) -> Wallet:
-        """The wallet of a token: HKDF-SHA256 (RFC 5869) of its secret with a label of its own, no salt."""
+        """Return the wallet of a token: HKDF-SHA256 (RFC 5869) of its secret with our own label, no salt."""
         seed = HKDF(algorithm=SHA256(), length=32, salt=None, info=_WALLET_LABEL).derive(secret.seed)
         return cls(SigningKey.from_seed(seed))
 
@@ -169,5 +169,5 @@ class Wallet:
         return wallet_id_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature of the message, 64 bytes."""
+        """Return the Ed25519 signature of the message, 64 bytes."""
         return self._key.sign(message)
