@@ -33,40 +33,40 @@ from neuroshard.types import DataPosition, NodeId
 
 
 class Feed(Protocol):
-    """What the trainer needs of the data room's DataFeed."""
+    """Data feed of a trainer. The data room's DataFeed implements it."""
 
     @property
     def position(self) -> DataPosition:
-        """The next unread window."""
+        """First window that has not been read."""
         ...
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
-        """The next batch; nothing is consumed when cancelled."""
+        """Return the next batch. A cancelled call consumes nothing."""
         ...
 
     async def held_out(self, count: int = PINNED_SEQUENCES) -> HeldOut:
-        """The pinned held-out sequences."""
+        """Return the pinned held-out sequences."""
         ...
 
     def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
-        """Note the losses of a step."""
+        """Record the losses of a step, on which the choice of the next shard depends."""
         ...
 
     def status(self) -> DataStatus:
-        """For the dashboard."""
+        """Return the status of the data for the dashboard."""
         ...
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Smoothed pace of the steps, over the time spent on them (pauses do not count)."""
+    """Moving average of the training speed. Pauses do not count as time of the steps."""
 
     tokens_per_second: float = 0.0
     step_seconds: float = 0.0
     observed: int = 0
 
     def after_step(self, seconds: float, tokens: int) -> Speed:
-        """The pace after one more step; each of the last ten weighs about a tenth."""
+        """Speed after one more step. Each of the last ten steps has a weight of about 0.1."""
         if seconds <= 0 or not isfinite(seconds):
             return self
         weight = max(0.1, 1 / (self.observed + 1))
@@ -78,14 +78,14 @@ class Speed:
 
 @dataclass(frozen=True)
 class OwnShare:
-    """The part of a step that this node drove itself."""
+    """Part of a step that came from this node's own microbatches."""
 
-    position: DataPosition | None = None  # all windows before it are behind a step; None: it has not moved
+    position: DataPosition | None = None  # a step has used all windows before it; None: unchanged
     loss_sums: tuple[Tensor, ...] = ()
-    tokens: int = 0  # of those losses
+    tokens: int = 0  # number of tokens in `loss_sums`
 
     def mean_loss(self) -> float | None:
-        """Nats a token; None when it drove nothing."""
+        """Mean loss in nats per token; None when this node drove nothing in the step."""
         return sum(part.item() for part in self.loss_sums) / self.tokens if self.tokens else None
 
 
@@ -98,44 +98,48 @@ class _Sent:
 
 
 class InFlightLedger:
-    """The microbatches under way, in the order of their data."""
+    """Microbatches in flight, in the order of their data.
+
+    Microbatches may end in any order. The data position of a step therefore advances only to the first microbatch that
+    no step has used.
+    """
 
     def __init__(self) -> None:
-        self.ended = Signal()  # of a microbatch, which is under way no more
-        self.next_step = 1  # number of the step that the next batch will be part of
+        self.ended = Signal()  # a microbatch ended and is no longer in flight
+        self.next_step = 1  # number of the step that will use the next batch
         self._sent: dict[MicrobatchKey, _Sent] = {}
 
     @property
     def under_way(self) -> int:
-        """Microbatches that some stage has not accumulated yet, and that were not given up."""
+        """Number of microbatches that at least one stage has not accumulated and that were not given up."""
         return sum(not (sent.is_done or sent.is_behind) for sent in self._sent.values())
 
     @property
     def done(self) -> tuple[MicrobatchKey, ...]:
-        """Microbatches that every stage has accumulated and no step is known to have used."""
+        """Microbatches that every stage has accumulated and that no known step has used."""
         return tuple(key for key, sent in self._sent.items() if sent.is_done and not sent.is_behind)
 
     def tokens(self, keys: Iterable[MicrobatchKey]) -> int:
-        """Of microbatches whose loss was told."""
+        """Number of tokens in the given microbatches whose loss is known."""
         return sum(sent.result.token_count for key in keys if (sent := self._sent[key]).result is not None)
 
     def sent(self, key: MicrobatchKey, position: DataPosition) -> None:
-        """A microbatch leaves; `position` is the first window behind it."""
+        """Add a microbatch that is about to be sent; `position` is the first window after it."""
         self._sent[key] = _Sent(position)
 
     def measured(self, key: MicrobatchKey, result: MicrobatchResult) -> None:
-        """The last stage has told its loss."""
+        """Record the loss that the last stage has returned."""
         if key in self._sent:
             self._sent[key].result = result
 
     def accumulated(self, key: MicrobatchKey) -> None:
-        """Every stage has done its work for it."""
+        """Mark a microbatch as done in every stage."""
         if key in self._sent:
             self._sent[key].is_done = True
             self.ended.notify()
 
     def stepped(self, keys: Iterable[MicrobatchKey]) -> OwnShare:
-        """A step was made of these microbatches, some of which may be other drivers'."""
+        """Record a step made of these microbatches, including other drivers', and return this node's share of it."""
         own = [self._sent[key] for key in keys if key in self._sent]
         for sent in own:
             sent.is_behind = True
@@ -144,21 +148,21 @@ class InFlightLedger:
         return OwnShare(self._advance(), loss_sums, sum(result.token_count for result in results))
 
     def begin_step(self, number: int) -> None:
-        """Data that are taken from now on belong to this step."""
+        """Assign the data that are read from now on to this step."""
         self.next_step = number
 
     def dropped(self, key: MicrobatchKey) -> None:
-        """A microbatch was given up for good: its data are not used again."""
+        """Record that a microbatch was given up. Its data are not used again."""
         if key in self._sent:
             self._sent[key].is_behind = True
             self.ended.notify()
 
     def clear(self) -> None:
-        """Nothing is under way any more."""
+        """Forget all microbatches in flight."""
         self._sent.clear()
 
     def _advance(self) -> DataPosition | None:
-        """Forget what is behind without a gap; the position behind it."""
+        """Remove the used microbatches before the first unused one. Returns the position after them, or None."""
         position = None
         for key, sent in list(self._sent.items()):
             if not sent.is_behind:
@@ -172,34 +176,34 @@ NOTICEABLE_WAIT_SECONDS = 1.0
 
 
 class Pace:
-    """Times the steps; pauses, evaluations and waits for data do not count."""
+    """Measures the time of the steps without pauses, evaluations and waits for data."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.monotonic = monotonic
         self.speed = Speed()
-        self.step_seconds = 0.0  # of the last step
+        self.step_seconds = 0.0  # duration of the last step
         self._mark = monotonic()
 
     def step_ended(self) -> None:
-        """A step ends now and the next one begins."""
+        """End the present step and begin the next one."""
         now = self.monotonic()
         self.step_seconds, self._mark = now - self._mark, now
 
     def count(self, tokens: int) -> None:
-        """The step that ended was made with so many tokens."""
+        """Update the speed with the tokens of the step that has just ended."""
         self.speed = self.speed.after_step(self.step_seconds, tokens)
 
     def restart(self) -> None:
-        """Whatever was done since the last step does not count."""
+        """Exclude the time since the last step from the measurement."""
         self._mark = self.monotonic()
 
     def skip(self, seconds: float) -> None:
-        """So much of the time does not count."""
+        """Exclude this number of seconds from the present step."""
         self._mark += seconds
 
 
 class DataWait:
-    """Waits for data, and lets others see it."""
+    """Measures how long the driver waits for data and excludes long waits from the pace."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -207,12 +211,12 @@ class DataWait:
 
     @property
     def is_noticeable(self) -> bool:
-        """Whether data are waited for at present, and for so long that it should be told."""
+        """Whether the driver has waited for data long enough for the wait to be shown to the user."""
         return self._since is not None and self._pace.monotonic() - self._since > NOTICEABLE_WAIT_SECONDS
 
     @contextmanager
     def timed(self) -> Generator[None]:
-        """Count the time of the block as a wait for data."""
+        """Measure the block as a wait for data."""
         began = self._since = self._pace.monotonic()
         try:
             yield
@@ -226,12 +230,12 @@ class DataWait:
 _LOG = logging.getLogger(__name__)
 
 MICROBATCHES_OF_SESSION = 8
-SESSION_SECONDS = 30.0  # from its first microbatch to the last one that may begin in it
-CLOSE_SECONDS = 2.0  # others are told so long that their sessions end, when the driver ends
+SESSION_SECONDS = 30.0  # from a session's first microbatch to the last one that may begin in it
+CLOSE_SECONDS = 2.0  # time to notify the stages of the end of sessions when the driver ends
 
 
 class FirstStageLimits(Protocol):
-    """The state of the first stage of a route that a driver needs before it takes data."""
+    """State of the first stage that a driver needs before it reads data."""
 
     @property
     def is_open(self) -> bool:
@@ -240,40 +244,40 @@ class FirstStageLimits(Protocol):
 
     @property
     def missing(self) -> int:
-        """Sequences that the step in work still needs."""
+        """Number of sequences that the present step still needs."""
         ...
 
     @property
     def changed(self) -> Signal:
-        """Signals every change of `is_open` and `missing`."""
+        """Signal for every change of `is_open` and `missing`."""
         ...
 
     @property
     def closed(self) -> Signal:
-        """Signals that no more microbatches may begin."""
+        """Signal that no more microbatches may begin."""
         ...
 
 
 class RemoteFirstStage:
-    """Limits of a driver without a stage of its own: open or closed. The stages themselves refuse what is too much.
+    """First-stage limits of a driver that holds no stage: open or closed. The remote stages refuse any excess.
 
-    The driver's `in_flight` bounds how many microbatches are under way.
+    The driver's `in_flight` limits the number of microbatches in flight.
     """
 
     def __init__(self, sequences: int) -> None:
-        """`sequences` are taken at a time. It is closed at first."""
+        """`sequences` is the size of a batch. The driver may not begin microbatches before `open`."""
         self.missing = sequences
         self.is_open = False
         self.changed = Signal()
         self.closed = Signal()
 
     def open(self) -> None:
-        """Let data be taken."""
+        """Allow the driver to read data."""
         self.is_open = True
         self.changed.notify()
 
     def close(self) -> None:
-        """Let no more data be taken. A driver that waits for data gives up."""
+        """Stop the driver from reading data. A driver that waits for data stops waiting."""
         self.is_open = False
         self.changed.notify()
         self.closed.notify()
@@ -281,11 +285,11 @@ class RemoteFirstStage:
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """How a driver works."""
+    """Options of a driver: batch size, number of microbatches in flight and first session number."""
 
-    batch_size: int  # sequences a microbatch
-    in_flight: int = 1  # microbatches on their way at the same time
-    first_session: int = 1  # above all sessions of this node's earlier starts that other nodes may remember
+    batch_size: int  # sequences per microbatch
+    in_flight: int = 1  # microbatches in flight at the same time
+    first_session: int = 1  # above all sessions of this node's earlier starts, which other nodes may remember as closed
 
 
 @dataclass
@@ -298,7 +302,7 @@ class _Session:
 
 
 class Driver:
-    """Feeds the stages of a run. Data have the order of their keys, whatever the order in which these end."""
+    """Feeds the stages of a run. Keys follow the order of the data; microbatches may end in any order."""
 
     def __init__(
         self,
@@ -319,15 +323,15 @@ class Driver:
         self._room = room
         self._ledger = ledger
         self._waiting = waiting
-        self._turn = anyio.Lock(fast_acquire=True)  # batches are taken one after the other
+        self._turn = anyio.Lock(fast_acquire=True)  # batches are read one after the other
         self._session = options.first_session - 1
         self._begun_at = -SESSION_SECONDS
-        self._begun = MICROBATCHES_OF_SESSION  # in the present session
+        self._begun = MICROBATCHES_OF_SESSION  # in the present session; full at first: the first key opens one
         self._under_way: dict[int, _Session] = {}
         self.flow = flow
 
     async def run(self) -> None:
-        """Drive until cancelled. Raises DataError from the feed, StageError for data that no stage can take."""
+        """Drive until cancelled. Raises DataError from the feed and StageError for data that no stage can accept."""
         try:
             async with anyio.create_task_group() as lines:
                 for _ in range(self._options.in_flight):
@@ -343,15 +347,17 @@ class Driver:
                 batch = await self._next_batch()
                 key = self._next_key()
                 self._ledger.sent(key, batch.position)
-            await self._drive(key, batch)  # enters the first stage before another line can take a batch
+            await self._drive(key, batch)  # calls the first stage before another line can read a batch
             self._under_way[key.session].left -= 1
             for number in self._ended_sessions():
                 self._under_way[number].is_closing = True
                 lines.start_soon(self._close, number, self._under_way[number])
 
     async def _next_batch(self) -> Batch:
-        """The next batch, taken when the first stage needs it and not before."""
+        """Read the next batch only when the first stage needs it."""
         room = self._room
+        # The intake may close again while the feed is read. `closed` then cancels the read, which consumes nothing,
+        # and the loop waits for the next opening.
         while True:
             await self._opened()
             sequences = min(room.missing, self._options.batch_size)
@@ -374,7 +380,7 @@ class Driver:
         return MicrobatchKey(self._node_id, self._session, self._begun)
 
     def _ended_sessions(self) -> list[int]:
-        """Sessions whose microbatches have ended, and in which none will begin."""
+        """Numbers of the sessions in which no microbatch is running and none will begin."""
         is_over = self._begun >= MICROBATCHES_OF_SESSION
         return [
             number
@@ -383,9 +389,10 @@ class Driver:
         ]
 
     async def _drive(self, key: MicrobatchKey, batch: Batch) -> None:
-        """Until every stage has accumulated it.
+        """Send a microbatch through all stages until each has accumulated it.
 
-        Only its beginning waits for room: the rest may be what a full first stage waits for.
+        Only the start waits for the first stage to be open. The rest must not wait: a full first stage may wait for the
+        end of this very microbatch.
         """
         await self._opened()
         run = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels)
@@ -395,7 +402,7 @@ class Driver:
             await run.backward()
         except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError, UnwantedTensorError) as error:
             if isinstance(error, RefusedTensorError) and not run.has_left_first_stage:
-                raise  # the data are wrong, and the next ones will be: not what a peer made of them
+                raise  # no peer has changed the data: they are wrong, and the next ones would be wrong as well
             _LOG.warning("A microbatch was given up: %s", error)
             self._give_up(key)
         else:
@@ -406,14 +413,14 @@ class Driver:
             self._under_way[key.session].asked.update(run.asked)
 
     def _give_up(self, key: MicrobatchKey) -> None:
-        """Leave a microbatch out; its session ends soon, so that no stage waits for the rest of it."""
+        """Drop a microbatch for good. Its session ends soon, so that no stage waits for the rest of it."""
         self._ledger.dropped(key)
         self.flow.gave_up()
         if key.session == self._session:
             self._begun = MICROBATCHES_OF_SESSION
 
     async def _close(self, number: int, session: _Session) -> None:
-        """Tell the stages that a session has ended. One that does not hear it closes the session by itself later."""
+        """Notify the stages that a session has ended. A stage without this message closes it after a timeout."""
         for _, hop in session.asked.values():
             try:
                 await hop.close(self._node_id, number)

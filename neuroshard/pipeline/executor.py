@@ -30,7 +30,7 @@ WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are
 
 
 class Precision(StrEnum):
-    """Weights, gradients and moments are fp32 in both; it names what matrix products compute in."""
+    """Number format of matrix products. Weights, gradients and moments are fp32 in both."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -38,24 +38,24 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class PrecisionProbe:
-    """Seconds of one forward and backward pass in either precision, and what follows from them."""
+    """Measured seconds of one forward and backward pass in each precision, and the precision that they justify."""
 
     fp32_seconds: float
     bf16_seconds: float
 
     @property
     def gain(self) -> float:
-        """How many times faster bf16 is."""
+        """Factor by which bf16 is faster than fp32."""
         return self.fp32_seconds / self.bf16_seconds
 
     @property
     def chosen(self) -> Precision:
-        """The precision to train with."""
+        """Precision to train with: bf16 only if it is faster by at least WORTHWHILE_GAIN."""
         return Precision.BF16 if self.gain >= WORTHWHILE_GAIN else Precision.FP32
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Context in which a forward pass runs."""
+    """Context manager for a forward pass in this precision."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision is Precision.BF16)
 
 
@@ -68,9 +68,10 @@ def probe_precision(
     max_seconds: float = 4.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PrecisionProbe:
-    """Time forward and backward in both precisions, in turns; runs on the compute thread, leaves no gradients behind.
+    """Time forward and backward passes in both precisions, alternately. Runs on the compute thread.
 
-    After one untimed pass each there are `rounds` timed ones, fewer when `max_seconds` have passed; the fastest counts.
+    After one untimed pass in each precision, up to `rounds` timed passes follow, until `max_seconds` have passed. The
+    fastest pass counts. No gradients remain.
     """
     inputs, labels = _sample(model, sequences, device)
     started = clock()
@@ -116,11 +117,11 @@ def _synchronise(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step led to."""
+    """Loss and gradient norm of one optimizer step."""
 
-    loss: float | None  # mean nats a token of the accumulated microbatches; None on a stage without the loss
+    loss: float | None  # mean nats per token of the accumulated microbatches; None on a stage without the loss
     grad_norm: float  # of the mean gradient, before clipping
-    finite: bool  # False: nothing was changed, the gradients were dropped
+    finite: bool  # False: no weights were changed and the gradients were dropped
 
 
 @dataclass(frozen=True)
@@ -129,25 +130,25 @@ class OpenMicrobatch:
 
     inputs: Tensor  # a leaf that collects the activation gradient, or token ids in the first stage
     output: Tensor  # activations (b, t, d)
-    keeps_graph: bool  # else the forward pass is computed again
+    keeps_graph: bool  # False: the backward pass computes the forward pass again
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """Values that one pass of a microbatch leaves. Tensors for other stages are on the CPU."""
+    """Result of one pass of a microbatch. Tensors for other stages are on the CPU."""
 
     opened: OpenMicrobatch | None = None  # after a forward pass
     output: Tensor | None = None  # activations, after a forward pass
     loss_sum: Tensor | None = None  # in the last stage
     gradient: Tensor | None = None  # of the inputs, after a backward pass; None in the first stage
-    is_spoilt: bool = False  # a value that came out is not a number, or beyond reason
+    is_spoilt: bool = False  # a resulting value is not finite or implausibly large
     seconds: float = 0.0
 
 
 class StageExecutor:
     """Model and optimizer of one layer range, with gradients accumulated over microbatches.
 
-    Losses are sums over tokens, so gradients add up and are divided once, by the tokens of the step.
+    Losses are sums over tokens. Gradients therefore add up, and a step divides them once by its number of tokens.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class StageExecutor:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.device = device  # where it computes; while suspended the tensors are on the CPU
+        self.device = device  # compute device; while suspended, the tensors are on the CPU
         self.is_suspended = False
         self.precision = precision
         self._loss_sums: list[Tensor] = []
@@ -168,35 +169,37 @@ class StageExecutor:
 
     @property
     def weights(self) -> tuple[object, ...]:
-        """Compares equal for as long as the weights have their values and their place."""
+        """Token that compares equal while neither the values nor the device of the weights have changed."""
         parameters = list(self.model.parameters())
-        # PyTorch counts what is written into each of them, but for the steps of a fused optimizer
+        # PyTorch counts the writes to each parameter, except those of a fused optimizer: `_steps` counts these
         written = sum(parameter._version for parameter in parameters)
         return self._steps, written, parameters[0].device
 
     def forward(self, inputs: Tensor, *, keeps_graph: bool = True) -> OpenMicrobatch:
-        """Token ids (b, t) or activations (b, t, d) -> activations, with what the backward pass needs.
+        """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d), with what the backward pass needs.
 
-        Without a graph that is the inputs alone: far less memory for a third more work.
+        With `keeps_graph=False`, only the inputs are kept. This needs far less memory and about a third more
+        computation.
         """
         leaf = self._leaf(inputs)
         with torch.set_grad_enabled(keeps_graph):
             return OpenMicrobatch(leaf, self._activations(leaf), keeps_graph)
 
     def backward(self, opened: OpenMicrobatch, gradient: Tensor) -> Tensor | None:
-        """Accumulate parameter gradients; returns the gradient of the inputs (b, t, d), None from the first stage.
+        """Accumulate parameter gradients. Returns the gradient of the inputs (b, t, d), or None in the first stage.
 
-        `gradient` is that of the output. Uses the microbatch up; the weights must be those of its forward pass.
+        `gradient` is the gradient of the output. The microbatch cannot be used again. The weights must not have changed
+        since its forward pass.
         """
         output = opened.output if opened.keeps_graph else self._activations(opened.inputs)
         backward_from_gradient(output, gradient.to(self.device))
         return None if self.model.is_first else opened.inputs.grad
 
     def loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Forward and backward of the last stage at once: the summed loss, a scalar, and the gradient of the inputs.
+        """Run both passes of the last stage. Returns the summed loss, a scalar, and the gradient of the inputs.
 
-        No gradient in a stage that is the first one as well; and none, with nothing accumulated, in another one when
-        the loss is no number or beyond reason: other drivers' work is in the same step.
+        The gradient is None if the stage is also the first one. In other stages, a loss that is not finite or not
+        plausible also returns None and accumulates nothing, because the same step contains the work of other drivers.
         """
         leaf = self._leaf(inputs)
         with autocast(self.device, self.precision):
@@ -208,7 +211,7 @@ class StageExecutor:
         return loss_sum.detach(), None if self.model.is_first else leaf.grad
 
     def forward_pass(self, shapes: StageShapes, inputs: Tensor, *, keeps_graph: bool) -> PassResult:
-        """The forward pass of a microbatch. Raises RefusedTensorError for inputs with values out of range."""
+        """Run a microbatch's forward pass. Raises RefusedTensorError for input values out of range."""
         began = time.perf_counter()
         shapes.check_values(inputs)
         opened = self.forward(inputs, keeps_graph=keeps_graph)
@@ -217,7 +220,7 @@ class StageExecutor:
         return PassResult(opened, output, is_spoilt=is_spoilt, seconds=time.perf_counter() - began)
 
     def loss_pass(self, shapes: StageShapes, inputs: Tensor, labels: Tensor) -> PassResult:
-        """Both passes of the last stage. Raises RefusedTensorError for inputs or labels with values out of range."""
+        """Run both passes of the last stage. Raises RefusedTensorError for inputs or labels out of range."""
         began = time.perf_counter()
         shapes.check_values(inputs, labels)
         loss_sum, gradient = self.loss(inputs, labels)
@@ -225,7 +228,7 @@ class StageExecutor:
         return PassResult(loss_sum=loss_sum, gradient=sent, is_spoilt=is_spoilt, seconds=time.perf_counter() - began)
 
     def backward_pass(self, opened: OpenMicrobatch, gradient: Tensor) -> PassResult:
-        """The backward pass of a microbatch, whose gradient was checked."""
+        """Run a microbatch's backward pass with a gradient that was checked before."""
         began = time.perf_counter()
         sent, is_spoilt = self._to_send(self.backward(opened, gradient))
         return PassResult(gradient=sent, is_spoilt=is_spoilt, seconds=time.perf_counter() - began)
@@ -236,7 +239,7 @@ class StageExecutor:
 
     @torch.no_grad()
     def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Forward only: activations (b, t, d), or with labels the summed loss (b,) of each sequence."""
+        """Forward pass without gradients: activations (b, t, d), or with labels each sequence's summed loss (b,)."""
         with autocast(self.device, self.precision):
             output = self._outputs(inputs.to(self.device))
             if labels is None:
@@ -245,25 +248,26 @@ class StageExecutor:
             return torch.stack([self.model.loss_sum(output[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
 
     def empty_cache(self) -> KeyValueCache:
-        """For one text, where the weights are now."""
+        """Create the key-value cache of one text on the present device of the weights."""
         device = next(self.model.parameters()).device
         return KeyValueCache(self.model.architecture, self.model.layer_range, device=device)
 
     @torch.no_grad()
     def read(self, inputs: Tensor, cache: KeyValueCache) -> Tensor:
-        """The next tokens of one text, ids (1, t) or activations (1, t, d), as those before them are in the cache.
+        """Read the next tokens of one text, ids (1, t) or activations (1, t, d). The cache has the tokens before them.
 
-        Gives activations (1, t, d), or in the last stage the logits (vocabulary,) of what follows. In fp32: a token at
-        a time, casting the weights costs more than computing with them.
+        Returns activations (1, t, d), or in the last stage the logits (vocabulary,) of the next token. Computes in
+        fp32: for one token at a time, casting the weights costs more than the products.
         """
         forward = cast("Callable[[Tensor, KeyValueCache], Tensor]", self.model)
         output = forward(inputs.to(next(self.model.parameters()).device), cache)
         return self.model.logits(output[:, -1:])[0, 0].float() if self.model.is_last else output
 
     def step(self, learning_rate: float, max_norm: float, token_count: int) -> StepResult:
-        """One AdamW step on the accumulated gradients divided by token_count, their norm clipped to max_norm.
+        """Make one AdamW step on the accumulated gradients / token_count, with their norm clipped to max_norm.
 
-        A non-finite loss or gradient changes nothing. Either way the gradients are gone afterwards.
+        A loss or gradient that is not finite changes no weights. The gradients are cleared in both cases. Raises
+        ValueError without gradients.
         """
         result = self._measured(token_count)
         if result.finite:
@@ -272,9 +276,9 @@ class StageExecutor:
         return result
 
     def take_gradient(self, token_count: int) -> tuple[StepResult, Tensor | None]:
-        """The accumulated gradients as one fp32 CPU vector (d,), not divided; they are gone afterwards.
+        """Return the accumulated gradients as one undivided fp32 CPU vector (d,) and clear them.
 
-        None when the loss or a gradient is not finite.
+        The vector is None if the loss or a gradient is not finite. Raises ValueError without gradients.
         """
         result = self._measured(token_count)
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
@@ -283,7 +287,7 @@ class StageExecutor:
         return result, gradient
 
     def _measured(self, token_count: int) -> StepResult:
-        """Loss and norm of what is accumulated."""
+        """Mean loss and gradient norm of the accumulated microbatches."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not gradients or token_count < 1:
             raise ValueError("a step needs the gradients of at least one microbatch")
@@ -294,14 +298,14 @@ class StageExecutor:
         return StepResult(loss, norm, finite=isfinite(norm) and (loss is None or isfinite(loss)))
 
     def zero(self) -> None:
-        """Forget accumulated gradients and losses."""
+        """Clear accumulated gradients and losses."""
         self.optimizer.zero_grad(set_to_none=True)
         self._loss_sums.clear()
 
     def suspend(self) -> None:
-        """Free the accelerator: weights, accumulated gradients and moments move to the CPU.
+        """Move weights, accumulated gradients and moments to the CPU to free the accelerator.
 
-        No microbatch may be open: its activations would stay.
+        No microbatch may be open, because its activations would stay on the accelerator.
         """
         self.is_suspended = True
         self._move(torch.device("cpu"))
@@ -311,9 +315,10 @@ class StageExecutor:
             torch.mps.empty_cache()
 
     def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> bool:
-        """After `suspend`: let weights, gradients and moments lie in a file there until `resume`; whether they do now.
+        """Map the tensors of a suspended stage to a file in `folder` until `resume`. Returns whether it has done so.
 
-        Raises OSError.
+        Returns False if they were mapped before, there is no room on the disk, or they are no longer wanted. Raises
+        OSError.
         """
         held = list(self._held())
         if self._lies or (lying := map_to_disk(held, folder, is_wanted)) is None:
@@ -324,19 +329,19 @@ class StageExecutor:
         return True
 
     def resume(self) -> None:
-        """Take memory and accelerator again after `suspend`. Raises OutOfMemoryError; it is suspended then."""
+        """Move the tensors back to the device after `suspend`. After OutOfMemoryError, the stage is suspended again."""
         if self._lies and self.device.type == "cpu":
             for tensor in self._held():
                 tensor.data = tensor.data.clone()
         try:
             self._move(self.device)
         except torch.OutOfMemoryError:
-            self.suspend()  # a part of it may be there
+            self.suspend()  # some of the tensors may already be on the device
             raise
         self._lies = self.is_suspended = False
 
     def _held(self) -> Iterator[Tensor]:
-        """Every tensor that is as large as a parameter."""
+        """All tensors that have the shape of a parameter: weights, gradients and moments."""
         for parameter in self.model.parameters():
             yield parameter
             if parameter.grad is not None:
@@ -360,7 +365,7 @@ class StageExecutor:
         return torch.stack(self._loss_sums).sum() if self._loss_sums else torch.zeros((), device=self.device)
 
     def _apply(self, learning_rate: float, divisor: float) -> None:
-        """Fused AdamW divides the gradients while it reads them, which saves a pass over all of them."""
+        """Make the optimizer step. Fused AdamW divides the gradients as it reads them, which saves a pass over them."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         scale = torch.tensor(divisor, dtype=torch.float32, device=self.device)
@@ -377,15 +382,15 @@ class StageExecutor:
                     state[name] = value.to(device)
 
 
-NICENESS = 5  # a third of the share of what else wants the same core
+NICENESS = 5  # the thread gets about a third of a core that it shares with a program of normal priority
 T = TypeVar("T")
 
 
 class Priority(Enum):
-    """Order of waiting jobs; equal ones keep their order of arrival."""
+    """Order of waiting jobs. Jobs of equal priority keep their order of arrival."""
 
-    SMALL = auto()  # a snapshot, a change of state: must not wait for more than the job that runs
-    TEXT = auto()  # some tokens for people: before training, but never two of them while training waits
+    SMALL = auto()  # a snapshot or a change of state: waits for at most the running job
+    TEXT = auto()  # some tokens of text for people: before training, but never two in a row while training waits
     TRAINING = auto()  # forward or backward of one microbatch, an optimizer step
 
 
@@ -396,27 +401,27 @@ class _Job:
 
 
 class ComputeThread:
-    """Runs one job at a time; a job takes at most one microbatch and long ones look at `cancelled`.
+    """Runs one job at a time. A job takes at most one microbatch; long jobs check `cancelled`.
 
-    A job that was given up before its start never runs. One that already runs is waited for, because its tensors
-    are in use until it ends.
+    A job that was cancelled before its start never runs. A running job is always waited for, because its tensors are in
+    use until it ends.
     """
 
     def __init__(self, cpu_threads: int | None = None, name: str = "neuroshard-compute") -> None:
-        """`cpu_threads` is what one torch operation may use (results depend on it bit by bit); None keeps torch's."""
+        """`cpu_threads` is the thread count of torch operations, which affects results bit by bit; None: torch's."""
         self._cpu_threads = cpu_threads
         self._waiting = {priority: deque[_Job]() for priority in Priority}
         self._closed = False
         self._changed = Condition()
         self._last = Priority.TRAINING
         self._share = 1.0
-        self._worked = (-inf, 0.0)  # when the last job of training ended, and the seconds that it took
+        self._worked = (-inf, 0.0)  # end of the last training job, and its duration in seconds
         self.cancelled = Event()
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def throttle(self, share: float) -> None:
-        """Let training compute in this share of the time, from now on; it rests between its jobs, the others do not.
+        """Limit training to this share of the time from now on. Only training jobs rest in between.
 
         Raises ValueError unless 0 < share <= 1.
         """
@@ -428,7 +433,7 @@ class ComputeThread:
                 self._changed.notify()
 
     def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
-        """Queue a job from any thread. Raises NotReadyError once the thread was closed."""
+        """Queue a job from any thread. Raises NotReadyError after `close`."""
         job = _Job(work)
         with self._changed:
             if self._closed:
@@ -438,15 +443,15 @@ class ComputeThread:
         return job.result
 
     async def run(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> T:
-        """Run a job and wait for its value without blocking the event loop; its exception is raised here.
+        """Run a job and wait for its value without blocking the event loop. Raises the job's exception.
 
         When the caller is cancelled, a waiting job is dropped and a running one is waited for. Raises
-        AcceleratorFullError where PyTorch found no memory there.
+        AcceleratorFullError if PyTorch finds no memory on the accelerator.
         """
         return await self.finish(self.submit(work, priority))
 
     async def finish(self, result: Future[T]) -> T:
-        """Wait for a submitted job as `run` does. Afterwards the job is done or was dropped, also on cancellation."""
+        """Wait for a submitted job as `run` does. Afterwards the job has ended or was dropped, also if cancelled."""
         done = anyio.Event()
         result.add_done_callback(_wake_up_from_thread(done))
         try:
@@ -461,7 +466,7 @@ class ComputeThread:
             raise AcceleratorFullError from error
 
     def close(self) -> None:
-        """Accept no more jobs, finish the accepted ones and join the thread; a second call does nothing."""
+        """Accept no more jobs, finish the accepted ones and join the thread. A second call does nothing."""
         with self._changed:
             self._closed = True
             self.cancelled.set()
@@ -479,14 +484,17 @@ class ComputeThread:
             if is_paced:
                 ended = time.perf_counter()
                 self._worked = ended, ended - began
-            del turn  # keeps the values of a finished job alive no longer than its caller does
+            del turn  # do not keep the values of a finished job alive while waiting for the next one
 
     def _next(self) -> tuple[_Job, Priority] | None:
-        """Wait for the job whose turn it is; None when no more will come."""
+        """Wait for the next job. Returns None after `close`, when no job is left."""
         small, text, training = (self._waiting[priority] for priority in Priority)
         with self._changed:
             while True:
                 rest = self._seconds_to_rest() if training and not self._closed else 0.0
+                # The order of these cases is the priority: small jobs, then text, then training that need not rest.
+                # Text steps aside once after each text job if training is due. `rest` is 0 when the thread is closed,
+                # so that accepted jobs end.
                 is_due = bool(training) and rest <= 0
                 if small:
                     return small.popleft(), Priority.SMALL
@@ -501,13 +509,13 @@ class ComputeThread:
                 self._changed.wait(rest if training else None)
 
     def _seconds_to_rest(self) -> float:
-        """Until training has computed in no more than its share of the time."""
+        """Seconds until training stays within its share of the time."""
         ended, seconds = self._worked
         return ended + seconds * (1 / self._share - 1) - time.perf_counter()
 
     @staticmethod
     def _run_job(job: _Job, *, to_its_end: bool) -> None:
-        """`to_its_end`: of what the job begins on the accelerator too."""
+        """Run one job and store its result. `to_its_end` also waits for the work that it started on the accelerator."""
         if not job.result.set_running_or_notify_cancel():
             return
         try:
@@ -521,7 +529,7 @@ class ComputeThread:
 
 
 def _wake_up_from_thread(done: anyio.Event) -> Callable[[Future[Any]], None]:
-    """A callback for another thread that sets an event of the running trio loop."""
+    """Return a callback that sets an event of the running trio loop from another thread."""
     token = trio.lowlevel.current_trio_token()
 
     def wake(_result: Future[Any]) -> None:
@@ -531,7 +539,7 @@ def _wake_up_from_thread(done: anyio.Event) -> Callable[[Future[Any]], None]:
 
 
 def _wait_for_accelerator() -> None:
-    """Until what was begun there has ended: only then it is known how long that took. Raises what failed there."""
+    """Wait until the accelerator has finished, so that the measured time is complete. Raises errors of that work."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     elif torch.backends.mps.is_available():

@@ -12,83 +12,83 @@ from neuroshard.types import NodeId
 
 @dataclass(frozen=True)
 class MicrobatchKey:
-    """One microbatch on its whole way; every stage does the work of a key at most once."""
+    """Identity of one microbatch in all stages. Every stage does the work of a key at most once."""
 
     driver: NodeId
-    session: int  # a driver's sessions rise, also from one start to the next; one that was closed stays closed
+    session: int  # rises within a driver, also across its starts; a closed session stays closed
     microbatch: int
 
 
 class Retry(StrEnum):
-    """What a driver may do after a refusal."""
+    """Where a driver may send a request again after a refusal."""
 
-    HERE = "here"  # the same stage, a little later; a backward pass begins with the forward pass again
+    HERE = "here"  # the same stage after a short wait; a backward pass starts again with the forward pass
     ELSEWHERE = "elsewhere"  # another replica of the stage
     NEVER = "never"  # the request itself is wrong
 
 
 class StageError(NeuroShardError):
-    """A stage that did not do what it was asked for; nothing was accumulated."""
+    """A stage did not do the requested work, and nothing was accumulated."""
 
     retry: ClassVar[Retry] = Retry.HERE
 
 
 class StageBusyError(StageError):
-    """The stage makes its step, or has no room for another microbatch now."""
+    """The stage is making its step, or has no room for another microbatch now."""
 
 
 class StagePausedError(StageBusyError):
-    """The stage is whole and does nothing until its owner says so; no fault of it."""
+    """The stage works correctly but is paused by its owner. The pause is not the stage's fault."""
 
     retry = Retry.ELSEWHERE
 
 
 class AcceleratorFullError(StageBusyError):
-    """The accelerator has no memory left: another program has it, or the stage needs more than was planned."""
+    """The accelerator has no free memory: another program uses it, or the stage needs more than planned."""
 
     def __init__(self) -> None:
         super().__init__("The accelerator has no memory left.", "Close what else uses it.")
 
 
 class UnknownMicrobatchError(StageError):
-    """A microbatch without its forward pass here, or one that was given up because it stayed open too long."""
+    """The stage has no forward pass of the microbatch, or has given it up because it stayed open for too long."""
 
 
 class StageGoneError(StageError):
-    """The stage ends or cannot be reached."""
+    """The stage is ending or cannot be reached."""
 
     retry = Retry.ELSEWHERE
 
 
 class RefusedTensorError(StageError):
-    """Inputs, labels or gradients of a wrong shape or type, or with values that are not numbers."""
+    """Inputs, labels or gradients have a wrong shape or type, or values that are not finite."""
 
     retry = Retry.NEVER
 
 
 class DisputedTensorError(StageError):
-    """A peer refuses a tensor: that is wrong, or the peer is. The next replica's word decides."""
+    """A peer has refused a tensor: either the tensor or the peer is wrong. The answer of the next replica decides."""
 
     retry = Retry.ELSEWHERE
 
 
 class UnwantedTensorError(StageError):
-    """A tensor that was refused twice, so that it is at fault and not those who refused it."""
+    """Two replicas have refused a tensor, so the tensor is wrong and not the replicas."""
 
     retry = Retry.NEVER
 
 
 class SpoiltMicrobatchError(StageError):
-    """A microbatch whose loss or gradient came out as no number: the stage's step will be skipped."""
+    """The loss or gradient of a microbatch is not finite. The stage's step will be skipped."""
 
     retry = Retry.NEVER
 
 
 class UnreadTextError(StageError):
-    """A text whose beginning this stage has not read with its present weights: it must be read from there again."""
+    """The stage has not read the start of the text with its present weights. The text must be read again from there."""
 
 
 class ClosedSessionError(StageError):
-    """A session that its driver has closed, or that was idle for too long: the driver must begin a new one."""
+    """The driver has closed the session, or it was idle for too long. The driver must begin a new one."""
 
     retry = Retry.NEVER

@@ -27,25 +27,25 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25
-PATIENCE_SECONDS = 30.0  # with a stage that is there but busy, paused or behind; then another replica is tried
+PATIENCE_SECONDS = 30.0  # with a busy, paused or outdated stage, before another replica is tried
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """A stage whose work was done again in mid-microbatch, by another replica or by the same one after a step."""
+    """Stage work that was repeated during a microbatch, by another replica or by the same one after a step."""
 
     stage: int
     before: StageClient
     after: StageClient
-    is_exact: bool  # both said that their weights are the same, and gave the same
+    is_exact: bool  # both replicas reported the same weights and returned the same output
 
 
 class MicrobatchCall:
-    """Forward through the stages and backward in reverse; gradients stay accumulated in the stages.
+    """Calls the stages forward and then backward for one microbatch; gradients stay accumulated in the stages.
 
-    A stage that fails is asked again, or replaced by another replica, which does that stage's work of this microbatch
-    from what is kept here and nothing else's (DESIGN 4.2, point 5); a tensor that is refused twice ends it. Law: any
-    split of the layers over the hops gives the same loss and gradients as one hop that holds them all.
+    A stage that fails is asked again or replaced by another replica. The replacement repeats this stage's work alone,
+    from the inputs that are kept here. A tensor that is refused twice ends the call. Invariant: any split of the layers
+    over the stages gives the same loss and gradients as one stage that holds all layers.
     """
 
     def __init__(
@@ -60,42 +60,42 @@ class MicrobatchCall:
         stages = routing.stage_count
         self.key = key
         self.replacements: list[Replacement] = []
-        self.failures = 0  # after which somebody else was asked
-        self.waits_for: int | None = None  # the stage that somebody is looked for
+        self.failures = 0  # after which another replica was used
+        self.waits_for: int | None = None  # the stage for which a replica is being looked for
         self.hops: list[StageClient | None] = [None] * stages
         self.asked: dict[
             tuple[int, int], tuple[int, StageClient]
-        ] = {}  # all that were asked for anything, to be told the end
+        ] = {}  # every stage client that got a request; the driver closes its session there
         self._routing = routing
         self._labels = labels
-        self._inputs: list[Tensor] = [input_ids]  # of each stage that was reached
-        self._opened: list[StageClient | None] = [None] * stages  # who did the forward pass and still knows of it
+        self._inputs: list[Tensor] = [input_ids]  # inputs of each stage that was reached
+        self._opened: list[StageClient | None] = [None] * stages  # the replica with the open forward pass, by stage
         self._first: list[StageClient | None] = [
             None
-        ] * stages  # who did the one whose output the next stage has worked on
-        self._roots: dict[int, str] = {}  # names the weights behind the output that the next stage got
-        self._seconds: dict[int, float] = {}  # of the requests that were answered by those who are not done yet
-        self._gradient: Tensor | None = None  # of the last stage's inputs, between the two passes
+        ] * stages  # the replica whose output the next stage received, by stage
+        self._roots: dict[int, str] = {}  # root of the weights that produced the output that the next stage received
+        self._seconds: dict[int, float] = {}  # seconds of answered requests, for the stages whose work is not finished
+        self._gradient: Tensor | None = None  # gradient of the last stage's inputs, between the two passes
         self._patience_seconds = patience_seconds
 
     @property
     def tokens(self) -> int:
-        """Of this microbatch."""
+        """Number of tokens in this microbatch."""
         return self._labels.numel()
 
     @property
     def has_left_first_stage(self) -> bool:
-        """Whether the first stage has taken the data and another one works on what it made of them."""
+        """Whether the first stage has processed the data, so that a later stage works on its output."""
         return len(self._inputs) > 1
 
     async def run(self) -> MicrobatchResult:
-        """Both passes. Raises StageError for a microbatch that can never succeed."""
+        """Run both passes. Raises StageError for a microbatch that can never succeed."""
         result = await self.forward()
         await self.backward()
         return result
 
     async def forward(self) -> MicrobatchResult:
-        """Forward through all stages, and backward through the last one, which is done after that.
+        """Run the forward pass through all stages, and the backward pass of the last stage, which is then done.
 
         Raises StageError for a microbatch that can never succeed.
         """
@@ -111,7 +111,7 @@ class MicrobatchCall:
         return MicrobatchResult(loss_sum, self._labels.numel())
 
     async def backward(self) -> None:
-        """Backward through the other stages, after `forward`. Raises StageError as `forward` does."""
+        """Run the backward pass through the other stages, after `forward`. Raises StageError as `forward` does."""
         gradient, self._gradient = self._gradient, None
         try:
             for stage in reversed(range(self._routing.stage_count - 1)):
@@ -123,7 +123,7 @@ class MicrobatchCall:
             self._leave_stages()
 
     def _leave_stages(self) -> None:
-        """Release the stages that are not done, whose work for this microbatch ends."""
+        """Report to the routing that this microbatch no longer needs the stages that have not finished it."""
         for stage in self._seconds:
             self._routing.left(stage, _known(self.hops[stage]))
 
@@ -139,7 +139,7 @@ class MicrobatchCall:
         return await hop.loss(self.key, self._inputs[-1], self._labels)
 
     async def _backward(self, stage: int, gradient: Tensor, hop: StageClient) -> Tensor | None:
-        if self._opened[stage] is not hop:  # it does not know the forward pass
+        if self._opened[stage] is not hop:  # a replacement, or a stage that lost it: it has no forward pass
             await self._forward(stage, hop)
         try:
             return await hop.backward(self.key, gradient)
@@ -148,10 +148,12 @@ class MicrobatchCall:
             raise
 
     def _note_opened(self, stage: int, hop: StageClient, output: Tensor) -> None:
-        """A replacement is exact when its weights are those whose output the next stage has worked on.
+        """Record who did the forward pass, and whether a replacement is exact.
 
-        Who names those weights and gives something else has others, or whoever was replaced had: that is not exact.
-        A node that remembers its answer, or gives it once more, replaces nobody, also over another connection.
+        A replacement is exact if it reports the same weights as the first replica and returns the same output up to
+        rounding: the next stage has already worked on that output. The same weights with another output mean that one
+        of the two reports is wrong, so this is not exact. A repeated, equal answer of the same node is not a
+        replacement, even over another connection.
         """
         self._opened[stage], before = hop, self._first[stage]
         if before is None:
@@ -162,9 +164,9 @@ class MicrobatchCall:
             self.replacements.append(Replacement(stage, before, hop, is_exact))
 
     async def _at(self, stage: int, work: Callable[[StageClient], Awaitable[T]]) -> T:
-        """The answer of whoever does this stage in the end."""
+        """Return the answer of the first replica that completes this work. Raises StageError if no replica ever can."""
         waits_until = anyio.current_time() + self._patience_seconds
-        last = self.hops[stage]  # who was asked
+        last = self.hops[stage]  # the replica that was asked last
         dispute = Dispute(self._routing, stage)
         while True:
             hop = self.hops[stage]
@@ -204,7 +206,7 @@ def _known(hop: StageClient | None) -> StageClient:
 
 
 async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Measured:
-    """The loss of each sequence, (b,) summed over its tokens, without touching gradients. Raises StageError."""
+    """Measure each sequence's loss (b,), summed over its tokens, without changing gradients. Raises StageError."""
     *before, last = range(routing.stage_count)
     activations = input_ids
     for stage in before:
@@ -232,7 +234,7 @@ async def _told(routing: Routing, stage: int, ask: Callable[[StageClient], Await
 
 
 def hop_times(node_id: NodeId, timings: Iterable[RequestTiming]) -> HopTimes:
-    """The requests of one microbatch to one stage, added up."""
+    """Sum the times and bytes of one microbatch's requests to one stage."""
     known = tuple(timings)
     return HopTimes(
         node_id,
@@ -246,7 +248,7 @@ def hop_times(node_id: NodeId, timings: Iterable[RequestTiming]) -> HopTimes:
 
 
 def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> MicrobatchTrace:
-    """A microbatch that every stage has accumulated; `ended_at` in seconds since the epoch."""
+    """Describe a microbatch that every stage has accumulated; `ended_at` is in seconds since the epoch."""
     name = (run.key.session, run.key.microbatch)
     hops = [hop for hop in run.hops if hop is not None]
     return MicrobatchTrace(
@@ -266,7 +268,7 @@ def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> Micro
 
 
 def stage_loads(passages: Sequence[MicrobatchTrace]) -> tuple[StageLoad, ...]:
-    """What each stage took for a microbatch on average; () without any."""
+    """Mean times of each stage per microbatch; () without microbatches."""
     if not passages:
         return ()
     count = len(passages)
@@ -283,7 +285,7 @@ def stage_loads(passages: Sequence[MicrobatchTrace]) -> tuple[StageLoad, ...]:
 
 
 def bottleneck_of(passages: Sequence[MicrobatchTrace]) -> Bottleneck | None:
-    """The stage with the largest compute + wait a microbatch, and the slowest of its nodes; None with one stage."""
+    """Stage with the most compute and wait time per microbatch, and its slowest node; None with one stage."""
     loads = stage_loads(passages)
     total = sum(load.stage_seconds for load in loads)
     if len(loads) < 2 or total <= 0:
@@ -298,10 +300,10 @@ def bottleneck_of(passages: Sequence[MicrobatchTrace]) -> Bottleneck | None:
 
 
 def bubble_share(passages: Sequence[MicrobatchTrace], window_seconds: float) -> float | None:
-    """1 - compute / (computers x window): the share of their time in which computers did nothing for this driver.
+    """1 - compute / (computers x window): the share of time in which the computers did nothing for this driver.
 
-    Computers are the nodes that did a stage of these microbatches: several stages of one node share its compute
-    thread. Compute is that of forward and backward passes, as the stages told it. Steps, evaluations, saving and work
+    Computers are the nodes that did a stage of these microbatches; several stages of one node share its compute thread.
+    Compute is the time of forward and backward passes, as reported by the stages. Steps, evaluations, saving and work
     for other drivers count as bubble. None without microbatches.
     """
     computers = {hop.node_id for passage in passages for hop in passage.hops}
@@ -312,21 +314,21 @@ def bubble_share(passages: Sequence[MicrobatchTrace], window_seconds: float) -> 
 
 
 def recompute_share(passages: Sequence[MicrobatchTrace]) -> float | None:
-    """Share of the compute time in which stages did again what they had not kept; None without compute time."""
+    """Share of the compute time spent on repeated forward passes; None without compute time."""
     compute = sum(hop.compute_seconds for passage in passages for hop in passage.hops)
     again = sum(hop.recompute_seconds for passage in passages for hop in passage.hops)
     return again / compute if compute > 0 else None
 
 
 def wire_bytes_per_token(passages: Sequence[MicrobatchTrace]) -> float | None:
-    """Bytes of tensors that this driver sent and received for a token; None without tokens."""
+    """Bytes of tensors that this driver sent and received per token; None without tokens."""
     tokens = sum(passage.tokens for passage in passages)
     moved = sum(hop.bytes_sent + hop.bytes_received for passage in passages for hop in passage.hops)
     return moved / tokens if tokens else None
 
 
 def flow_of(passages: Sequence[MicrobatchTrace], window_seconds: float) -> PipelineFlow:
-    """The numbers of microbatches that ended within a time of `window_seconds`."""
+    """Statistics of the microbatches that ended within a window of `window_seconds`."""
     return PipelineFlow(
         window_seconds=window_seconds,
         microbatches=len(passages),
@@ -341,13 +343,13 @@ def flow_of(passages: Sequence[MicrobatchTrace], window_seconds: float) -> Pipel
 
 WINDOW_SECONDS = 60.0
 REMEMBERED_PASSAGES = 32
-MOST_HOPS = 2048  # in the window: where there are more, the numbers cover less than a minute
-FOLD_SECONDS = 1.0  # the numbers are made anew so often at most
+MOST_HOPS = 2048  # microbatches in the window times stages; with more, the statistics cover less than a minute
+FOLD_SECONDS = 1.0  # the statistics are computed at most once in this time
 
 
 @dataclass(frozen=True)
 class FlowCounts:
-    """Since the start."""
+    """Replaced stages and failed requests since the start."""
 
     exact_takeovers: int = 0
     approximate_takeovers: int = 0
@@ -355,7 +357,7 @@ class FlowCounts:
     given_up: int = 0
 
     def with_run(self, run: MicrobatchCall) -> FlowCounts:
-        """What happened to one more microbatch counts, too."""
+        """Counts that include one more microbatch."""
         exact = sum(one.is_exact for one in run.replacements)
         return replace(
             self,
@@ -366,29 +368,29 @@ class FlowCounts:
 
 
 class FlowRecord:
-    """Is told when microbatches begin and end. Its window is what ended within the last minute."""
+    """Records the start and end of microbatches. The statistics cover those that ended within the last minute."""
 
     def __init__(self, stage_count: int, *, monotonic: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` in seconds since the epoch."""
+        """`wall_clock` returns seconds since the epoch."""
         self._monotonic = monotonic
         self._wall_clock = wall_clock
         self._counts = FlowCounts()
-        self._under_way: dict[MicrobatchCall, float] = {}  # and when they began
-        self._window: deque[tuple[float, MicrobatchTrace]] = deque()  # and when they ended
+        self._under_way: dict[MicrobatchCall, float] = {}  # microbatches in flight, with their start times
+        self._window: deque[tuple[float, MicrobatchTrace]] = deque()  # traces, with their end times
         self._most = max(REMEMBERED_PASSAGES, MOST_HOPS // stage_count)
-        self._since: float | None = None  # all that ended after it is in the window
+        self._since: float | None = None  # the window contains everything that ended after this time
         self._recent: deque[MicrobatchTrace] = deque(maxlen=REMEMBERED_PASSAGES)
         self._folded = PipelineFlow()
         self._folded_at = -FOLD_SECONDS
 
     def began(self, run: MicrobatchCall) -> None:
-        """A microbatch enters the first stage."""
+        """Record that a microbatch enters the first stage."""
         now = self._under_way[run] = self._monotonic()
         if self._since is None:
             self._since = now
 
     def accumulated(self, run: MicrobatchCall) -> None:
-        """Every stage has done its work for it."""
+        """Record that every stage has done its work for the microbatch."""
         now = self._monotonic()
         passage = passage_of(run, ended_at=self._wall_clock(), seconds=now - self._under_way[run])
         self._recent.append(passage)
@@ -397,16 +399,16 @@ class FlowRecord:
             self._since, _ = self._window.popleft()
 
     def gave_up(self) -> None:
-        """A microbatch was left out for good."""
+        """Count a microbatch that was dropped for good."""
         self._counts = replace(self._counts, given_up=self._counts.given_up + 1)
 
     def ended(self, run: MicrobatchCall) -> None:
-        """It is under way no more, whatever came of it."""
+        """Record that the microbatch is no longer in flight, whether it succeeded or not."""
         del self._under_way[run]
         self._counts = self._counts.with_run(run)
 
     def flow(self) -> PipelineFlow:
-        """The numbers now; those of the window may be a second old."""
+        """Present statistics. Those of the window may be up to FOLD_SECONDS old."""
         now = self._monotonic()
         if self._since is not None and now - self._folded_at >= FOLD_SECONDS:
             self._folded, self._folded_at = flow_of(self._passages(now), now - self._since), now

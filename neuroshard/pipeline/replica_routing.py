@@ -23,32 +23,32 @@ from neuroshard.types import NodeId
 
 
 def sticky_order(root: bytes, driver: NodeId, stage: int, replicas: Iterable[NodeId]) -> tuple[NodeId, ...]:
-    """The replicas of a stage in the order in which this driver tries them until the root changes.
+    """Order in which this driver tries the replicas of a stage until the root changes.
 
-    By H(root, driver, stage, replica), so that every order is equally likely, and one replica more or less changes
-    nothing in the order of the others.
+    Sorted by H(root, driver, stage, replica). Every order is equally likely, and adding or removing a replica does not
+    change the order of the others.
     """
     return tuple(sorted(set(replicas), key=lambda node: hash_parts("neuroshard/lane", root, driver, stage, node)))
 
 
 @dataclass(frozen=True)
 class StickyRoute:
-    """One driver's way through one stage, from one root to the next. Who appears meanwhile comes last in the order."""
+    """One driver's route through one stage between two roots. Replicas that appear meanwhile are last in the order."""
 
     driver: NodeId
     stage: int
-    root: bytes  # of the stage's last outer step
-    order: tuple[NodeId, ...]  # the replicas, first the one to use
+    root: bytes  # root of the stage's last outer step
+    order: tuple[NodeId, ...]  # the replicas; the first one is used
 
     @classmethod
     def drawn(cls, driver: NodeId, stage: int, root: bytes, replicas: Iterable[NodeId]) -> StickyRoute:
-        """A lane through one of the replicas."""
+        """Draw a new route through one of the replicas."""
         return cls(driver, stage, root, sticky_order(root, driver, stage, replicas))
 
     def seen(self, root: bytes, replicas: Collection[NodeId]) -> StickyRoute:
-        """After a look at the swarm: drawn anew with another root, else changed only when the lane's replica is gone.
+        """Update the route to the present replicas: a new root draws a new route, otherwise the order is kept.
 
-        A replica that was gone and comes back comes last.
+        A replica that was gone and returns is last in the order.
         """
         if root != self.root:
             return StickyRoute.drawn(self.driver, self.stage, root, replicas)
@@ -57,20 +57,20 @@ class StickyRoute:
         return replace(self, order=kept + sticky_order(root, self.driver, self.stage, present.difference(kept)))
 
     def after_failure(self, node: NodeId) -> StickyRoute:
-        """The lane when a replica has failed this driver: the next in the order takes over."""
+        """Update the route after a failure of a replica for this driver: the next replica in the order is used."""
         if node not in self.order:
             return self
         return replace(self, order=(*(other for other in self.order if other != node), node))
 
     @property
     def node(self) -> NodeId | None:
-        """The replica to use; None while the stage has none."""
+        """Replica to use; None while the stage has none."""
         return self.order[0] if self.order else None
 
 
 SMOOTHING = 0.2  # weight of the newest time in the moving average
-FIRST_GUESS_SECONDS = 1.0  # of a turn, while nothing was measured anywhere
-LEAST_SECONDS = 1e-3  # nobody is so fast that it may have everything
+FIRST_GUESS_SECONDS = 1.0  # of a turn, before any was measured
+LEAST_SECONDS = 1e-3  # no replica counts as faster, so that none gets all the work
 _STALE_ENTRIES = 64
 
 
@@ -79,29 +79,29 @@ class Turn:
     """One microbatch at one replica, from `pick` to `finished` or `dropped`."""
 
     peer: NodeId
-    number: int  # of all turns of this stage
+    number: int  # counts all turns of this stage
 
 
 @dataclass
 class _Replica:
     runtime: float  # virtual seconds
-    lot: bytes  # decides between equal runtimes, differently for every driver
-    seconds: float | None = None  # a turn takes on average
-    turns: dict[int, float] = field(default_factory=dict[int, float])  # under way: what was added for each
+    lot: bytes  # breaks ties between equal runtimes; differs between drivers
+    seconds: float | None = None  # mean duration of a turn
+    turns: dict[int, float] = field(default_factory=dict[int, float])  # turns under way: seconds added for each
 
 
 class BalancedRouting:
-    """The replicas of one stage as one driver uses them."""
+    """Choice of one driver among the replicas of one stage, by least virtual runtime."""
 
     def __init__(self, driver: NodeId, stage: int) -> None:
         self._driver = driver
         self._stage = stage
         self._replicas: dict[NodeId, _Replica] = {}
-        self._heap: list[tuple[float, bytes, NodeId]] = []  # also entries that are no longer true
+        self._heap: list[tuple[float, bytes, NodeId]] = []  # may contain outdated entries, which `pick` skips
         self._turns = 0
 
     def update(self, replicas: Iterable[NodeId]) -> None:
-        """These can be asked now. Who is new, or comes back, enters at the end; who is gone is forgotten."""
+        """Set the present replicas. New and returning ones join at the end of the queue; missing ones are forgotten."""
         present = set(replicas)
         for peer in self._replicas.keys() - present:
             del self._replicas[peer]
@@ -112,16 +112,16 @@ class BalancedRouting:
             self._push(peer)
 
     def pick(self) -> Turn | None:
-        """A turn of the replica with the least runtime; None when there is none."""
+        """Begin a turn of the replica with the least runtime; None without replicas."""
         while self._heap:
             runtime, _, peer = heappop(self._heap)
             replica = self._replicas.get(peer)
-            if replica is not None and replica.runtime == runtime:  # else the entry is no longer true
+            if replica is not None and replica.runtime == runtime:  # otherwise the entry is outdated
                 return self._begin(peer, replica)
         return None
 
     def finished(self, turn: Turn, seconds: float) -> None:
-        """The replica did its work in this time, from the request to the answer. Raises ValueError for no real time."""
+        """Record a turn's seconds from the request to the answer. Raises ValueError unless they are finite and >= 0."""
         if not (isfinite(seconds) and seconds >= 0):
             raise ValueError(f"a turn takes a time of at least 0 seconds, got {seconds}")
         replica = self._replicas.get(turn.peer)
@@ -130,22 +130,23 @@ class BalancedRouting:
         seconds = max(seconds, LEAST_SECONDS)
         before = replica.seconds
         replica.seconds = seconds if before is None else before + SMOOTHING * (seconds - before)
+        # `pick` added the expected seconds in advance. Replace them with the new average.
         replica.runtime += replica.seconds - replica.turns.pop(turn.number)
         self._push(turn.peer)
 
     def dropped(self, turn: Turn) -> None:
-        """The turn came to no end that says how long it takes; what was added for it stays."""
+        """End a turn whose duration is unknown. The runtime added for it stays."""
         replica = self._replicas.get(turn.peer)
         if replica is not None:
             replica.turns.pop(turn.number, None)
 
     @property
     def runtimes(self) -> Mapping[NodeId, float]:
-        """Virtual seconds of every replica."""
+        """Virtual runtime of every replica in seconds."""
         return MappingProxyType({peer: replica.runtime for peer, replica in self._replicas.items()})
 
     def expected_seconds(self, peer: NodeId) -> float:
-        """How long a turn of a replica takes on average; before the first one, what the others take."""
+        """Mean duration of a replica's turns; before its first one, the mean of the other replicas."""
         replica = self._replicas.get(peer)
         if replica is not None and replica.seconds is not None:
             return replica.seconds

@@ -25,45 +25,45 @@ FIXED_RETRY_SECONDS = 0.5
 
 
 class Routing(Protocol):
-    """Knows who holds the stages of a run, and chooses among them."""
+    """Routes microbatches: chooses among the nodes that hold each stage of a run."""
 
     @property
     def stage_count(self) -> int:
-        """Of the run: a whole model, never a shorter one."""
+        """Number of stages of the whole model."""
         ...
 
     @property
     def obstacle(self) -> str | None:
-        """Why microbatches wait for a stage at present; None while they do not."""
+        """Reason why microbatches wait for a stage now, as a sentence; None while none does."""
         ...
 
     async def hop(self, stage: int) -> StageClient:
-        """Whoever shall do a microbatch in this stage; waits while nobody can. One of the other calls ends that."""
+        """Choose a replica of a stage for a microbatch; waits while there is none. End with one of the other calls."""
         ...
 
     def finished(self, stage: int, hop: StageClient, seconds: float) -> None:
-        """It did the stage's work for the microbatch; its answers took so long altogether."""
+        """Report that the replica did the stage's work for a microbatch; `seconds` is the total time of its answers."""
         ...
 
     def left(self, stage: int, hop: StageClient) -> None:
-        """It was needed for something else, or not to the end, and did not fail."""
+        """Report that the replica was used for other work, or not to the end, without having failed."""
         ...
 
     def busy(self, stage: int, hop: StageClient, error: StageError) -> None:
-        """It is there and cannot do the work yet; it will be asked again soon."""
+        """Report that the replica is reachable but cannot do the work yet. It will be asked again soon."""
         ...
 
     def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
-        """It cannot be used now; the next `hop` of this stage names another one if there is one."""
+        """Report that the replica cannot be used now. The next `hop` returns another one if there is one."""
         ...
 
     def forgiven(self, stage: int, hop: StageClient) -> None:
-        """It failed for no fault of its own, and may be used again."""
+        """Report that a failure was not the replica's fault. It may be used again."""
         ...
 
 
 class FixedRouting:
-    """One hop for each stage, for good. One that failed is named again after a while."""
+    """Routing with one fixed replica per stage. A replica that failed is used again after FIXED_RETRY_SECONDS."""
 
     def __init__(self, route: Sequence[StageClient]) -> None:
         self._route = tuple(route)
@@ -71,42 +71,39 @@ class FixedRouting:
 
     @property
     def stage_count(self) -> int:
-        """See Routing."""
         return len(self._route)
 
     @property
     def obstacle(self) -> str | None:
-        """See Routing."""
         return None
 
     async def hop(self, stage: int) -> StageClient:
-        """See Routing."""
         if self._not_before[stage]:
             await anyio.sleep_until(self._not_before[stage])
             self._not_before[stage] = 0.0
         return self._route[stage]
 
     def finished(self, stage: int, hop: StageClient, seconds: float) -> None:
-        """See Routing."""
+        """Do nothing: a fixed route keeps no statistics."""
 
     def left(self, stage: int, hop: StageClient) -> None:
-        """See Routing."""
+        """Do nothing: a fixed route keeps no statistics."""
 
     def busy(self, stage: int, hop: StageClient, error: StageError) -> None:
-        """See Routing."""
+        """Do nothing: the caller waits and asks the same replica again."""
 
     def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
-        """See Routing."""
         self._not_before[stage] = anyio.current_time() + FIXED_RETRY_SECONDS
 
     def forgiven(self, stage: int, hop: StageClient) -> None:
-        """See Routing."""
+        """Do nothing: the replica is used again anyway."""
 
 
 class Dispute:
-    """About one tensor of a stage: who refuses it first is left alone for a while, unless the next one agrees.
+    """Decides who is wrong when a stage refuses a tensor: the tensor is, if a second replica refuses it as well.
 
-    Otherwise a tensor that is wrong would cost one replica after the other its work.
+    Until then the replica that refused first is avoided for a while. Otherwise one wrong tensor would make one replica
+    after the other count as failed.
     """
 
     def __init__(self, routing: Routing, stage: int) -> None:
@@ -115,40 +112,41 @@ class Dispute:
         self._first: StageClient | None = None
 
     def note(self, hop: StageClient, error: StageError) -> None:
-        """Count what went wrong. Raises UnwantedTensorError when the tensor was refused twice."""
+        """Note an error of a replica. Raises UnwantedTensorError when a tensor was refused twice."""
         if not isinstance(error, DisputedTensorError):
             return
         if self._first is None:
             self._first = hop
             return
+        # The second refusal clears the first replica: the tensor is wrong, so its refusal was right.
         self._routing.forgiven(self._stage, self._first)
         raise UnwantedTensorError(f"What goes to stage {self._stage + 1} was refused twice. {error.message}") from error
 
 
 class ReplicaChoice(Protocol):
-    """How one of several replicas is chosen; every pick ends in one of the other calls."""
+    """Policy that chooses one of several replicas. Every `pick` ends with one of the other calls."""
 
     def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
-        """One of them, for a microbatch; there is at least one."""
+        """Choose one of the replicas, of which there is at least one, for a microbatch."""
         ...
 
     def took(self, stage: int, replica: NodeId, seconds: float) -> None:
-        """It did all its work for a microbatch, and its answers came after so long altogether."""
+        """Report that the replica did all its work for a microbatch; `seconds` is the total time of its answers."""
         ...
 
     def left(self, stage: int, replica: NodeId) -> None:
-        """It did something else, or not to the end, without having failed."""
+        """Report that the replica did other work, or not all of it, without having failed."""
         ...
 
     def lost(self, stage: int, replica: NodeId) -> None:
-        """It failed."""
+        """Report that the replica failed."""
         ...
 
 
 def replica_choice(
     routing: Literal["lanes", "balanced"], driver: NodeId, root: Callable[[int], bytes]
 ) -> ReplicaChoice:
-    """The way that a run's parameters name; `root` tells the root of a stage's last outer step."""
+    """Create the policy that the run's parameters name; `root` returns the root of a stage's last outer step."""
     match routing:
         case "lanes":
             return StickyReplicaChoice(driver, root)
@@ -159,7 +157,7 @@ def replica_choice(
 
 
 class StickyReplicaChoice:
-    """See ReplicaChoice: one lane a stage, drawn anew when the stage's root changes. A driver's own stage is its lane.
+    """Uses this driver's own stage, or one sticky route per stage that is drawn again when the root changes.
 
     The roots are those that replicas report, uncertified.
     """
@@ -170,7 +168,6 @@ class StickyReplicaChoice:
         self._lanes: dict[int, StickyRoute] = {}
 
     def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
-        """See ReplicaChoice."""
         if self._driver in replicas:
             return self._driver
         root, known = self._root(stage), self._lanes.get(stage)
@@ -181,20 +178,19 @@ class StickyReplicaChoice:
         return lane.node
 
     def took(self, stage: int, replica: NodeId, seconds: float) -> None:
-        """See ReplicaChoice."""
+        """Do nothing: sticky routes ignore the duration."""
 
     def left(self, stage: int, replica: NodeId) -> None:
-        """See ReplicaChoice."""
+        """Do nothing: only a failure changes a sticky route."""
 
     def lost(self, stage: int, replica: NodeId) -> None:
-        """See ReplicaChoice."""
         lane = self._lanes.get(stage)
         if lane is not None:
             self._lanes[stage] = lane.after_failure(replica)
 
 
 class BalancedChoice:
-    """See ReplicaChoice: the replica with the least virtual runtime. Turns of one replica are alike: the first ends."""
+    """Picks the replica with the least virtual runtime. Of a replica's equivalent turns, the oldest ends first."""
 
     def __init__(self, driver: NodeId) -> None:
         self._driver = driver
@@ -202,7 +198,6 @@ class BalancedChoice:
         self._turns: dict[tuple[int, NodeId], deque[Turn]] = {}
 
     def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
-        """See ReplicaChoice."""
         routing = self._stages.setdefault(stage, BalancedRouting(self._driver, stage))
         routing.update(replicas)
         turn = routing.pick()
@@ -212,19 +207,17 @@ class BalancedChoice:
         return turn.peer
 
     def took(self, stage: int, replica: NodeId, seconds: float) -> None:
-        """See ReplicaChoice."""
         turn = self._ended(stage, replica)
         if turn is not None:
             self._stages[stage].finished(turn, seconds)
 
     def left(self, stage: int, replica: NodeId) -> None:
-        """See ReplicaChoice."""
         turn = self._ended(stage, replica)
         if turn is not None:
             self._stages[stage].dropped(turn)
 
     def lost(self, stage: int, replica: NodeId) -> None:
-        """See ReplicaChoice; it is not among the replicas of the next pick, so that it enters at the end later."""
+        """End the turn. The next pick is without this replica, so it joins at the end of the queue when it returns."""
         self.left(stage, replica)
 
     def _ended(self, stage: int, replica: NodeId) -> Turn | None:
@@ -238,43 +231,42 @@ class BalancedChoice:
 
 
 class ChoiceInTurn:
-    """See ReplicaChoice: this node itself where it can, else one replica after the other."""
+    """Picks this node itself where possible, and otherwise one replica after the other."""
 
     def __init__(self, own: NodeId) -> None:
         self._own = own
         self._turns: dict[int, int] = {}
 
     def pick(self, stage: int, replicas: Sequence[NodeId]) -> NodeId:
-        """See ReplicaChoice."""
         if self._own in replicas:
             return self._own
         turn = self._turns[stage] = self._turns.get(stage, -1) + 1
         return replicas[turn % len(replicas)]
 
     def took(self, stage: int, replica: NodeId, seconds: float) -> None:
-        """See ReplicaChoice."""
+        """Do nothing: the next replica in turn is picked anyway."""
 
     def left(self, stage: int, replica: NodeId) -> None:
-        """See ReplicaChoice."""
+        """Do nothing: the next replica in turn is picked anyway."""
 
     def lost(self, stage: int, replica: NodeId) -> None:
-        """See ReplicaChoice."""
+        """Do nothing: the next replica in turn is picked anyway."""
 
 
 _LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-BAN_SECONDS = 30.0  # of a replica that failed, while there are others
-PAUSED_SECONDS = 10.0  # the same of one that is paused; by then its report says so, or that it works
-RETRY_SECONDS = 1.0  # while there are none
-MOST_HOPS = 256  # that are kept ready
-BUSY_SECONDS = 10.0  # a stage that takes nothing for so long is what microbatches wait for
-HEARD_SECONDS = 3.0  # the last refusal is not older
+BAN_SECONDS = 30.0  # a failed replica is avoided for this time, while there are others
+PAUSED_SECONDS = 10.0  # the same for a paused replica; by then its status report is up to date
+RETRY_SECONDS = 1.0  # before a failed or paused replica is tried again when there is no other
+MOST_HOPS = 256  # stage clients that are kept ready
+BUSY_SECONDS = 10.0  # a stage that accepts nothing for this time is reported as the obstacle
+HEARD_SECONDS = 3.0  # unless its last refusal is older than this
 
 
 @dataclass(frozen=True)
 class _Busy:
-    """What a stage says that cannot take microbatches."""
+    """Reason of a stage that accepts no microbatches, with the times of its first and its last refusal."""
 
     since: float
     heard: float
@@ -285,9 +277,9 @@ class _Busy:
 
 
 class SwarmRouting:
-    """See Routing. A replica that failed is not asked again for 30 seconds, unless it is the only one.
+    """Routing over the nodes of a swarm. A failed replica is avoided for BAN_SECONDS, unless it is the only one.
 
-    One that is busy or paused has not failed: others are preferred, and it is asked as soon as it is its turn.
+    A busy or paused replica has not failed: others are preferred, and it is used again as soon as it is its turn.
     """
 
     def __init__(
@@ -298,7 +290,10 @@ class SwarmRouting:
         choice: ReplicaChoice,
         missing: Callable[[], str] = lambda: "",
     ) -> None:
-        """`workers` tells who can do a stage now, `connect` makes hops, `missing` says what the swarm lacks."""
+        """`workers` returns the nodes that can do a stage now; `missing` describes the layers that no node holds.
+
+        `connect` creates stage clients.
+        """
         self._stage_count = stage_count
         self._workers = workers
         self._connect = connect
@@ -306,19 +301,17 @@ class SwarmRouting:
         self._missing = missing
         self._hops: OrderedDict[tuple[int, NodeId], StageClient] = OrderedDict()
         self._failed_at: dict[tuple[int, NodeId], float] = {}
-        self._paused_at: dict[tuple[int, NodeId], float] = {}  # when they said so
+        self._paused_at: dict[tuple[int, NodeId], float] = {}  # when they reported the pause
         self._busy: dict[int, _Busy] = {}  # by stage
         self._waiting = 0
         self.failures = 0
 
     @property
     def stage_count(self) -> int:
-        """See Routing."""
         return self._stage_count
 
     @property
     def obstacle(self) -> str | None:
-        """Why microbatches wait for a stage at present; None while they do not."""
         if not self._waiting:
             now = anyio.current_time()
             busy = [told for told in self._busy.values() if told.is_long(now)]
@@ -327,42 +320,36 @@ class SwarmRouting:
         return self._missing() or f"All nodes that hold a stage {does}; they are tried again."
 
     async def hop(self, stage: int) -> StageClient:
-        """See Routing."""
         replica = self._pick(stage)
         if replica is None:
             replica = await self._awaited(stage)
         return self._hop(stage, replica)
 
     def finished(self, stage: int, hop: StageClient, seconds: float) -> None:
-        """See Routing."""
         self._busy.pop(stage, None)
         self._choice.took(stage, hop.node_id, seconds)
 
     def left(self, stage: int, hop: StageClient) -> None:
-        """See Routing."""
         self._choice.left(stage, hop.node_id)
 
     def busy(self, stage: int, hop: StageClient, error: StageError) -> None:
-        """See Routing."""
         now, told = anyio.current_time(), self._busy.get(stage)
         since = now if told is None or now - told.heard > HEARD_SECONDS else told.since
         self._busy[stage] = _Busy(since, now, f"Stage {stage + 1} is waited for: {error.message}")
 
     def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
-        """See Routing."""
         self._choice.lost(stage, hop.node_id)
         if isinstance(error, StagePausedError):
             self._paused_at[stage, hop.node_id] = anyio.current_time()
         if isinstance(error, StageBusyError):
             return
-        if (stage, hop.node_id) not in self._failed_at:  # one line, however many microbatches find out
+        if (stage, hop.node_id) not in self._failed_at:  # one log line, even if many microbatches fail at once
             self.failures += 1
             _LOG.info("Stage %d is asked elsewhere for a while: %s", stage + 1, error)
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)
 
     def forgiven(self, stage: int, hop: StageClient) -> None:
-        """See Routing."""
         self._failed_at.pop((stage, hop.node_id), None)
 
     def _pick(self, stage: int) -> NodeId | None:
@@ -379,7 +366,7 @@ class SwarmRouting:
     async def _awaited(self, stage: int) -> NodeId:
         self._waiting += 1
         try:
-            while True:  # seldom while somebody is paused, who may be this node itself
+            while True:  # look seldom while a replica is paused, which may be this node itself
                 await anyio.sleep(RETRY_SECONDS if self._paused_at else LOOK_SECONDS)
                 replica = self._pick(stage)
                 if replica is not None:

@@ -13,52 +13,55 @@ from neuroshard.pipeline.executor import OpenMicrobatch
 from neuroshard.pipeline.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageBusyError
 from neuroshard.types import NodeId
 
-_REMEMBERED_CLOSED = 64  # closed sessions of a driver that are known one by one; older ones count as closed too
+_REMEMBERED_CLOSED = 64  # closed sessions of a driver that are stored one by one; all older ones count as closed
 
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """What drivers may keep at a stage. A driver that needs more must close sessions; others are not touched by it."""
+    """Limits of a stage for its drivers. A driver at its limit must close sessions; other drivers are not affected."""
 
-    drivers: int = 1024  # with a memory of closed sessions; the longest unused one is forgotten first
+    drivers: int = 1024  # including those with only closed sessions; the least recently used one is forgotten
     sessions: int = 64
     sessions_of_driver: int = 8
     microbatches_of_session: int = 256
-    open_microbatches: int = 16  # between forward and backward pass: each holds its activations
+    open_microbatches: int = 16  # between forward and backward pass; each one keeps its activations
     open_of_driver: int = 8
-    kept_bytes: int = 1 << 30  # answers kept for repetition
+    kept_bytes: int = 1 << 30  # answers kept for repeated requests
     kept_bytes_of_driver: int = 1 << 29
-    idle_seconds: float = 120.0  # after that a session is closed whose driver asks for nothing at all
-    forgotten_seconds: float = 1800.0  # the same while its driver is there: a slow line takes minutes for a tensor
+    idle_seconds: float = 120.0  # a session is closed after its driver has sent no request at all for this time
+    forgotten_seconds: float = 1800.0  # the same while its driver sends other requests: a tensor can take minutes
 
 
 @dataclass(eq=False)
 class MicrobatchWork:
-    """One microbatch at this stage, until its session is closed.
+    """State of one microbatch at this stage until its session is closed.
 
-    Belongs to the event loop's thread. A backward pass on the compute thread takes `opened`.
+    Belongs to the event loop's thread, except `opened`, which a backward pass takes on the compute thread.
+
+    A microbatch becomes `counted` exactly once: as accumulated when it is `done`, otherwise as given up when it was
+    dropped or has no open forward pass.
     """
 
     key: MicrobatchKey
     sequences: int
     tokens: int
     kept_bytes: int
-    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))  # repetitions wait for the first
-    running: bool = False  # a job of it waits or runs
-    dropped: bool = False  # nobody will ask for it again
-    counted: bool = False  # as accumulated or as given up
-    keeps_graph: bool | None = None  # of its forward pass; None: both passes are one job
+    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))  # a repeated request waits
+    running: bool = False  # a job of it is queued or runs
+    dropped: bool = False  # given up: its job must not be repeated
+    counted: bool = False  # as accumulated or given up
+    keeps_graph: bool | None = None  # in its forward pass; None: both passes are one job
     opened: OpenMicrobatch | None = None  # between forward and backward pass
     output: Tensor | None = None  # activations as they were sent, on the CPU
-    loss_sum: Tensor | None = None  # in the last stage
+    loss_sum: Tensor | None = None  # only in the last stage
     gradient: Tensor | None = None  # of the inputs as it was sent, on the CPU; None in the first stage
-    done: bool = False  # accumulated
-    is_refused: bool = False  # its last pass came out with values that are not numbers, and was dropped
-    spoilt: bool = False  # its gradient came out with values that are not numbers
-    compute_seconds: float = 0.0  # what its jobs took
+    done: bool = False  # its gradients are accumulated
+    is_refused: bool = False  # the values of its last pass were not finite, and were dropped
+    spoilt: bool = False  # its gradient is not finite
+    compute_seconds: float = 0.0  # compute time of its jobs
 
     def gradient_to_send(self) -> Tensor | None:
-        """To the stage before, None from the first one. Raises SpoiltMicrobatchError when it is no numbers."""
+        """Gradient for the previous stage, None in the first one. Raises SpoiltMicrobatchError if it is not finite."""
         if self.spoilt:
             raise SpoiltMicrobatchError("The gradient of this microbatch came out with values that are not numbers.")
         return self.gradient
@@ -71,7 +74,10 @@ class _Session:
 
 
 class _Driver:
-    """The sessions of one driver. A number that was closed never opens again."""
+    """Sessions of one driver. A closed session number never opens again.
+
+    A late repetition of a request can therefore never accumulate a microbatch a second time.
+    """
 
     def __init__(self) -> None:
         self.sessions: dict[int, _Session] = {}
@@ -86,7 +92,7 @@ class _Driver:
         return works
 
     def usage(self) -> tuple[int, int]:
-        """Microbatches that are open, and bytes of the answers that are kept."""
+        """Number of open microbatches, and bytes of the kept answers."""
         open_count = kept_bytes = 0
         for work in self.works():
             open_count += not work.done
@@ -107,7 +113,7 @@ class _Driver:
 
 
 class SessionTable:
-    """Everything that drivers have in work here, under limits for each of them and for all together."""
+    """All drivers' microbatches at this stage, under limits per driver and in total."""
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
@@ -115,7 +121,7 @@ class SessionTable:
 
     @property
     def session_count(self) -> int:
-        """Sessions that are not closed."""
+        """Number of sessions that are not closed."""
         return sum(len(driver.sessions) for driver in self._drivers.values())
 
     def works(self) -> list[MicrobatchWork]:
@@ -123,18 +129,18 @@ class SessionTable:
         return [work for driver in self._drivers.values() for work in driver.works()]
 
     def peek(self, key: MicrobatchKey) -> MicrobatchWork | None:
-        """The microbatch, without any effect."""
+        """Return a microbatch without counting its session as used; None if it is unknown."""
         driver = self._drivers.get(key.driver)
         session = None if driver is None else driver.sessions.get(key.session)
         return None if session is None else session.works.get(key.microbatch)
 
     def knows(self, key: MicrobatchKey) -> bool:
-        """Whether `find` has something to say about a microbatch."""
+        """Whether `find` returns the microbatch or raises."""
         driver = self._drivers.get(key.driver)
         return driver is not None and (driver.is_closed(key.session) or self.peek(key) is not None)
 
     def find(self, key: MicrobatchKey, now: float) -> MicrobatchWork | None:
-        """The microbatch, whose session counts as used. Raises ClosedSessionError for a session that was closed."""
+        """Return a microbatch and count its session as used; None if unknown. Raises ClosedSessionError."""
         driver = self._drivers.get(key.driver)
         if driver is None:
             return None
@@ -148,7 +154,7 @@ class SessionTable:
         return session.works.get(key.microbatch)
 
     def obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
-        """Why there is no room for another microbatch, or None."""
+        """Reason why there is no room for another microbatch; None if there is room."""
         limits, own = self._limits, self._drivers.get(key.driver)
         own_sessions = {} if own is None else own.sessions
         own_open, own_kept = (0, 0) if own is None else own.usage()
@@ -173,7 +179,7 @@ class SessionTable:
         return obstacle
 
     def admit(self, work: MicrobatchWork, now: float) -> None:
-        """Enter a new microbatch. Raises StageBusyError when there is no room."""
+        """Add a new microbatch. Raises StageBusyError when there is no room."""
         key = work.key
         obstacle = self.obstacle(key, work.kept_bytes)
         if obstacle is not None:
@@ -185,14 +191,14 @@ class SessionTable:
         self._forget_drivers()
 
     def drop(self, work: MicrobatchWork) -> None:
-        """Forget a microbatch, so that its forward pass may come again."""
+        """Remove a microbatch, so that its forward pass can be done again."""
         driver = self._drivers.get(work.key.driver)
         session = None if driver is None else driver.sessions.get(work.key.session)
         if session is not None and session.works.get(work.key.microbatch) is work:
             del session.works[work.key.microbatch]
 
     def close(self, driver: NodeId, session: int) -> list[MicrobatchWork]:
-        """Close a session for good; what was in it."""
+        """Close a session for good and return its microbatches."""
         known = self._drivers.setdefault(driver, _Driver())
         self._drivers.move_to_end(driver)
         works = known.close(session)
@@ -200,7 +206,7 @@ class SessionTable:
         return works
 
     def of_idle(self, since: float) -> list[MicrobatchWork]:
-        """The microbatches of drivers that have asked for nothing after this time."""
+        """Microbatches of drivers that have sent no request after the time `since`."""
         return [
             work
             for driver in self._drivers.values()
@@ -209,12 +215,12 @@ class SessionTable:
         ]
 
     def keep_only(self, drivers: Container[NodeId]) -> list[MicrobatchWork]:
-        """Close the sessions of all other drivers; what was in them."""
+        """Close the sessions of all other drivers and return their microbatches."""
         gone = [driver for name, driver in self._drivers.items() if name not in drivers]
         return [work for driver in gone for number in list(driver.sessions) for work in driver.close(number)]
 
     def expire(self, now: float) -> list[MicrobatchWork]:
-        """Close the sessions that were idle for too long; what was in them."""
+        """Close the sessions that were idle for too long and return their microbatches."""
         limits = self._limits
         idle = [
             (name, number)
@@ -226,7 +232,8 @@ class SessionTable:
         return [work for name, number in idle for work in self._drivers[name].close(number)]
 
     def _forget_drivers(self) -> None:
-        """Keep the table bounded: drivers without a session go first, the longest unused one before the others."""
+        """Keep the table bounded: forget the least recently used driver without a session."""
+        # Never forget a driver with sessions. SessionLimits.sessions bounds their number.
         while len(self._drivers) > self._limits.drivers:
             unused = next((name for name, driver in self._drivers.items() if not driver.sessions), None)
             if unused is None:
@@ -236,39 +243,40 @@ class SessionTable:
 
 @dataclass(frozen=True)
 class Accumulated:
-    """What the gradients of the step in work hold so far."""
+    """Microbatches in the accumulated gradients of the present step."""
 
     sequences: int = 0
     tokens: int = 0
-    keys: tuple[MicrobatchKey, ...] = ()  # in the order in which they were done
+    keys: tuple[MicrobatchKey, ...] = ()  # in the order in which they were accumulated
 
     def plus(self, key: MicrobatchKey, sequences: int, tokens: int) -> Accumulated:
-        """With one more microbatch."""
+        """Include one more microbatch."""
         return Accumulated(self.sequences + sequences, self.tokens + tokens, (*self.keys, key))
 
 
 class StepIntake:
-    """Counts the microbatches of the step in work. It is closed at first; open, it admits those that a step needs.
+    """Counts the microbatches of the present step. Once opened, it admits as many sequences as the step needs.
 
-    Belongs to the event loop's thread. Its owner reports every change.
+    Belongs to the event loop's thread. Its owner signals every change. Open sequences count towards the step before
+    they are accumulated, so that drivers cannot begin more microbatches than it needs.
     """
 
     def __init__(self, sequences_per_step: int) -> None:
         self.accumulated = Accumulated()
         self.wanted = sequences_per_step
-        self.closed_because: str | None = "The stage is not ready yet."  # None: it was opened and not closed since
+        self.closed_because: str | None = "The stage is not ready yet."  # None: opened and not closed since
         self.is_paused = False  # closed until the owner resumes
-        self.open_microbatches = 0  # between their forward and their backward pass
+        self.open_microbatches = 0  # between forward and backward pass
         self._open_sequences = 0
 
     @property
     def missing(self) -> int:
-        """Sequences that the step in work still needs."""
+        """Number of sequences that the present step still needs."""
         return max(0, self.wanted - self.accumulated.sequences - self._open_sequences)
 
     @property
     def is_admitting(self) -> bool:
-        """Whether it was opened and not closed since; it may have all sequences it needs."""
+        """Whether it was opened and not closed since. It may already have all the sequences that it needs."""
         return self.closed_because is None
 
     @property
@@ -278,7 +286,7 @@ class StepIntake:
 
     @property
     def is_full(self) -> bool:
-        """Whether the step can be made."""
+        """Whether the step has all its sequences and no microbatch is open."""
         return self.accumulated.sequences >= self.wanted and self.open_microbatches == 0
 
     @property
@@ -291,25 +299,25 @@ class StepIntake:
         self.closed_because, self.is_paused = None, False
 
     def close(self, reason: str, *, is_paused: bool = False) -> None:
-        """Admit no more."""
+        """Admit no more microbatches, for the given reason."""
         self.closed_because, self.is_paused = reason, is_paused
 
     def begin(self, sequences: int) -> None:
-        """Count a microbatch that was admitted."""
+        """Count an admitted microbatch as open."""
         self.open_microbatches += 1
         self._open_sequences += sequences
 
     def finish(self, key: MicrobatchKey, sequences: int, tokens: int) -> None:
-        """Count a microbatch as accumulated."""
+        """Count an open microbatch as accumulated."""
         self.accumulated = self.accumulated.plus(key, sequences, tokens)
         self.withdraw(sequences)
 
     def withdraw(self, sequences: int) -> None:
-        """Count a microbatch as open no more."""
+        """Remove a microbatch of this many sequences from the open ones."""
         self.open_microbatches -= 1
         self._open_sequences -= sequences
 
     def take(self) -> Accumulated:
-        """The microbatches of a step; the next one begins with none."""
+        """Return the accumulated microbatches and begin the next step without any."""
         taken, self.accumulated = self.accumulated, Accumulated()
         return taken

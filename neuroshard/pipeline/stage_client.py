@@ -45,94 +45,94 @@ T = TypeVar("T")
 _HERE = NodeId("this node")
 
 
-REMEMBERED_TIMINGS = 64  # of a hop: more than a driver's microbatches under way can have
-TIMED = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD})  # a microbatch's requests
+REMEMBERED_TIMINGS = 64  # of a stage client: more than a driver's microbatches in flight can have
+TIMED = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD})  # requests of a microbatch
 
 
 @dataclass(frozen=True)
 class RequestTiming:
-    """One request that was answered."""
+    """Durations and sizes of one request that was answered."""
 
     operation: Operation
     session: int
     microbatch: int
     seconds: float  # from the request to the answer
-    stage_seconds: float  # of those at the stage, says the stage
-    compute_seconds: float  # of those at work, says the stage
-    recompute_seconds: float = 0.0  # of those for a forward pass done again, says the stage
+    stage_seconds: float  # part of `seconds` spent at the stage, as the stage reports it
+    compute_seconds: float  # part of `stage_seconds` spent computing, as the stage reports it
+    recompute_seconds: float = 0.0  # part of `compute_seconds` for a repeated forward pass, as the stage reports it
     bytes_sent: int = 0  # tensors only
     bytes_received: int = 0
 
     @property
     def wire_seconds(self) -> float:
-        """On the way there and back."""
+        """Seconds on the way to the stage and back."""
         return max(0.0, self.seconds - self.stage_seconds)
 
     @property
     def wait_seconds(self) -> float:
-        """At the stage, but not at work."""
+        """Seconds at the stage without computing."""
         return max(0.0, self.stage_seconds - self.compute_seconds)
 
 
 class StageClient(Protocol):
-    """One stage, here or on a peer. The first stage takes token ids, the last one also labels.
+    """One stage, on this node or on a peer. The first stage takes token ids; the last one also takes labels.
 
-    Every method raises StageError, whose class says what may be tried next; repeating a call does no harm.
+    Every method raises StageError, whose class determines what may be tried next. Calls can be repeated safely.
     """
 
     @property
     def node_id(self) -> NodeId:
-        """Who does the work."""
+        """Node that does the work."""
         ...
 
     @property
     def state_root(self) -> str:
-        """Names the weights behind the last answer: two hops with one root have equal ones; "" when it is unknown."""
+        """Root of the weights behind the last answer: equal roots mean equal weights; "" when it is unknown."""
         ...
 
     @property
     def timings(self) -> Sequence[RequestTiming]:
-        """Of the last requests of microbatches, the newest last."""
+        """Timings of the last requests of microbatches, newest last."""
         ...
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
-        """Activations for the next stage."""
+        """Compute the activations (b, t, d) for the next stage."""
         ...
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Forward and backward of the last stage in one call: summed loss and gradient of the inputs."""
+        """Run forward and backward of the last stage in one call. Returns the summed loss and the inputs' gradient."""
         ...
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
-        """Gradient of the inputs; None from the first stage."""
+        """Accumulate gradients. Returns the gradient of the inputs; None from the first stage."""
         ...
 
     async def infer(self, inputs: Tensor) -> Tensor:
-        """Forward only: activations for the next stage."""
+        """Compute the activations (b, t, d) for the next stage without keeping a microbatch."""
         ...
 
     async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
-        """Forward only, of the last stage: the loss of each sequence, summed over its tokens."""
+        """Compute the last stage's loss of each sequence, summed over its tokens, without gradients."""
         ...
 
     async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
-        """The next tokens of one text, whose position 0 begins it anew: activations, or the last stage's logits."""
+        """Read the next tokens of a text; position 0 starts it again. Returns activations or, at the end, logits."""
         ...
 
     async def forget(self, session: int) -> None:
-        """Let the stage forget a text."""
+        """Free the stage's memory of a text."""
         ...
 
     async def close(self, driver: NodeId, session: int) -> None:
-        """Let the stage forget a session whose microbatches are done."""
+        """Close a session at the stage. Its microbatches are done."""
         ...
 
 
 class LocalStageClient:
-    """A stage on this node."""
+    """Client of a stage on this node."""
 
     def __init__(self, service: StageServer, node_id: NodeId = _HERE, root: Callable[[], str] = lambda: "") -> None:
-        """`root` names the stage's present weights."""
+        """`root` returns the root of the stage's present weights."""
         self.service = service
         self.node_id = node_id
         self.timings: deque[RequestTiming] = deque(maxlen=REMEMBERED_TIMINGS)
@@ -140,43 +140,35 @@ class LocalStageClient:
 
     @property
     def state_root(self) -> str:
-        """See StageClient."""
         return self._root()
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
-        """See StageClient."""
         return await self._timed(Operation.FORWARD, key, self.service.forward(key, inputs))
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See StageClient."""
         return await self._timed(Operation.LOSS, key, self.service.loss(key, inputs, labels))
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
-        """See StageClient."""
         return await self._timed(Operation.BACKWARD, key, self.service.backward(key, gradient))
 
     async def infer(self, inputs: Tensor) -> Tensor:
-        """See StageClient."""
         return await self.service.infer(inputs)
 
     async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
-        """See StageClient."""
         return Measured(await self.service.infer(inputs, labels))
 
     async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
-        """See StageClient; also while the node is paused, for its own texts."""
+        """Read this node's own text, also while the node is paused."""
         return await self.service.texts.read(self.node_id, session, position, inputs)
 
     async def forget(self, session: int) -> None:
-        """See StageClient."""
         self.service.texts.forget(self.node_id, session)
 
     async def close(self, driver: NodeId, session: int) -> None:
-        """See StageClient."""
         self.service.close(driver, session)
 
     async def _timed(self, operation: Operation, key: MicrobatchKey, work: Awaitable[T]) -> T:
-        """The value of `work`; what the service did not compute of the time it waited."""
+        """Await `work` and record its duration; time that the server did not compute counts as waiting."""
         began, before = anyio.current_time(), self.service.compute_seconds(key)
         answer = await work
         seconds = anyio.current_time() - began
@@ -188,7 +180,7 @@ class LocalStageClient:
 
 @dataclass(frozen=True)
 class MicrobatchResult:
-    """What the last stage measured."""
+    """Loss of one microbatch from the last stage."""
 
     loss_sum: Tensor  # scalar, nats summed over tokens; still on the last stage's device
     token_count: int
@@ -197,24 +189,24 @@ class MicrobatchResult:
 Shape: TypeAlias = "tuple[int, ...]"
 
 CLOSE_SECONDS = 5.0
-LEAST_MOVED_BYTES = 1 << 16  # within the timeout: less is keeping a connection up
-LOOKS = 30  # at what has moved, within the timeout: a line may fall silent at any moment of it
+LEAST_MOVED_BYTES = 1 << 16  # within the timeout; keepalive traffic moves less
+LOOKS = 30  # number of checks of the moved bytes within the timeout, because a connection may become silent at any time
 
 
 @dataclass(frozen=True)
 class StageClientOptions:
-    """How a stage on a peer is used."""
+    """Precision and timeouts for a stage on a peer."""
 
     precision: WirePrecision = WirePrecision.FP32
-    timeout_seconds: float = 60.0  # nothing moves for so long; more than a stage lets a microbatch wait
-    slowest_bytes_per_second: float = 32_000.0  # a line that moves may take so long for all that is on the way
+    timeout_seconds: float = 60.0  # without progress; longer than a stage lets a microbatch wait
+    slowest_bytes_per_second: float = 32_000.0  # a connection that makes progress has this long for all bytes in flight
 
 
 class RemoteStageClient:
-    """See StageClient. `state_root` is what the peer last told of its weights.
+    """Client of a stage on a peer. `state_root` is the root in the peer's last answer.
 
-    Whatever the peer does ends as a StageError, and none of them is RefusedTensorError: only this node's own stage may
-    find that its data are wrong.
+    Every failure of the peer raises a StageError other than RefusedTensorError: only this node's own stage may decide
+    that this node's data are wrong.
     """
 
     def __init__(
@@ -229,9 +221,10 @@ class RemoteStageClient:
         check: LossCheck | None = None,
         moved: Callable[[NodeId], int] = lambda _peer: 0,
     ) -> None:
-        """`report` is told what the peer did well or wrong, `check` reads its signed word for losses.
+        """`report` gets good and bad behaviour of the peer; `check` verifies its signed claim of losses.
 
-        `moved` counts the bytes to and from the peer: a request on a slow line is not given up while they rise.
+        `moved` returns the bytes exchanged with the peer. A request on a slow connection is not given up while they
+        increase.
         """
         self.node_id = peer
         self.stage = stage
@@ -243,31 +236,27 @@ class RemoteStageClient:
         self._report = report
         self._check = check
         self._moved = moved
-        self._on_the_way = 0  # bytes of tensors, of requests and of their answers
+        self._on_the_way = 0  # bytes of tensors in requests and of the largest answers to them
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
-        """See StageClient."""
         request = self._request(Operation.FORWARD, key, inputs=inputs)
         return _present((await self._ask(request, output=self._like(inputs))).output)
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See StageClient."""
         request = self._request(Operation.LOSS, key, inputs=inputs, labels=labels)
         answer = await self._ask(request, gradient=self._gradient_like(inputs))
         return _present(None if answer.loss_sum is None else torch.tensor(answer.loss_sum)), answer.gradient
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
-        """See StageClient."""
         request = self._request(Operation.BACKWARD, key, gradient=gradient)
         return (await self._ask(request, gradient=self._gradient_like(gradient))).gradient
 
     async def infer(self, inputs: Tensor) -> Tensor:
-        """See StageClient."""
         request = self._request(Operation.INFER, None, inputs=inputs)
         return _present((await self._ask(request, output=self._like(inputs))).output)
 
     async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
-        """See StageClient. Losses that are numbers come with the peer's signature."""
+        """Measure as StageClient does. Finite losses come with the peer's signature."""
         request = self._request(Operation.INFER, None, inputs=inputs, labels=labels)
         answer = await self._ask(request, losses=(len(labels),))
         summed = _present(answer.losses)
@@ -279,19 +268,17 @@ class RemoteStageClient:
             raise self._unusable(error.message, ScoreReason.BAD_SIGNATURE) from error
 
     async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
-        """See StageClient."""
         shapes, request = self._shapes, self._request(Operation.READ, self._place(session, position), inputs=inputs)
         if shapes.is_last:
             return _present((await self._ask(request, logits=(shapes.vocabulary_size,))).logits)
         return _present((await self._ask(request, output=self._like(inputs))).output)
 
     async def forget(self, session: int) -> None:
-        """See StageClient."""
         with anyio.move_on_after(CLOSE_SECONDS):
             await self._ask(self._request(Operation.FORGET, self._place(session, 0)))
 
     async def close(self, driver: NodeId, session: int) -> None:
-        """See StageClient; a stage closes the sessions of the driver that asks."""
+        """Close one of this node's sessions: a stage closes only sessions of the driver that asks."""
         with anyio.move_on_after(CLOSE_SECONDS):
             await self._ask(self._request(Operation.CLOSE, MicrobatchKey(driver, session, 0)))
 
@@ -305,7 +292,7 @@ class RemoteStageClient:
         gradient: Tensor | None = None,
     ) -> StageRequest:
         session, microbatch = (0, 0) if key is None else (key.session, key.microbatch)
-        # a text is short, and its tokens shall be those of the model in one piece
+        # texts are short, and their tokens must equal those of the unsplit model
         precision = WirePrecision.FP32 if operation is Operation.READ else self._options.precision
         return StageRequest(operation, self.stage, session, microbatch, precision, inputs, labels, gradient)
 
@@ -313,7 +300,7 @@ class RemoteStageClient:
         return MicrobatchKey(self.node_id, session, position)
 
     def _like(self, tensor: Tensor) -> Shape:
-        """Shape of the activations for as many tokens."""
+        """Shape of activations for the same number of tokens."""
         return (*tensor.shape[:2], self._shapes.hidden_size)
 
     def _gradient_like(self, tensor: Tensor) -> Shape | None:
@@ -328,7 +315,7 @@ class RemoteStageClient:
         losses: Shape | None = None,
         logits: Shape | None = None,
     ) -> StageAnswer:
-        """The answer, which has exactly the tensors of these shapes."""
+        """Send a request and return its answer, which has exactly the tensors of the given shapes."""
         began = anyio.current_time()
         frame = await run_off_loop(lambda: request_frame(request), request.inputs, request.gradient)
         reply = await self._sent(frame)
@@ -353,7 +340,10 @@ class RemoteStageClient:
         return answer
 
     async def _sent(self, frame: Frame) -> Frame:
-        """The reply, whatever it says."""
+        """Send a frame and return the reply. Raises StageError for a refusal or a failed connection.
+
+        A refused tensor becomes DisputedTensorError: another replica must confirm that the tensor is wrong.
+        """
         try:
             reply = await self._moving(frame)
             refusal = read_refusal(reply)
@@ -368,7 +358,7 @@ class RemoteStageClient:
         return reply
 
     async def _moving(self, frame: Frame) -> Frame:
-        """The reply, however long it takes while bytes move, within the time of the slowest line for all of them."""
+        """Return the reply. The timeout restarts while bytes move, up to the time that the slowest line needs."""
         limits, options = answer_limits(self._shapes), self._options
         size = _tensor_bytes(frame) + limits.max_body_bytes
         self._on_the_way += size
@@ -394,7 +384,7 @@ class RemoteStageClient:
         return replies[0]
 
     async def _standstill(self) -> None:
-        """Wait until next to nothing moves for as long as a request may take on a line that is dead."""
+        """Return when the connection has moved almost nothing for `timeout_seconds`."""
         counts = deque([self._moved(self.node_id)], maxlen=LOOKS + 1)
         while True:
             await anyio.sleep(self._options.timeout_seconds / LOOKS)
@@ -413,14 +403,14 @@ def _check_shape(tensor: Tensor | None, shape: Shape | None) -> None:
 
 
 def _check_tensor(tensor: Tensor | None, shape: Shape | None) -> None:
-    """Raises RefusedTensorError for a tensor of another shape, or with values that no honest stage gives."""
+    """Check shape and value range of a tensor. Raises RefusedTensorError."""
     _check_shape(tensor, shape)
     if tensor is not None and not is_within(tensor, LARGEST_RECEIVED):
         raise RefusedTensorError("It holds values that are too large, or no numbers.")
 
 
 def _check_losses(losses: Tensor | None, shape: Shape | None, request: StageRequest) -> None:
-    """Of evaluations; they are no numbers when the model has diverged."""
+    """Check losses of an evaluation. They may be non-finite, because the model may have diverged."""
     _check_shape(losses, shape)
     if losses is not None and request.labels is not None:
         most = LARGEST_LOSS * request.labels.shape[1]
@@ -442,7 +432,7 @@ def _present(tensor: Tensor | None) -> Tensor:
 
 
 def _timing(request: StageRequest, answer: StageAnswer, seconds: float, sent: Frame, received: Frame) -> RequestTiming:
-    """Nothing that a peer says took longer than its answer did."""
+    """Create a timing, with the peer's reported times bounded by the measured time."""
     at_stage = min(answer.seconds, seconds)
     at_work = min(answer.compute_seconds, at_stage)
     return RequestTiming(

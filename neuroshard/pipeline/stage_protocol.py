@@ -30,20 +30,20 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, RunId
 
-BLOCK = 64  # int8 values that share a scale
+BLOCK = 64  # number of int8 values that share a scale
 _SCALES = "/scales"
 
 
 class WirePrecision(StrEnum):
-    """What one value of an activation is on the wire."""
+    """Number format of activations on the wire."""
 
     FP32 = "fp32"
     BF16 = "bf16"
-    INT8 = "int8"  # with an fp32 scale for each block: 1.06 bytes a value
+    INT8 = "int8"  # with an fp32 scale per block: 1.06 bytes per value
 
 
 def wire_specs(name: str, shape: tuple[int, int, int], precision: WirePrecision) -> tuple[TensorSpec, ...]:
-    """The tensors as which activations (b, t, d) travel."""
+    """Specifications of the tensors in which activations of this shape (b, t, d) travel."""
     match precision:
         case WirePrecision.FP32:
             return (TensorSpec(name, "float32", shape),)
@@ -57,12 +57,12 @@ def wire_specs(name: str, shape: tuple[int, int, int], precision: WirePrecision)
 
 
 def wire_bytes(tokens: int, hidden_size: int, precision: WirePrecision = WirePrecision.FP32) -> int:
-    """Bytes of the activations of so many tokens."""
+    """Bytes on the wire of the activations of this number of tokens."""
     return sum(spec.byte_count for spec in wire_specs("", (1, tokens, hidden_size), precision))
 
 
 def to_wire(name: str, activations: Tensor, precision: WirePrecision) -> tuple[TensorPart, ...]:
-    """Activations (b, t, d) fp32 as parts of a frame."""
+    """Encode activations (b, t, d) fp32 as parts of a frame."""
     match precision:
         case WirePrecision.FP32:
             return (part_of(name, activations),)
@@ -76,7 +76,7 @@ def to_wire(name: str, activations: Tensor, precision: WirePrecision) -> tuple[T
 
 
 def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecision) -> Tensor:
-    """The activations (b, t, d) fp32 that `to_wire` made parts of. Raises RefusedTensorError for other parts."""
+    """Decode activations (b, t, d) fp32 that `to_wire` encoded. Raises RefusedTensorError for parts that differ."""
     part = parts.get(name)
     if part is None or len(part.spec.shape) != 3:
         raise RefusedTensorError(f"The tensor {name!r} is missing, or has not three dimensions.")
@@ -91,7 +91,7 @@ def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecisi
 
 
 def quantised(activations: Tensor) -> tuple[Tensor, Tensor]:
-    """(b, t, d) fp32 -> int8 values (b, t, d) and fp32 scales (b, t, ceil(d / block)).
+    """Quantise (b, t, d) fp32 to int8 values (b, t, d) and fp32 scales (b, t, ceil(d / block)).
 
     value = round(x / scale) with scale = largest |x| of the block / 127, so the error is at most scale / 2.
     """
@@ -104,7 +104,7 @@ def quantised(activations: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def restored(values: Tensor, scales: Tensor) -> Tensor:
-    """The activations (b, t, d) fp32 that `quantised` made values and scales of, within half a scale."""
+    """Restore activations (b, t, d) fp32 from the output of `quantised`, with an error of at most scale / 2."""
     return values.to(torch.float32) * scales.repeat_interleave(BLOCK, dim=2)[..., : values.shape[2]]
 
 
@@ -128,29 +128,29 @@ _LARGEST_NUMBER = 2**63 - 1
 
 
 class Operation(StrEnum):
-    """What a stage is asked for; the value is the kind of the frames."""
+    """Operations of a stage. The value is the kind of the frames."""
 
     FORWARD = "stage/forward"
     LOSS = "stage/loss"
     BACKWARD = "stage/backward"
     INFER = "stage/infer"
     CLOSE = "stage/close"
-    READ = "stage/read"  # the next tokens of a text: its session, and as microbatch the position of the first of them
-    FORGET = "stage/forget"  # a text
+    READ = "stage/read"  # the next tokens of the text `session`; `microbatch` is the position of the first one
+    FORGET = "stage/forget"  # frees the memory of a text
 
 
 @dataclass(frozen=True)
 class StageAddress:
-    """Which part of which model; both sides must mean the same."""
+    """Run, layers and parameter version of a stage. Both sides of a request must agree on them."""
 
     run_id: RunId
     layers: LayerRange
-    version: int  # of the run's parameters
+    version: int  # version of the run's parameters
 
 
 @dataclass(frozen=True)
 class StageRequest:
-    """One request to a stage, which answers in the same precision."""
+    """One request to a stage. The answer uses the same precision."""
 
     operation: Operation
     stage: StageAddress
@@ -164,22 +164,22 @@ class StageRequest:
 
 @dataclass(frozen=True)
 class StageAnswer:
-    """What a stage gives back."""
+    """Answer of a stage to one request."""
 
     output: Tensor | None = None  # activations (b, t, d) fp32
     losses: Tensor | None = None  # (b,) fp32, summed over each sequence
     gradient: Tensor | None = None  # of the inputs (b, t, d) fp32
-    logits: Tensor | None = None  # (vocabulary,) fp32, of what follows a text
+    logits: Tensor | None = None  # (vocabulary,) fp32, of a text's next token
     loss_sum: float | None = None
-    root: str = ""  # the stage's state root, "" while it has none
+    root: str = ""  # the stage's state root; "" without one
     compute_seconds: float = 0.0
-    recompute_seconds: float = 0.0  # of those for a forward pass that was done before
-    seconds: float = 0.0  # from the request's arrival to this answer: the rest was waiting
-    claim: str = ""  # the stage's signed word for the losses
+    recompute_seconds: float = 0.0  # part of `compute_seconds` spent on repeated forward passes
+    seconds: float = 0.0  # from the request's arrival to this answer; the rest of it was waiting
+    claim: str = ""  # the stage's signed claim of the losses
 
 
 def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
-    """The largest request of a kind that a stage reads; what exactly may come is checked afterwards."""
+    """Size limits of a request that a stage reads. Shapes are checked after decoding."""
     tokens = shapes.batch_size * shapes.sequence_length
     activations, ids = wire_bytes(tokens, shapes.hidden_size), 4 * tokens
     inputs = ids if shapes.is_first else activations
@@ -197,7 +197,7 @@ def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
 
 
 def answer_limits(shapes: StageShapes) -> FrameLimits:
-    """The largest answer of a stage."""
+    """Size limits of a stage's answer."""
     header = MAX_HEADER_BYTES + claim_bytes(shapes.batch_size)
     activations = wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size)
     logits = 4 * shapes.vocabulary_size if shapes.is_last else 0
@@ -205,7 +205,7 @@ def answer_limits(shapes: StageShapes) -> FrameLimits:
 
 
 def request_frame(request: StageRequest) -> Frame:
-    """A request as a frame. Raises RefusedTensorError for token ids that do not fit in 32 bits."""
+    """Encode a request as a frame. Raises RefusedTensorError for token ids that do not fit in 32 bits."""
     stage = request.stage
     header: dict[str, WireValue] = {
         "run": stage.run_id,
@@ -227,9 +227,9 @@ def request_frame(request: StageRequest) -> Frame:
 
 
 def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
-    """The request in a frame, for a stage that is first when its layers start at 0.
+    """Decode a request to this stage. Inputs are token ids if the stage's layers start at 0.
 
-    Raises RefusedTensorError for a frame that is none, StageGoneError for a request to another stage.
+    Raises RefusedTensorError for an invalid frame and StageGoneError for a request to another stage.
     """
     header = frame.header
     _check_fields(header, _REQUEST_FIELDS)
@@ -254,7 +254,7 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
 
 
 def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
-    """The answer to a request as a frame."""
+    """Encode the answer to a request as a frame."""
     header: dict[str, WireValue] = {
         "session": request.session,
         "microbatch": request.microbatch,
@@ -276,7 +276,7 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
 
 
 def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
-    """The answer in a frame. Raises RefusedTensorError for what cannot be an answer to this request."""
+    """Decode an answer. Raises RefusedTensorError for a frame that cannot be the answer to this request."""
     header = frame.header
     _check_fields(header, _ANSWER_FIELDS)
     told = (frame.kind, header["session"], header["microbatch"])
@@ -299,7 +299,7 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
 
 
 def refusal_frame(error: StageError) -> Frame:
-    """A refusal that tells what the driver may do next."""
+    """Encode a refusal. Its error name determines what the driver may do next."""
     name = next((name for name, kind in _REFUSALS.items() if type(error) is kind), "busy")
     return Frame(REFUSED, {"error": name, "reason": error.message[:MAX_REASON_CHARACTERS]})
 
@@ -317,7 +317,7 @@ _REFUSALS: Mapping[str, type[StageError]] = {
 
 
 def read_refusal(frame: Frame) -> StageError | None:
-    """The refusal in a frame; None when it is something else. Raises RefusedTensorError for one that is malformed."""
+    """Decode a refusal; None if the frame is not a refusal. Raises RefusedTensorError for a malformed one."""
     if frame.kind != REFUSED:
         return None
     _check_fields(frame.header, {"error", "reason"})
@@ -417,17 +417,17 @@ def _seconds(value: WireValue) -> float:
 
 
 def recompute_seconds(operation: Operation, forward_seconds: float, compute_seconds: float) -> float:
-    """What a stage that keeps only its inputs spends again in a request: in the backward pass the forward pass."""
+    """Seconds that a stage without a kept graph spends on repeating the forward pass, in its backward pass."""
     return min(forward_seconds, compute_seconds) if operation is Operation.BACKWARD else 0.0
 
 
 T = TypeVar("T")
 
-SMALL_BYTES = 64 * 1024  # done at once: going to another thread takes longer
+SMALL_BYTES = 64 * 1024  # handled on the event loop, because changing the thread takes longer
 
 
 async def run_off_loop(work: Callable[[], T], *tensors: Tensor | TensorPart | None) -> T:
-    """The value of `work`, done on another thread when the tensors that it is about are large."""
+    """Return the value of `work`. With large tensors, `work` runs on another thread."""
     if sum(map(_bytes, tensors)) <= SMALL_BYTES:
         return work()
     return await anyio.to_thread.run_sync(work)

@@ -42,7 +42,7 @@ MAX_CONCURRENT = 16
 
 
 class StageRequestHandler:
-    """Answers the requests of drivers. A driver's sessions are its own: the transport has proved who it is."""
+    """Answers the requests of drivers to one stage. The transport has verified the sender, who owns its sessions."""
 
     def __init__(
         self,
@@ -55,10 +55,7 @@ class StageRequestHandler:
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
         sign: LossSigner = lambda _labels, _summed: "",
     ) -> None:
-        """`root` is the stage's present state root, `report` is told what a peer did wrong.
-
-        `sign` gives this node's word for losses.
-        """
+        """`root` returns the stage's present state root; `report` gets misbehaviour of peers; `sign` signs losses."""
         self._service = service
         self._stage = stage
         self._shapes = shapes
@@ -69,22 +66,23 @@ class StageRequestHandler:
 
     @property
     def layers(self) -> LayerRange:
-        """Of this stage."""
+        """Layers of this stage."""
         return self._stage.layers
 
     def keep_only(self, nodes: Container[NodeId]) -> None:
-        """See StageServer.keep_only."""
+        """Forget the texts and sessions of all nodes that are not in `nodes`."""
         self._service.keep_only(nodes)
 
     def serve(self, transport: Transport) -> None:
-        """Answer from now on. Raises ValueError when this transport has a stage already."""
+        """Register the request handlers. Raises ValueError if the transport already has those of a stage."""
         for operation in Operation:
             limits = request_limits(operation, self._shapes)
             transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
 
     async def answer(self, sender: NodeId, frame: Frame) -> Frame:
-        """The answer to one request; a refusal is an answer as well. A stranger may be a member not heard of yet."""
+        """Answer one request. Every StageError becomes a refusal frame."""
         began = time.perf_counter()
+        # The sender may be a member of which this node has not heard yet, so it may try again.
         if not self._may_drive(sender):
             return refusal_frame(StageBusyError("This node works for members of its run only."))
         try:
@@ -110,13 +108,13 @@ class StageRequestHandler:
         return await run_off_loop(lambda: answer_frame(request, answer), answer.output, answer.gradient)
 
     def _claim(self, labels: Tensor | None, losses: Tensor | None) -> str:
-        """What is told of losses that are numbers."""
+        """Sign finite losses; "" without them."""
         if labels is None or losses is None or not bool(torch.isfinite(losses).all()):
             return ""
         return self._sign(labels, losses)
 
     async def _carry_out(self, key: MicrobatchKey, request: StageRequest) -> StageAnswer:
-        """What was asked for, without times."""
+        """Do the requested work. The answer has no times yet."""
         service = self._service
         match request.operation:
             case Operation.FORWARD:
@@ -142,35 +140,35 @@ class StageRequestHandler:
 
 
 class StageRequestHandlers:
-    """The stages that a node holds at present, behind one door: a request finds its stage by the layers it names."""
+    """Handlers of all stages that a node holds. A request reaches its stage by the layers that it names."""
 
     def __init__(self, shapes: Iterable[StageShapes]) -> None:
-        """`shapes` of every stage of the run: any of them may come to be held here."""
+        """`shapes` contains every stage of the run, because this node may come to hold any of them."""
         self._shapes = tuple(shapes)
         self._held: dict[LayerRange, StageRequestHandler] = {}
 
     def add(self, endpoint: StageRequestHandler) -> None:
-        """Let requests to this stage in."""
+        """Accept requests to this stage."""
         self._held[endpoint.layers] = endpoint
 
     def keep_only(self, nodes: Container[NodeId]) -> None:
-        """See StageServer.keep_only."""
+        """Forget the texts and sessions of all nodes that are not in `nodes`, in every stage."""
         for endpoint in self._held.values():
             endpoint.keep_only(nodes)
 
     def clear(self) -> None:
-        """Send all requests elsewhere."""
+        """Stop accepting requests. Drivers go to other replicas."""
         self._held.clear()
 
     def serve(self, transport: Transport) -> None:
-        """Answer from now on. Raises ValueError when this transport has stages already."""
+        """Register the request handlers. Raises ValueError if the transport already has those of a stage."""
         for operation in Operation:
             every = [request_limits(operation, shapes) for shapes in self._shapes]
             limits = max(every, key=lambda one: one.max_body_bytes)
             transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
 
     async def answer(self, sender: NodeId, frame: Frame) -> Frame:
-        """See StageRequestHandler.answer."""
+        """Answer one request with the stage that it names; refuse it if this node does not hold that stage."""
         endpoint = next((one for one in self._held.values() if is_for_layers(frame, one.layers)), None)
         if endpoint is None:
             return refusal_frame(StageGoneError("This node does not hold these layers now."))

@@ -32,34 +32,34 @@ from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, StageShapes
 from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
-MEDIANS = 3.0  # what is longer is clipped to this many medians
-WINDOW = 64  # gradients the median is taken of
-FEWEST = 8  # nothing is clipped before so many were seen
+MEDIANS = 3.0  # a longer gradient is clipped to this multiple of the median
+WINDOW = 64  # number of gradients from which the median is computed
+FEWEST = 8  # nothing is clipped before this number of gradients
 
 
 @dataclass(frozen=True)
 class GradientLimit:
-    """Norms of the gradients that came over one edge, a square root of a token each, newest last.
+    """Norms of the gradients received from the next stage, each divided by the square root of its tokens, newest last.
 
-    Gradients are of summed losses, so the norm of n tokens grows like sqrt(n). Clipped ones count with their clipped
-    norm: whoever sends nothing but huge gradients moves the limit slowly.
+    Gradients are of summed losses, so the norm for n tokens grows like sqrt(n). Clipped gradients count with their
+    clipped norm: a sender of huge gradients moves the limit only slowly.
     """
 
     norms: tuple[float, ...] = ()
-    clipped: int = 0  # since the start
+    clipped: int = 0  # number of clipped gradients since the start
 
     @property
     def largest(self) -> float:
-        """The largest norm a square root of a token that passes unclipped."""
+        """Largest norm, divided by the square root of the tokens, that passes unclipped."""
         return MEDIANS * median(self.norms) if len(self.norms) >= FEWEST else float("inf")
 
     def limited(self, gradient: Tensor) -> tuple[Tensor, GradientLimit]:
-        """The gradient (b, t, d), clipped when it is too long, and the limit after it.
+        """Return the gradient (b, t, d), clipped if it is too long, and the updated limit.
 
-        Raises RefusedTensorError when it holds values that are not finite.
+        Raises RefusedTensorError for values that are not finite.
         """
         values = gradient.flatten()
-        norm = sqrt(dot_product(values, values) / gradient[..., 0].numel())  # in fp32 the squares could overflow
+        norm = sqrt(dot_product(values, values) / gradient[..., 0].numel())  # the squares could overflow in fp32
         if not isfinite(norm):
             raise RefusedTensorError("A gradient with values that are not numbers was refused.")
         largest = self.largest
@@ -70,7 +70,7 @@ class GradientLimit:
 
 
 class DrainReason(StrEnum):
-    """Why a stage takes no more microbatches for a while, or for good."""
+    """Why a stage stops accepting microbatches, for a while or for good."""
 
     ROUND = "round"
     PAUSE = "pause"
@@ -79,16 +79,16 @@ class DrainReason(StrEnum):
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """How long others are waited for, and how much they may keep here."""
+    """Time and memory limits of a stage server."""
 
     sessions: SessionLimits = field(default_factory=SessionLimits)
     texts: TextLimits = field(default_factory=TextLimits)
-    wait_seconds: float = 10.0  # a new microbatch waits so long for the step to end, then it is refused
-    waiting: int = 32  # more than that are refused at once
-    drain_seconds: float = 30.0  # open microbatches may end so long after the intake is closed, then they are given up
-    pause_seconds: float = 0.5  # the same for a pause: whoever sits at the computer has it to themselves at once
-    leave_seconds: float = 10.0  # the same when the node ends, which must leave time for a final checkpoint
-    look_seconds: float = 15.0  # how often idle sessions are looked for
+    wait_seconds: float = 10.0  # a new microbatch waits this long for the step to end, then it is refused
+    waiting: int = 32  # more waiting microbatches are refused at once
+    drain_seconds: float = 30.0  # time for open microbatches after the intake has closed; then they are given up
+    pause_seconds: float = 0.5  # the same before a pause: the owner gets the computer back at once
+    leave_seconds: float = 10.0  # the same before the node ends; must leave time for a final checkpoint
+    look_seconds: float = 15.0  # interval between checks for idle sessions
 
     def patience(self, hold: DrainReason) -> float:
         """Seconds that open microbatches have to end."""
@@ -105,17 +105,17 @@ class ServiceLimits:
 
 @dataclass(frozen=True)
 class ServiceCounts:
-    """What happened here since the start."""
+    """Counts of microbatches at this stage since the start."""
 
     microbatches: int = 0  # accumulated
-    repeated: int = 0  # asked for again and answered from memory
-    given_up: int = 0  # opened but never accumulated
-    recomputed: int = 0  # of the accumulated ones: forward passes that were computed twice
+    repeated: int = 0  # repeated requests that were answered from memory
+    given_up: int = 0  # begun but never accumulated
+    recomputed: int = 0  # accumulated ones whose forward pass was computed twice
 
     def plus(
         self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0, recomputed: int = 0
     ) -> ServiceCounts:
-        """With so many more."""
+        """Add to the counts."""
         return ServiceCounts(
             self.microbatches + microbatches,
             self.repeated + repeated,
@@ -125,10 +125,11 @@ class ServiceCounts:
 
 
 class StageServer:
-    """Forward and backward passes of one stage, deduplicated by key, with bounded sessions and a bounded intake.
+    """Runs one stage's forward and backward passes, once per key, with bounded sessions and a bounded intake.
 
-    Methods belong to the event loop's thread, all arithmetic to the compute thread: a call is one job at most, and one
-    that was answered before is none. A call that is cancelled leaves nothing behind but what it had accumulated.
+    Methods belong to the event loop's thread, all arithmetic to the compute thread. A call is at most one job. A
+    repeated call gets the first call's answer without a job. A cancelled call leaves nothing behind except finished
+    work.
     """
 
     def __init__(
@@ -141,15 +142,15 @@ class StageServer:
         limits: ServiceLimits | None = None,
         kept_graphs: int | None = None,
     ) -> None:
-        """`kept_graphs` microbatches at a time keep what their backward pass needs, the others compute it again.
+        """Up to `kept_graphs` microbatches keep the graph of their forward pass, the others compute it twice.
 
-        None: all keep it.
+        With None, all keep it.
         """
         self.compute = compute
         self.executor = executor
         self.intake = StepIntake(sequences_per_step)
-        self.changed = Signal()  # of the intake, the sessions, or the state of the stage
-        self.closed = Signal()  # the intake: no more microbatches may begin now
+        self.changed = Signal()  # changes of the intake, the sessions, or the state of the stage
+        self.closed = Signal()  # signals that no more microbatches may begin now
         self.counts = ServiceCounts()
         self._limits = limits or ServiceLimits()
         self._shapes = StageShapes.of(executor.model, batch_size)
@@ -157,21 +158,21 @@ class StageServer:
         self._table = SessionTable(self._limits.sessions)
         self._gradient_limit = GradientLimit()
         self._kept_graphs = self._limits.sessions.open_microbatches if kept_graphs is None else kept_graphs
-        self._graphs = 0  # of microbatches that are open or about to be
+        self._graphs = 0  # kept graphs of microbatches that are open or about to be
         self._waiting = 0
-        self._complete_since: float | None = None  # since then a step's microbatches are all admitted, and some open
+        self._complete_since: float | None = None  # since then the step's microbatches are admitted, not all done
         self._is_leaving = False
         self._spoilt_in_a_row = 0
-        self.lacks_memory = False  # on the accelerator, since a microbatch failed that may have left half its gradients
+        self.lacks_memory = False  # a microbatch ran out of memory and may have left part of its gradients
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether good inputs give activations that are not numbers, again and again: the weights are spoilt."""
+        """Whether the weights are spoilt: valid inputs have repeatedly given values that are not finite."""
         return self._spoilt_in_a_row >= STEPS_BEFORE_RESTORE
 
     @property
     def is_filled(self) -> bool:
-        """Whether a step's sequences are accumulated and nothing is open, or it cannot come to that."""
+        """Whether collecting must end: the step is complete, the weights are spoilt, or memory has run out."""
         return self.intake.is_full or self.is_spoilt or self.lacks_memory
 
     @property
@@ -181,46 +182,46 @@ class StageServer:
 
     @property
     def missing(self) -> int:
-        """Sequences that the step in work still needs."""
+        """Number of sequences that the present step still needs."""
         return self.intake.missing
 
     @property
     def gradient_limit(self) -> GradientLimit:
-        """What the activation gradients that came in were like."""
+        """Limit for the gradients that the stage receives, with their recent norms."""
         return self._gradient_limit
 
     @property
     def open_of_driver(self) -> int:
-        """Microbatches that one driver may have open here at a time; more of them would only wait."""
+        """Number of microbatches that one driver may have open here. More of them would only wait."""
         return min(self._limits.sessions.open_of_driver, self._limits.sessions.open_microbatches)
 
     @property
     def session_count(self) -> int:
-        """Sessions that are not closed."""
+        """Number of sessions that are not closed."""
         return self._table.session_count
 
     def compute_seconds(self, key: MicrobatchKey) -> float:
-        """What a microbatch has cost here so far, without waiting; 0 for one that is not known."""
+        """Compute seconds of a microbatch so far, without waiting; 0 for an unknown one."""
         work = self._table.peek(key)
         return 0.0 if work is None else work.compute_seconds
 
     def is_recomputed(self, key: MicrobatchKey) -> bool:
-        """Whether a microbatch that is known computes its forward pass twice."""
+        """Whether a known microbatch computes its forward pass twice."""
         work = self._table.peek(key)
         return work is not None and work.keeps_graph is False
 
     async def run(self) -> None:
-        """Close idle sessions until cancelled."""
+        """Close idle sessions and forget idle texts until cancelled."""
         while True:
             await anyio.sleep(self._limits.look_seconds)
             self._let_go(self._table.expire(anyio.current_time()))
             self.texts.expire()
 
     async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
-        """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d) for the next stage.
+        """Compute the activations (b, t, d) for the next stage from token ids (b, t) or activations (b, t, d).
 
         Raises StageError: StageBusyError when there is no room in time, ClosedSessionError, RefusedTensorError, and
-        SpoiltMicrobatchError for activations that are no numbers.
+        SpoiltMicrobatchError for activations that are not finite.
         """
         self._shapes.check_forward(inputs)
         work = await self._work_of(key, inputs, opens=True)
@@ -233,10 +234,10 @@ class StageServer:
         return _present(work.output)
 
     async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Both passes of the last stage in one job: the summed loss and the gradient of the inputs (b, t, d).
+        """Run both passes of the last stage in one job. Returns the summed loss and the inputs' gradient (b, t, d).
 
-        The gradient is None when the stage is the first one as well. Raises StageError as `forward` does, and
-        SpoiltMicrobatchError for a gradient that is no number.
+        The gradient is None if the stage is also the first one. Raises StageError as `forward` does, and
+        SpoiltMicrobatchError for a gradient that is not finite.
         """
         self._shapes.check_loss(inputs, labels)
         work = await self._work_of(key, inputs, opens=False)
@@ -246,10 +247,10 @@ class StageServer:
         return _present(work.loss_sum), work.gradient_to_send()
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
-        """Accumulate; takes the gradient of what `forward` gave, returns that of the inputs, None from the first stage.
+        """Accumulate gradients from the gradient of `forward`'s output. Returns the gradient of the inputs.
 
-        Raises UnknownMicrobatchError without a forward pass, RefusedTensorError, ClosedSessionError,
-        SpoiltMicrobatchError.
+        Returns None from the first stage. Raises UnknownMicrobatchError without a forward pass, RefusedTensorError,
+        ClosedSessionError, SpoiltMicrobatchError.
         """
         self._shapes.check_activations(gradient)
         work = self._table.find(key, anyio.current_time())
@@ -263,9 +264,9 @@ class StageServer:
         return work.gradient_to_send()
 
     async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Forward only, also between steps: activations, or with labels the summed loss (b,) of each sequence.
+        """Run a forward pass, also between steps: activations, or with labels the summed loss (b,) of each sequence.
 
-        Raises RefusedTensorError, StagePausedError, StageGoneError once the node ends.
+        Raises RefusedTensorError, StagePausedError, and StageGoneError once the node ends.
         """
         self._shapes.check_inputs(inputs)
         if labels is not None:
@@ -279,16 +280,16 @@ class StageServer:
         return await self.compute.run(work)
 
     async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
-        """What StageTexts.read gives to others. Raises StagePausedError, StageGoneError as `infer` does."""
+        """Read a peer's text as StageTexts.read does. Raises StagePausedError and StageGoneError as `infer` does."""
         self._require_work()
         return await self.texts.read(asker, session, position, inputs)
 
     def close(self, driver: NodeId, session: int) -> None:
-        """Forget a session for good: what it has open is given up, its late repetitions are refused."""
+        """Close a session for good: its open microbatches are given up and later requests of it are refused."""
         self._let_go(self._table.close(driver, session))
 
     def keep_only(self, nodes: Container[NodeId]) -> None:
-        """Forget the texts of all other nodes and close their sessions: they are gone."""
+        """Forget the texts and close the sessions of all nodes that are not in `nodes`."""
         self.texts.keep_only(nodes)
         self._let_go(self._table.keep_only(nodes))
 
@@ -299,7 +300,7 @@ class StageServer:
         self._notify()
 
     def stop_admitting(self, reason: str, *, is_paused: bool = False) -> None:
-        """Admit no more microbatches. A driver that waits for data to begin another one gives up."""
+        """Admit no more microbatches. A driver that waits for data for the next one stops waiting."""
         self.intake.close(reason, is_paused=is_paused)
         self._notify()
 
@@ -309,10 +310,10 @@ class StageServer:
             await self.wait_for_change()
 
     async def wait_for_change(self, deadline: float = inf) -> None:
-        """Wait for the next change, or until a time of the event loop's clock.
+        """Wait for the next change, or until a deadline on the event loop's clock.
 
-        When microbatches stay open for too long after the last one of a step was admitted, those of drivers that have
-        asked for nothing all the time are given up, and others take their place.
+        If microbatches stay open for too long after the last one of a step was admitted, those of drivers without any
+        request since then are given up, so that others can take their place.
         """
         now, intake = anyio.current_time(), self.intake
         if intake.missing > 0 or intake.is_full:
@@ -333,9 +334,9 @@ class StageServer:
             await self.changed.wait()
 
     async def drain(self, reason: str, hold: DrainReason = DrainReason.ROUND, *, began: float | None = None) -> None:
-        """Close the intake and wait until nothing is open; what has not ended a while after `began` is given up.
+        """Close the intake and wait until nothing is open. Microbatches that take too long after `began` are given up.
 
-        `began` is now by default. A pause and an end send whoever asks for more to another replica.
+        `began` is now by default. With a pause or an end, further requests are sent to other replicas.
         """
         self._is_leaving = self._is_leaving or hold is DrainReason.END
         self.stop_admitting(reason, is_paused=hold is DrainReason.PAUSE)
@@ -343,16 +344,18 @@ class StageServer:
         with anyio.CancelScope(deadline=until):
             await self._until_idle()
             return
+        # A running job cannot be stopped: `_give_up` only marks its microbatch, and `_book` drops it when the job has
+        # ended.
         self._give_up_open()
         await self._until_idle()
 
     def take(self, reason: str) -> Accumulated:
-        """Close the intake and return what was accumulated for a step."""
+        """Close the intake and return the microbatches that were accumulated for a step."""
         self.stop_admitting(reason)
         return self.intake.take()
 
     async def discard(self, reason: str) -> None:
-        """Close the intake and drop the step in work."""
+        """Close the intake and drop the present step."""
         self.stop_admitting(reason)
         self._give_up_open()
         await self._until_idle()
@@ -361,18 +364,18 @@ class StageServer:
         await self.compute.run(self.executor.zero, Priority.SMALL)
 
     async def leave(self) -> None:
-        """Drop the step in work for good: whoever asks for more is sent to another replica."""
+        """Drop the present step for good. Further requests are sent to other replicas."""
         self._is_leaving = True
         await self.discard("The node stops.")
 
     async def suspend(self) -> None:
-        """Free the accelerator; the intake is drained. The step in work is kept."""
+        """Free the accelerator and keep the present step. The intake must be drained."""
         self.stop_admitting("The node is paused.", is_paused=True)
         self.texts.clear()
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
-        """Take the accelerator again. Raises AcceleratorFullError."""
+        """Move the stage back to the accelerator. Raises AcceleratorFullError."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
         self.stop_admitting("The stage is not ready yet.")
 
@@ -381,13 +384,15 @@ class StageServer:
             raise self._refusal(self.intake.closed_because or "The node stops.")
 
     async def _work_of(self, key: MicrobatchKey, inputs: Tensor, *, opens: bool) -> MicrobatchWork:
-        """The microbatch of a key: a known one, or a new one that waited until there was room.
+        """Return the microbatch of a key: a known one, or a new one once there is room.
 
-        One that `opens` stays open until its backward pass.
+        With `opens`, a new microbatch stays open until its backward pass.
         """
         sequences, tokens = inputs.shape[0], inputs.shape[0] * inputs.shape[1]
         kept_bytes = self._shapes.kept_bytes(tokens)
         await self._room_for(key, kept_bytes)
+        # A repeated request may have been admitted during the wait. From here to `admit` nothing awaits, so that a key
+        # is admitted only once.
         known = self._table.find(key, anyio.current_time())
         if known is not None:
             return known
@@ -401,9 +406,9 @@ class StageServer:
         return work
 
     async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
-        """Wait until a microbatch can begin, unless it is known.
+        """Wait until the microbatch is known or can begin.
 
-        Raises StageBusyError when that takes too long, StagePausedError and StageGoneError at once.
+        Raises StageBusyError when this takes too long. Raises StagePausedError and StageGoneError at once.
         """
         obstacle = self._obstacle(key, kept_bytes)
         if obstacle is not None and not self._refuses_more:
@@ -422,16 +427,16 @@ class StageServer:
 
     @property
     def _refuses_more(self) -> bool:
-        """Whether nobody needs to wait for it to take more."""
+        """Whether waiting is useless because the stage is paused or leaving."""
         return self._is_leaving or self.intake.is_paused
 
     def _refusal(self, obstacle: str) -> StageError:
-        """What whoever asks for more is told: to go elsewhere for good, or for a while, or to wait."""
+        """Error for a refused request: go elsewhere for good, go elsewhere for a while, or wait."""
         kind = StagePausedError if self.intake.is_paused else StageBusyError
         return (StageGoneError if self._is_leaving else kind)(obstacle)
 
     def _obstacle(self, key: MicrobatchKey, kept_bytes: int) -> str | None:
-        """Why a new microbatch must wait; None for a known one, which has its place or its answer."""
+        """Reason why a microbatch must wait. None for a known one, which already has its place or its answer."""
         if self._table.knows(key):
             return None
         if self.intake.is_open:
@@ -439,7 +444,7 @@ class StageServer:
         return self.intake.closed_because or "The stage makes its step."
 
     def _is_repeated(self, work: MicrobatchWork, *, is_answered: bool) -> bool:
-        """Whether an earlier call has the answer. Raises UnknownMicrobatchError when the microbatch was given up."""
+        """Whether an earlier call has the answer. Raises UnknownMicrobatchError if the microbatch was given up."""
         if is_answered:
             self.counts = self.counts.plus(repeated=1)
         elif work.dropped:
@@ -447,7 +452,7 @@ class StageServer:
         return is_answered
 
     async def _run(self, work: MicrobatchWork, job: Callable[[], PassResult]) -> None:
-        """Run one pass of a microbatch and keep its result, also when the caller was cancelled meanwhile."""
+        """Run one pass of a microbatch and keep its result, even if the caller was cancelled meanwhile."""
         work.running, result = True, None
         try:
             result = self.compute.submit(job)
@@ -457,6 +462,8 @@ class StageServer:
             raise
         finally:
             work.running = False
+            # `finish` waits for a running job even when cancelled. Its gradients are accumulated then, so its result
+            # must be kept: a repeated request gets this answer instead of accumulating a second time.
             if result is not None and not result.cancelled() and result.exception() is None:
                 self._keep(work, result.result())
             self._book(work)
@@ -465,10 +472,10 @@ class StageServer:
             raise SpoiltMicrobatchError("This microbatch came out with values that are not numbers.")
 
     def _keep(self, work: MicrobatchWork, result: PassResult) -> None:
-        """Keep what a pass left. Spoilt activations and losses are dropped.
+        """Keep the result of a pass. Activations and losses that are not finite are dropped.
 
-        Inputs are bounded: if values that are not numbers come out again and again, the weights are spoilt. A stage
-        that is the first and the last one finds out at its step, without waiting for the accelerator here.
+        Inputs are bounded. If non-finite values are computed from them repeatedly, the weights are spoilt. A stage that
+        is both the first and the last one checks this in its step, so that it need not wait for the accelerator here.
         """
         work.compute_seconds += result.seconds
         is_backward = result.opened is None and result.loss_sum is None
@@ -494,7 +501,7 @@ class StageServer:
             self._give_up(work)
 
     def _give_up(self, work: MicrobatchWork) -> None:
-        """Drop a microbatch that is not accumulated; one whose job runs is dropped when the job has ended."""
+        """Drop a microbatch that is not accumulated. If its job runs, `_book` drops it when the job has ended."""
         work.dropped = True
         if work.running or work.counted:
             return
@@ -505,7 +512,7 @@ class StageServer:
         self.counts = self.counts.plus(given_up=1)
 
     def _settle(self, work: MicrobatchWork) -> None:
-        """From now on it counts as accumulated or given up, and its graph is gone."""
+        """Mark a microbatch as accumulated or given up. Its graph is no longer kept."""
         work.counted = True
         self._graphs -= work.keeps_graph is True
 
@@ -523,7 +530,7 @@ class StageServer:
             self.closed.notify()
 
     def _backward_pass(self, work: MicrobatchWork, gradient: Tensor) -> PassResult:
-        """On the compute thread, where the gradients of all drivers pass the limit one after the other."""
+        """Run on the compute thread, where the gradients of all drivers pass the limit one after the other."""
         self._shapes.check_bounded(gradient)
         limited, self._gradient_limit = self._gradient_limit.limited(gradient)
         opened, work.opened = work.opened, None
@@ -533,7 +540,7 @@ class StageServer:
 
 
 def _present(tensor: Tensor | None) -> Tensor:
-    """What a job has left. Raises UnknownMicrobatchError when the microbatch was given up meanwhile."""
+    """Return what a job has left. Raises UnknownMicrobatchError if the microbatch was given up meanwhile."""
     if tensor is None:
         raise UnknownMicrobatchError("The microbatch was given up.", "Begin it again.")
     return tensor

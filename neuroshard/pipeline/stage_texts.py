@@ -22,26 +22,26 @@ from neuroshard.types import NodeId
 
 @dataclass(frozen=True)
 class TextLimits:
-    """What askers may keep at a stage."""
+    """Limits of the texts that a stage remembers."""
 
     texts: int = CACHED_TEXTS
     of_asker: int = 2
-    idle_seconds: float = 30.0  # after that a text is forgotten
-    most_seconds: float = 900.0  # however often it was asked for
+    idle_seconds: float = 30.0  # a text is forgotten when it was not used for this time
+    most_seconds: float = 900.0  # a text is forgotten at this age, even if it is in use
 
 
 @dataclass(eq=False)
 class Text:
-    """One text at this stage. Jobs of the compute thread write cache and weights, the event loop the rest."""
+    """One text at this stage. The compute thread writes `cache` and `weights`, the event loop the other fields."""
 
     began: float
     last_used: float
-    cache: KeyValueCache | None = None  # None: nothing that holds was read
-    weights: tuple[object, ...] = ()  # those of the cache
+    cache: KeyValueCache | None = None  # None: no token was read with valid weights
+    weights: tuple[object, ...] = ()  # the weights with which the cache was computed
 
 
 class StageTexts:
-    """The table of texts. Its methods belong to the event loop's thread, but for `advance`."""
+    """Table of texts. Its methods belong to the event loop's thread, except `advance`."""
 
     def __init__(
         self,
@@ -60,15 +60,16 @@ class StageTexts:
 
     @property
     def count(self) -> int:
-        """Texts that are remembered."""
+        """Number of remembered texts."""
         return len(self._texts)
 
     async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
-        """Read the next tokens: ids (1, t) or activations (1, t, d), of which the first has this position in the text.
+        """Read the next tokens: ids (1, t) or activations (1, t, d). `position` is that of the first one in the text.
 
-        Position 0 begins it anew. Gives activations (1, t, d), or in the last stage the logits (vocabulary,) of what
-        follows. Between two of all texts' jobs a microbatch that waits is done. Raises
-        StageError: UnreadTextError when the tokens before these were not read with the present weights,
+        Position 0 starts the text again. Returns activations (1, t, d), or in the last stage the logits (vocabulary,)
+        of the next token. Between two jobs of texts, a waiting microbatch is processed.
+
+        Raises StageError: UnreadTextError if the tokens before these were not read with the present weights,
         StageBusyError without room, RefusedTensorError, SpoiltMicrobatchError.
         """
         self._shapes.check_text(inputs)
@@ -78,7 +79,7 @@ class StageTexts:
         return output
 
     def text(self, asker: NodeId, session: int) -> Text:
-        """A known text or a new one. Raises StageBusyError when there is no room for another."""
+        """Return a known text or add a new one. Raises StageBusyError without room for another."""
         now = self._clock()
         self.expire()
         text = self._texts.get((asker, session))
@@ -89,12 +90,12 @@ class StageTexts:
         return text
 
     def advance(self, text: Text, position: int, inputs: Tensor) -> Tensor:
-        """See `read`; runs on the compute thread. What comes out stays on the device."""
+        """Read tokens on the compute thread as `read` does. The result stays on the device."""
         self._shapes.check_values(inputs)
         weights = self._executor.weights
         if position == 0:
             text.cache, text.weights = self._executor.empty_cache(), weights
-        cache, text.cache = text.cache, None  # a text whose reading fails half-way is unread
+        cache, text.cache = text.cache, None  # if reading fails half-way, the text stays unread
         if cache is None or cache.position != position or text.weights != weights:
             raise UnreadTextError("The weights have changed or the text is not known: read it from its beginning.")
         output = self._executor.read(inputs, cache)
@@ -108,11 +109,11 @@ class StageTexts:
         self._texts.pop((asker, session), None)
 
     def keep_only(self, askers: Container[NodeId]) -> None:
-        """Forget the texts of all others: they are gone."""
+        """Forget the texts of all nodes that are not in `askers`."""
         self._texts = {name: text for name, text in self._texts.items() if name[0] in askers}
 
     def expire(self) -> None:
-        """Forget texts that were idle for too long, or are too old."""
+        """Forget texts that are too old or were idle for too long."""
         now, limits = self._clock(), self._limits
         self._texts = {
             name: text

@@ -12,27 +12,27 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.pipeline.microbatch import RefusedTensorError
 from neuroshard.types import Architecture, LayerRange
 
-LARGEST_VALUE = 2.0**20  # of an activation or its gradient where it is made
-LARGEST_RECEIVED = 2 * LARGEST_VALUE  # int8 and bf16 round a little upwards, on every way
-LARGEST_LOSS = 10_000.0  # nats a token
-LARGEST_ROUNDING = 0.02  # between outputs of the same weights, of their norm: bf16 arithmetic and int8 on the wire
+LARGEST_VALUE = 2.0**20  # of an activation or its gradient when it is computed
+LARGEST_RECEIVED = 2 * LARGEST_VALUE  # int8 and bf16 may round up a little
+LARGEST_LOSS = 10_000.0  # nats per token
+LARGEST_ROUNDING = 0.02  # relative norm, between outputs of equal weights: bf16 arithmetic and int8 on the wire
 
 
 def is_within(tensor: Tensor, largest: float) -> bool:
-    """Whether all values are numbers and none is larger, in either direction."""
-    low, high = torch.aminmax(tensor)  # NaN when one value is
+    """Whether all values are finite and at most `largest` in magnitude."""
+    low, high = torch.aminmax(tensor)  # NaN if any value is NaN
     return -largest <= low.item() and high.item() <= largest
 
 
 def are_alike(output: Tensor, other: Tensor) -> bool:
-    """Whether two outputs of equal shape are those of the same weights, as far as rounding lets one tell."""
+    """Whether two outputs of equal shape come from the same weights, up to rounding."""
     expected = other.float()
     apart, size = (tensor.square().sum().item() for tensor in (output.float() - expected, expected))
     return apart <= LARGEST_ROUNDING**2 * size
 
 
 def is_loss(loss_sum: float, tokens: int) -> bool:
-    """Whether it can be the cross-entropy of so many tokens, summed."""
+    """Whether the value can be a cross-entropy in nats, summed over this number of tokens."""
     return isfinite(loss_sum) and 0 <= loss_sum <= LARGEST_LOSS * tokens
 
 
@@ -49,12 +49,12 @@ class StageShapes:
 
     @classmethod
     def of(cls, model: StageModel, batch_size: int) -> StageShapes:
-        """Those of a stage that gets at most `batch_size` sequences at once."""
+        """Bounds for a model that gets at most `batch_size` sequences at once."""
         return cls.for_layers(model.architecture, model.layer_range, batch_size)
 
     @classmethod
     def for_layers(cls, architecture: Architecture, layers: LayerRange, batch_size: int) -> StageShapes:
-        """Those of a stage elsewhere."""
+        """Bounds for the stage with these layers, whose model need not be on this node."""
         return cls(
             batch_size,
             architecture.sequence_length,
@@ -65,37 +65,37 @@ class StageShapes:
         )
 
     def kept_bytes(self, tokens: int) -> int:
-        """What the answers to a microbatch of so many tokens take: activations and their gradient, fp32."""
+        """Bytes of the fp32 answers to a microbatch of this number of tokens: activations and their gradient."""
         answers = (not self.is_first) + (not self.is_last)
         return answers * tokens * self.hidden_size * 4
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Token ids (b, t) int64 for the first stage, else activations (b, t, d) fp32."""
+        """Check token ids (b, t) int64 for the first stage, or activations (b, t, d) fp32 for other stages."""
         if self.is_first:
             self._check(inputs, 2, torch.int64, "token ids")
         else:
             self.check_activations(inputs)
 
     def check_activations(self, activations: Tensor) -> None:
-        """Activations or their gradient (b, t, d) fp32."""
+        """Check shape and type of activations or their gradient (b, t, d) fp32."""
         self._check(activations, 3, torch.float32, "activations")
         if activations.shape[2] != self.hidden_size:
             raise RefusedTensorError(f"Activations of {activations.shape[2]} values a token, not {self.hidden_size}.")
 
     def check_text(self, inputs: Tensor) -> None:
-        """The inputs of one text."""
+        """Check the inputs of one text, which is a single sequence."""
         self.check_inputs(inputs)
         if inputs.shape[0] != 1:
             raise RefusedTensorError(f"A text is one sequence, not {inputs.shape[0]}.")
 
     def check_forward(self, inputs: Tensor) -> None:
-        """The inputs of a forward pass, which the last stage does not have on its own."""
+        """Check the inputs of a forward pass. The last stage refuses one without labels."""
         if self.is_last:
             raise RefusedTensorError("The last stage needs labels.")
         self.check_inputs(inputs)
 
     def check_loss(self, inputs: Tensor, labels: Tensor) -> None:
-        """Inputs with labels (b, t) int64 for the last stage."""
+        """Check inputs and labels (b, t) int64 of the last stage."""
         if not self.is_last:
             raise RefusedTensorError("Only the last stage takes labels.")
         self.check_inputs(inputs)
@@ -104,7 +104,7 @@ class StageShapes:
             raise RefusedTensorError(f"Labels of shape {tuple(labels.shape)} for {tuple(inputs.shape[:2])} tokens.")
 
     def check_values(self, inputs: Tensor, labels: Tensor | None = None) -> None:
-        """Bounded activations, ids of the vocabulary; reads every value, so it runs on the compute thread."""
+        """Check the range of activations and ids. Reads every value, so it runs on the compute thread."""
         if self.is_first:
             self._check_ids(inputs)
         else:
@@ -114,7 +114,7 @@ class StageShapes:
 
     @staticmethod
     def check_bounded(activations: Tensor) -> None:
-        """Values of activations or their gradient that cannot spoil what is computed of them."""
+        """Check that activations or their gradient are finite and at most LARGEST_RECEIVED in magnitude."""
         if not is_within(activations, LARGEST_RECEIVED):
             raise RefusedTensorError("Values that are too large, or no numbers, were refused.")
 
@@ -141,23 +141,23 @@ STEPS_BEFORE_RESTORE = 3
 
 @dataclass(frozen=True)
 class NonFinitePolicy:
-    """Counts skipped steps; several in a row mean that the weights are spoilt, not the data."""
+    """Counts skipped steps. Several in a row mean that the weights are spoilt and not the data."""
 
     skipped: int = 0  # since the start of the run
     in_a_row: int = 0
-    last_step: int | None = None  # the step that was tried when the last one was skipped
+    last_step: int | None = None  # step of the last non-finite value
 
     def after_step(self, step: int, finite: bool) -> NonFinitePolicy:
-        """The policy after a step was applied (finite) or skipped."""
+        """Update the counts after a step was applied (finite) or skipped."""
         if finite:
             return replace(self, in_a_row=0)
         return NonFinitePolicy(self.skipped + 1, self.in_a_row + 1, step)
 
     @property
     def must_restore(self) -> bool:
-        """Whether to go back to the last good checkpoint and pause."""
+        """Whether training must return to the last good checkpoint."""
         return self.in_a_row >= STEPS_BEFORE_RESTORE
 
     def restored(self) -> NonFinitePolicy:
-        """After the last good checkpoint is in place."""
+        """Reset the steps in a row after a checkpoint was restored."""
         return replace(self, in_a_row=0)

@@ -24,7 +24,6 @@ EMPTY_TODAY: dict[str, int] = {
     "network": 8,
     "node": 0,
     "optim": 1,
-    "pipeline": 54,
     "state": 13,
     "training": 25,
 }
