@@ -27,7 +27,7 @@ class LoopContext:
 
 @dataclass(frozen=True)
 class ComposedDriver:
-    """The parts of a node that drives."""
+    """Driver of a node with its ledger, evaluator and data wait."""
 
     driver: Driver
     ledger: InFlightLedger
@@ -37,7 +37,7 @@ class ComposedDriver:
 
 @dataclass(frozen=True)
 class Composition:
-    """The loops of a trainer. The primary one is that of the first layers, or of the driving where no stage is held."""
+    """Loops of a trainer. The primary loop is that of the first layers, or the drive loop if no stage is held."""
 
     primary: StageLoop | DriveLoop
     stages: tuple[StageLoop, ...]
@@ -45,7 +45,7 @@ class Composition:
 
 
 def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: LoopContext) -> Composition:
-    """The loops, with a record for each. Raises ValueError for parts that do not go together."""
+    """Create the loops, with a record for each. Raises ValueError for parts that do not fit together."""
     driving, pace = parts.driving, Pace(shared.monotonic)
     if driving is None:
         if not parts.stages:
@@ -91,7 +91,7 @@ def _stage_loops(
     ledger: InFlightLedger | None = None,
     evaluator: Evaluator | None = None,
 ) -> tuple[StageLoop, ...]:
-    """`pace`, `ledger` and `evaluator` belong to the first stage."""
+    """Create a loop per stage; `pace`, `ledger` and `evaluator` belong to the first one."""
     loops: list[StageLoop] = []
     for held, record in zip(parts.stages, records, strict=True):
         is_first = not loops

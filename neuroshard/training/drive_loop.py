@@ -16,12 +16,12 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.record import TrainingRecord
 
-DRAIN_SECONDS = 10.0  # microbatches under way may end so long before an end or an evaluation
-PAUSE_SECONDS = 0.5  # the same before a pause holds; what is under way then ends at the stages of others
+DRAIN_SECONDS = 10.0  # time for microbatches in flight before an end or an evaluation
+PAUSE_SECONDS = 0.5  # the same before a pause; what is in flight then ends at the remote stages
 
 
 class DriveLoop:
-    """Opens and closes the driver's room. A step is as many sequences as the stages want for one of theirs."""
+    """Opens and closes the driver's intake. One step has as many sequences as a step of the stages."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class DriveLoop:
         wall_clock: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is told every change of `state`."""
+        """`changed` is called after every change of `state`."""
         self.record = record
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED
         self.room = RemoteFirstStage(parameters.batch_size)
@@ -50,11 +50,11 @@ class DriveLoop:
 
     @property
     def steps(self) -> int:
-        """Steps' worth of data that were driven so far."""
+        """Number of steps' worth of data that were driven so far."""
         return self.record.progress.steps
 
     async def run(self, last_step: int | None = None) -> None:
-        """Until the control says stop, or the data of `last_step` are done."""
+        """Run until the control stops the loop or the data of `last_step` are done."""
         control = self._control
         while True:
             done = self._step_done()
@@ -76,7 +76,7 @@ class DriveLoop:
                 await self._requests.unless_waiting(lambda: self.ledger.ended.until(lambda: bool(self._step_done())))
 
     def _step_done(self) -> tuple[MicrobatchKey, ...]:
-        """Microbatches for a step, the first ones that are done; none before they are enough."""
+        """First finished microbatches that are enough for a step; () while there are too few."""
         wanted = self._parameters.sequences_per_step * self._parameters.architecture.sequence_length
         done = self.ledger.done
         for count in range(1, len(done) + 1):
@@ -91,7 +91,7 @@ class DriveLoop:
         self.pace.step_ended()
         if own.position is not None:
             record.progress = record.progress.at_position(own.position)
-        if loss is None or not isfinite(loss):  # the stages skip it as well
+        if loss is None or not isfinite(loss):  # the stages skip the step as well
             record.progress = record.progress.skipped()
             return
         self.pace.count(own.tokens)
@@ -106,7 +106,7 @@ class DriveLoop:
         self.evaluator.note(record, held_out_loss)
 
     async def _drain(self) -> None:
-        """Begin no more microbatches, and wait a while for those under way."""
+        """Begin no more microbatches, and wait for a limited time for those in flight."""
         self.room.close()
         is_pause = self._control.is_paused and not self._control.is_stopping
         with anyio.move_on_after(PAUSE_SECONDS if is_pause else DRAIN_SECONDS):

@@ -35,20 +35,20 @@ _LOG = logging.getLogger(__name__)
 MAX_FILE_BYTES = 4_000_000
 POSITION_FILE = "position.json"
 SESSIONS_FILE = "sessions.json"
-SESSIONS_OF_A_START = 10**8  # more than a start opens while the clock stands still
+SESSIONS_OF_A_START = 10**8  # more than one start opens if the clock never advances
 RECORD_FILE = "record.json"
 _START_ANEW = "Move it away: the data then go on where the other file in its folder says, or from the beginning."
 
 
 @dataclass(frozen=True)
 class _StoredPosition:
-    node_id: NodeId  # whose assignment it is a place in
-    position: DataPosition  # everything before it was sent, or was about to be
+    node_id: NodeId  # node whose data assignment contains the position
+    position: DataPosition  # everything before it was sent or was about to be sent
 
 
 @dataclass(frozen=True)
 class _StoredSessions:
-    first: int  # of the last start
+    first: int  # first session of the last start
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _StoredRecord:
 
 
 class DriveStore:
-    """Two small files of one node and run. What writes may be called in any thread, once at a time."""
+    """Small files of one driver and run. Methods that write may run on any thread, but not concurrently."""
 
     def __init__(self, data_dir: Path, wallet_id: WalletId, node_id: NodeId, run_id: RunId) -> None:
         self.folder = data_dir / "drives" / wallet_id / run_id
@@ -70,7 +70,7 @@ class DriveStore:
         self._node_id = node_id
 
     def load(self) -> TrainingRecord:
-        """The record of earlier starts, with the position that was written last; a new one when there are none.
+        """Load the record of earlier starts with the last written position; a new record without files.
 
         Raises StorageError for files that cannot be read.
         """
@@ -92,10 +92,11 @@ class DriveStore:
         return record
 
     def start_after(self, record: TrainingRecord) -> tuple[DataPosition | None, NodeId | None]:
-        """Where a node that restores this record goes on in its data, and whose place that is.
+        """Data position from which a node with this restored record continues, and the node whose position it is.
 
-        A checkpoint knows the data behind its last step; what was sent after it lies behind the steps of other nodes.
-        Raises StorageError for a file that cannot be read.
+        A checkpoint contains the position after its last step. Data sent after that may already be part of steps of
+        other nodes, so the position file is used if it is not behind. Raises StorageError for a file that cannot be
+        read.
         """
         place: _StoredPosition | None = self._read(POSITION_FILE, _position_reader())
         own, checkpointed = record.node_id in (None, self._node_id), record.progress.position
@@ -106,14 +107,14 @@ class DriveStore:
         return place.position, place.node_id
 
     def note_position(self, position: DataPosition) -> None:
-        """Make a position safe. Raises OSError."""
+        """Write a data position to disk. Raises OSError."""
         self._write(POSITION_FILE, _encoded(_StoredPosition(self._node_id, position)))
 
     def first_session(self, now: float) -> int:
-        """A number above those of all earlier sessions, which other nodes may remember as closed.
+        """Return a session number above those of all earlier sessions, which other nodes may remember as closed.
 
-        Milliseconds since the epoch: no driver opens a session in less. What was given out last is remembered for the
-        day on which the clock was set back. Raises StorageError for a file that cannot be read.
+        The number is in milliseconds since the epoch, and no driver opens sessions faster than that. The last returned
+        number is stored in case the clock is set back. Raises StorageError for a file that cannot be read.
         """
         before: _StoredSessions | None = self._read(SESSIONS_FILE, _sessions_reader())
         first = max(int(now * 1000), 0 if before is None else before.first + SESSIONS_OF_A_START)
@@ -124,7 +125,7 @@ class DriveStore:
         return first
 
     def encoded(self, record: TrainingRecord) -> bytes:
-        """The record as it is now, for `save`."""
+        """Encode the present record for `save`."""
         stored = _StoredRecord(
             self._node_id,
             record.progress,
@@ -136,7 +137,7 @@ class DriveStore:
         return _encoded(stored)
 
     def save(self, record: bytes) -> None:
-        """Make an encoded record safe. Raises OSError."""
+        """Write an encoded record to disk. Raises OSError."""
         self._write(RECORD_FILE, record)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -168,7 +169,7 @@ def _encoded(value: _StoredPosition | _StoredRecord | _StoredSessions) -> bytes:
 
 @cache
 def _position_reader() -> TypeAdapter[Any]:
-    """Built on first use: pydantic is not needed to train."""
+    """Create the reader on first use, because training does not need pydantic."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(_StoredPosition)
@@ -189,37 +190,38 @@ def _record_reader() -> TypeAdapter[Any]:
 
 
 RETRY_SECONDS = 5.0  # while the position cannot be written
-BATCHES_AT_ONCE = 8  # are taken and noted together: writing costs a disk as much as computing a small microbatch
+BATCHES_AT_ONCE = 8  # read and noted together: one disk write takes as long as computing a small microbatch
 
 
 class WriteAheadFeed:
-    """See Feed. While the position cannot be written no data are given out: they might be sent twice.
+    """Feed that writes the data position to disk before it returns the data, so that a restart never sends data twice.
 
-    A kill leaves out what was taken and not yet given out, less than BATCHES_AT_ONCE batches, until the next pass.
+    While the position cannot be written, it returns no data. After a kill, the batches that were read but not returned,
+    fewer than BATCHES_AT_ONCE, are left out until the next pass.
     """
 
     def __init__(
         self, feed: Feed, note: Callable[[DataPosition], None], is_needed: Callable[[], bool] = lambda: True
     ) -> None:
-        """`note` makes a position safe, in another thread; it raises OSError when it cannot.
+        """`note` writes a position to disk on another thread. Raises OSError if it cannot.
 
-        While it is not needed, no data leave this node: its checkpoints say where they go on.
+        While `is_needed` returns False, no data leave this node, and its checkpoints contain the position.
         """
         self._feed = feed
         self._note = note
         self._is_needed = is_needed
         self._trouble = ""
-        self._taken: deque[Batch] = deque()  # of one sequence each, not yet given out
-        self._safe = 0  # of those, from the first one on
+        self._taken: deque[Batch] = deque()  # one sequence each, read but not yet returned
+        self._safe = 0  # number of first entries of `_taken` whose position is on disk
         self._given: DataPosition | None = None
 
     @property
     def position(self) -> DataPosition:
-        """See Feed: behind what was given out."""
+        """First window after the returned data."""
         return self._given or self._feed.position
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
-        """See Feed. After a call that was cancelled, the next one may give what that one had taken."""
+        """Return the next batch. Data that a cancelled call has read are returned by the next call."""
         if self._is_needed() or self._taken:
             while self._safe < sequences:
                 await self._take(BATCHES_AT_ONCE * sequences, step)
@@ -231,22 +233,20 @@ class WriteAheadFeed:
         return batch
 
     async def _take(self, sequences: int, step: int | None) -> None:
-        """Have so many ready, their position safe."""
+        """Read until `sequences` sequences are ready, and write the position after them to disk."""
         while len(self._taken) < sequences:
             self._taken.append(await self._feed.next_batch(1, step=step))
         await self._make_safe(self._taken[-1].position)
         self._safe = len(self._taken)
 
     async def held_out(self, count: int = PINNED_SEQUENCES) -> HeldOut:
-        """See Feed."""
         return await self._feed.held_out(count)
 
     def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
-        """See Feed."""
         self._feed.note_evaluation(train_loss, held_out_loss, step)
 
     def status(self) -> DataStatus:
-        """See Feed."""
+        """Status of the feed, with the reason while the position cannot be written."""
         status = self._feed.status()
         return replace(status, explanation=f"{status.explanation} {self._trouble}".strip())
 
@@ -264,6 +264,6 @@ class WriteAheadFeed:
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
-    """One behind the other."""
+    """Concatenate batches in their order."""
     inputs, labels = torch.cat([one.input_ids for one in batches]), torch.cat([one.labels for one in batches])
     return Batch(inputs, labels, batches[-1].position, sum(one.token_count for one in batches))

@@ -23,15 +23,15 @@ from neuroshard.pipeline.routing import Routing
 from neuroshard.training.parts import DriverParts
 from neuroshard.training.record import NotedLoss, TrainingRecord
 
-TRIES = 5  # of one microbatch
+TRIES = 5  # per microbatch
 STAGE_RETRY_SECONDS = 0.2
-RETRY_SECONDS = 1.0  # after a stage that could not be measured
+RETRY_SECONDS = 1.0  # after a failure of a stage
 
 _LOG = logging.getLogger(__name__)
 
 
 class Evaluator:
-    """Measures the held-out loss of a record when it is due. The record belongs to the loop that asks."""
+    """Measures the held-out loss of a record when it is due. The record belongs to the calling loop."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Evaluator:
         wall_clock: Callable[[], float],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`wall_clock` in seconds since the epoch; `clock` measures the cost of an evaluation."""
-        self.held_out: HeldOut | None = None  # the pinned sequences, once they are here
+        """`wall_clock` returns seconds since the epoch; `clock` measures the duration of an evaluation."""
+        self.held_out: HeldOut | None = None  # the pinned sequences; None until they are loaded
         self._driving = driving
         self._batch_size = batch_size
         self._control = control
@@ -56,7 +56,7 @@ class Evaluator:
         self._trained_seconds = 0.0  # since the last evaluation
 
     def replay_losses_to_feed(self, record: TrainingRecord) -> None:
-        """Give the feed the losses of the shard that the record is in, so that a resumed feed rotates alike."""
+        """Replay the losses on the record's shard, so that a resumed feed changes shards at the same step."""
         feed, progress = self._driving.feed, record.progress
         if progress.position != feed.position:
             record.progress = replace(progress, noted=())
@@ -64,30 +64,30 @@ class Evaluator:
             feed.note_evaluation(noted.train_loss, noted.held_out_loss, noted.step)
 
     def is_ready(self, record: TrainingRecord) -> bool:
-        """Whether steps may be made: only after an evaluation that all others are compared with.
+        """Whether steps may be made: the first evaluation, the baseline of all others, comes before them.
 
-        A node that continues the work of others makes its first one after a step: meanwhile the swarm has its help.
+        A node that continues other nodes' work makes its first evaluation after a step, so that it can help at once.
         """
         return self.held_out is not None and (not record.evaluations.is_empty or record.inherited.steps > 0)
 
     async def get_ready(self, record: TrainingRecord, requests: Requests) -> None:
-        """Pin the sequences or measure the first loss, unless a request comes first."""
+        """Load the pinned sequences or measure the first loss, unless a request comes first."""
         if self.held_out is None:
             await self._pin(record, requests)
         elif await self.measure(record) is None:
             await requests.unless_waiting(lambda: anyio.sleep(RETRY_SECONDS))
 
     def is_due(self, record: TrainingRecord) -> bool:
-        """Whether to evaluate now, after another step."""
+        """Add the time of a step and return whether an evaluation is due."""
         if self.held_out is None:
             return False
         self._trained_seconds += self._pace.step_seconds
         return evaluation_is_due(self._trained_seconds, record.evaluation_seconds)
 
     async def measure(self, record: TrainingRecord) -> float | None:
-        """Evaluate and record the mean held-out loss.
+        """Evaluate and record the mean held-out loss in nats per token.
 
-        None when it is not finite, a request interrupted it, or a stage failed again and again.
+        Returns None if it is not finite, a request interrupted it, or a stage failed repeatedly.
         """
         held_out, control = self.held_out, self._control
         if held_out is None or control.must_hold:
@@ -104,14 +104,14 @@ class Evaluator:
             policy = replace(record.progress.non_finite, last_step=record.progress.steps)
             record.progress = replace(record.progress, non_finite=policy)
             _LOG.warning("The held-out loss at step %d is not a number.", evaluation.step)
-            if record.evaluations.is_empty:  # without a baseline no step is made: do not try for ever
+            if record.evaluations.is_empty:  # no step is made without a baseline: pause instead of trying for ever
                 control.pause("Paused: the held-out loss is not a number. Resume to measure it again.")
             return None
         _LOG.info("Held-out loss at step %d: %.3f nats per token.", evaluation.step, evaluation.mean)
         return evaluation.mean
 
     def note(self, record: TrainingRecord, held_out_loss: float | None) -> None:
-        """Give the feed the losses of the last step, so that it can leave a memorised shard."""
+        """Report the losses of the last step to the feed, so that it can leave a memorised shard."""
         steps, loss = record.progress.steps, record.progress.loss
         if loss is None:
             return
@@ -119,7 +119,7 @@ class Evaluator:
         record.progress = record.progress.with_noted(NotedLoss(steps, loss, held_out_loss))
 
     async def _pin(self, record: TrainingRecord, requests: Requests) -> None:
-        """Load the sequences, and forget evaluations of other ones: they cannot be compared."""
+        """Load the pinned sequences. Evaluations of other sequences are dropped because they cannot be compared."""
         with self._waiting.timed():
             held_out = await requests.unless_waiting(self._driving.feed.held_out)
         if held_out is None:
@@ -131,7 +131,7 @@ class Evaluator:
             record.pinned_digest = digest
 
     async def _evaluate(self, held_out: HeldOut, record: TrainingRecord) -> Evaluation:
-        """Evaluate and record the result, unless it is not finite."""
+        """Evaluate, and record the result if it is finite."""
         now, started = self._wall_clock(), self._clock()
         evaluation = await evaluate(
             self._driving.routing, held_out.sequences, self._batch_size, step=record.progress.steps, now=now
@@ -144,9 +144,9 @@ class Evaluator:
 
 
 async def evaluate(routing: Routing, sequences: Tensor, batch_size: int, *, step: int, now: float) -> Evaluation:
-    """Evaluate sequences (n, t+1) through the stages, a microbatch at a time. `now` is in seconds since the epoch.
+    """Evaluate sequences (n, t+1) through the stages, one microbatch at a time. `now` is in seconds since the epoch.
 
-    Raises StageError when a stage fails again and again.
+    Raises StageError when a stage fails repeatedly.
     """
     losses: list[float] = []
     claims: list[SignedClaim] = []
@@ -161,7 +161,7 @@ async def evaluate(routing: Routing, sequences: Tensor, batch_size: int, *, step
 
 
 async def _measured(routing: Routing, rows: Tensor) -> Measured:
-    """The losses of some sequences; a stage that fails is asked again."""
+    """Measure the losses of some sequences; a failed stage is asked again up to TRIES times."""
     for _ in range(TRIES - 1):
         try:
             return await measured_losses(routing, rows[:, :-1], rows[:, 1:])

@@ -29,22 +29,22 @@ from neuroshard.training.stage_checkpoint import Stage
 
 @dataclass(frozen=True)
 class Gathered:
-    """Gradients that wait for a step."""
+    """Accumulated gradients that wait for a step of the group."""
 
-    total: Tensor  # (d,), of summed losses
+    total: Tensor  # (d,), gradients of summed losses
     tokens: int
 
     @property
     def mean(self) -> Tensor:
-        """The gradient (d,) of a token."""
+        """Mean gradient (d,) per token."""
         return self.total / self.tokens
 
     def plus(self, other: Gathered | None) -> Gathered:
-        """Both."""
+        """Add other accumulated gradients."""
         return self if other is None else Gathered(self.total + other.total, self.tokens + other.tokens)
 
     def without(self, earlier: Gathered | None) -> Gathered | None:
-        """What was gathered since; None for nothing."""
+        """Remove the gradients that were accumulated earlier; None if nothing remains."""
         if earlier is None:
             return self
         tokens = self.tokens - earlier.tokens
@@ -53,18 +53,18 @@ class Gathered:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a contribution was made of."""
+    """Sources of one contribution."""
 
     contribution: ref[Tensor]
     gathered: Gathered | None
     gradient: Tensor  # (d,)
-    residual: Tensor | None  # (d,) that it carried
+    residual: Tensor | None  # (d,), residual that the contribution included
 
 
 class GradientSync(OuterSync):
-    """The outer state of a stage whose replicas average their gradients: no inner step moves the weights.
+    """Outer state of a stage whose replicas average their gradients: no inner step moves the weights.
 
-    What was gathered is in no checkpoint: a restarted node gathers anew.
+    Accumulated gradients are not part of a checkpoint. A restarted node starts without any.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GradientSync(OuterSync):
         progress: OuterProgress | None = None,
         versions: Callable[[int], RunParameters] | None = None,
     ) -> None:
-        """`averaging` is by outer step; for the rest see OuterSync."""
+        """`averaging` returns the gradient averaging of an outer step. The other parameters are those of OuterSync."""
         progress = replace(progress or OuterProgress(), inner_steps=0, sequences=0)
         super().__init__(
             compute=compute,
@@ -96,23 +96,21 @@ class GradientSync(OuterSync):
         self._averaging = averaging
         self._sequences_per_step = sequences_per_step
         self.gathered: Gathered | None = None
-        self._offered = list[_Offer]()  # any of them may be the one that ends late
+        self._offered = list[_Offer]()  # any of these offers may be used by a round that ends late
 
     @property
     def strategy(self) -> AveragingStep:
-        """That of the present outer step."""
         step = self.state.outer_step
         return AveragingStep(self._averaging(step), step)
 
     @property
     def steps_with_the_group(self) -> bool:
-        """See OuterSync."""
         return True
 
     async def inner_step(
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
     ) -> StepResult:
-        """See OuterSync: the gradients wait for the group's step, whose rate and norm are its own."""
+        """Accumulate the gradients for the group's step, which has its own learning rate and clipping norm."""
         gathered = self.gathered
 
         def gather() -> tuple[StepResult, Gathered | None]:
@@ -123,36 +121,36 @@ class GradientSync(OuterSync):
         return result
 
     def learning_rate(self, parameters: RunParameters) -> float:
-        """See OuterSync: of the group's next step."""
+        """Learning rate of the group's next step."""
         del parameters
         averaging = self.strategy.averaging
         return averaging.learning_rate(self.state.outer_step // averaging.phases)
 
     async def run_round(self, now: float) -> bool:
-        """See OuterSync; the round of one phase."""
+        """Run one phase of the averaging as a round of OuterSync."""
         before, step = self.state, self.strategy
         offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
-        # those that may still end late are held by the rounds, one that nobody holds never counts any more
+        # rounds hold the contributions that may still end late; a released contribution can never count
         self._offered = [*(one for one in self._offered if one.contribution() is not None), offer]
         agreed = await self._agreed(contribution, before.outer_step)
         if agreed is None:
             return False
-        with anyio.CancelScope(shield=True):  # the others have done so, too
+        with anyio.CancelScope(shield=True):  # the other members have committed, so this node must too
             await self._take(agreed, before, step.averaging, offer, now)
         return True
 
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
-        """See OuterSync; what was gathered with other weights is dropped."""
+        """Replace the state by that of a checkpoint and drop gradients of other weights."""
         super().restore(state, residual, replace(progress, inner_steps=0, sequences=0))
         self.gathered = None
         self._offered.clear()
 
     def exact_root(self) -> str:
-        """See OuterSync: the weights move with the group only."""
+        """Root of the present weights, which change only with the group; "" when alone."""
         return self.progress.state_root if self.progress.members > 1 else ""
 
     def status(self) -> DilocoStatus:
-        """See OuterSync: an inner step is what is gathered at a time."""
+        """Status of the outer steps. Here, an inner step is one accumulation of gradients."""
         told, members = super().status(), max(1, self.progress.members)
         gathered_at_a_time = self._sequences_per_step * members
         total = max(1, ceil(self.parameters.averaged_sequences / gathered_at_a_time))
@@ -160,7 +158,7 @@ class GradientSync(OuterSync):
         return replace(told, inner_steps_total=total, explanation=alone if members == 1 else told.explanation)
 
     def _offer(self, before: OuterState, averaging: GradientAveraging) -> tuple[_Offer, Tensor]:
-        """Who has gathered nothing takes part with nothing: its work is none, so it is not judged."""
+        """Build the contribution. A node without gradients contributes zeros; it has no work that could be judged."""
         gathered, residual = self.gathered, self.residual
         gradient = torch.zeros_like(before.anchor) if gathered is None else gathered.mean
         contribution = averaging.contribution(before, gradient, residual)
@@ -171,7 +169,7 @@ class GradientSync(OuterSync):
     ) -> None:
         if agreed.late_for is not None:
             found = [one for one in self._offered if one.contribution() is agreed.late_for]
-            if not found:  # of before a restore: nothing of it is here any more
+            if not found:  # from before a restore: its gradients are no longer here
                 agreed = replace(agreed, is_without_own=True)
             offer = found[-1] if found else offer
         if agreed.members == 1:
@@ -196,7 +194,7 @@ class GradientSync(OuterSync):
         self._offered.clear()
 
     def _commit_basis(self, after: OuterState, agreed: Agreed, now: float) -> None:
-        """The weights stay, and so does all work: it counts in the second phase."""
+        """Commit a phase that only makes the basis: weights and gradients stay, and count in the second phase."""
         self.state = after
         self._offered.clear()
         self.progress = replace(
@@ -204,7 +202,7 @@ class GradientSync(OuterSync):
             successful=self.progress.successful + 1,
             members=agreed.members,
             last_sync=now,
-            state_root="",  # that was the state before's
+            state_root="",  # the root belonged to the previous state
         )
 
 
@@ -215,7 +213,7 @@ def _after_alone(averaging: GradientAveraging, before: OuterState, offer: _Offer
 def make_outer_sync(
     compute: ComputeThread, stage: Stage, exchange: RunRound, versions: Callable[[int], RunParameters], index: int
 ) -> OuterSync:
-    """Of stage number `index`; `versions` gives the parameters of the run that hold at an outer step."""
+    """Create the outer synchronisation of stage `index`; `versions` returns the parameters at an outer step."""
     model, state = stage.executor.model, stage.outer_state
     schema = TensorSchema.of(model)
 

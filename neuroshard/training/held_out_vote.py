@@ -23,24 +23,25 @@ from neuroshard.training.outer_sync import OuterSync
 _LOG = logging.getLogger(__name__)
 
 _REMEMBERED_STATES = 4
-_CHUNK = 1 << 20  # numbers looked at once
+_CHUNK = 1 << 20  # number of values checked at a time
 
 
 @dataclass(frozen=True)
 class VoteRule:
-    """What a vote may cost, and when it is no (DESIGN 4.4)."""
+    """Limits on the cost of a vote, and the threshold for a no."""
 
-    sequences: int = PINNED_SEQUENCES  # of the pinned ones, the first
-    least_sequences: int = 8  # fewer say too little
-    seconds: float = 5.0  # of computing for one state; what is measured by then counts
-    standard_errors: float = 4.0  # worse by more than so many paired ones
+    sequences: int = PINNED_SEQUENCES  # the first ones of the pinned sequences
+    least_sequences: int = 8  # fewer are not significant
+    seconds: float = 5.0  # compute time per state; the sequences measured by then count
+    standard_errors: float = 4.0  # paired standard errors by which the loss must be worse
 
 
 class HeldOutVote:
-    """Of one stage. Evaluates where the stage's weights lie, a microbatch a job, so that training waits for no more.
+    """Votes on the aggregates of one stage by their held-out loss.
 
-    Only who holds the whole model can tell what a state is worth; the stages of a pipeline object to numbers that are
-    not finite.
+    It evaluates on the device of the stage's weights in jobs of one microbatch, so that training never waits for more.
+    Only a node with the whole model can measure a state. The stages of a pipeline object only to values that are not
+    finite.
     """
 
     def __init__(
@@ -51,24 +52,24 @@ class HeldOutVote:
         batch_size: int,
         rule: VoteRule | None = None,
     ) -> None:
-        self.explanation = "No aggregate has been looked at yet."  # of the newest vote, in words
-        self._held_out: HeldOut | None = None  # the pinned sequences, once they are here
+        self.explanation = "No aggregate has been looked at yet."  # reason of the newest vote
+        self._held_out: HeldOut | None = None  # the pinned sequences; None until they are loaded
         self._compute = compute
         self._executor = executor
         self._outer = outer
         self._batch_size = batch_size
         self._rule = rule or VoteRule()
-        self._losses: dict[str, tuple[float, ...]] = {}  # nats a token of each sequence, by the root
+        self._losses: dict[str, tuple[float, ...]] = {}  # nats per token of each sequence, by state root
 
     def pin(self, held_out: HeldOut) -> None:
-        """Measure on these sequences from now on."""
+        """Set the sequences on which votes are measured."""
         self._held_out = held_out
 
     async def objection(self, aggregate: Tensor, next_root: str) -> str:
-        """Why not to vote for an aggregate (k,) that leads from the present state to this root; "" for nothing.
+        """Objection to an aggregate (k,) that leads from the present state to this root; "" for no objection.
 
-        Measured is the mean of the members' weights, without the outer step's momentum: that may carry the next anchor
-        past its aim for some rounds, which is nobody's fault and would be voted down again and again.
+        The vote compares the mean of the members' weights without the outer step's momentum. Momentum can carry the
+        next anchor past its target for some rounds. No member causes this, and the vote would reject it repeatedly.
         """
         outer = self._outer
         before, root, strategy = outer.state, outer.progress.state_root, outer.strategy
@@ -88,16 +89,16 @@ class HeldOutVote:
     async def _compared(
         self, aggregate: Tensor, before: OuterState, strategy: OuterStep, names: tuple[str, str]
     ) -> str:
-        """The objection after measuring; `names` are those of the weights before and after.
+        """Measure both states and return the objection; `names` are the cache names of the states before and after.
 
-        Where a round is about a part, that is looked at in this node's own weights, with what was agreed on before in
-        its place and with what would be now: the anchor's other parts may be far older, and fit neither.
+        In a round about a part of the weights, both values of this part are measured within this node's own weights.
+        The anchor's other parts may be much older and fit neither of them.
         """
         share, local = strategy.length / len(before.anchor), before.anchor
         run = anyio.to_thread.run_sync
         if not strategy.makes_weights_equal:
             local = await self._compute.run(lambda: flatten(self._executor.model))
-            self._losses = {}  # they are of weights that are no more
+            self._losses = {}  # they belong to weights that have changed
         losses_before = await self._losses_of(
             await run(strategy.next_weights, local, before, before, None), names[0], share
         )
@@ -107,7 +108,7 @@ class HeldOutVote:
         return self._judged(losses_before, await self._losses_of(after, names[1], share))
 
     def _obstacle(self) -> str:
-        """Why the loss cannot be measured here; "" for nothing."""
+        """Reason why the loss cannot be measured here; "" if it can."""
         model, held_out = self._executor.model, self._held_out
         if not (model.is_first and model.is_last):
             return "not measured: this node holds a part of the model only"
@@ -116,10 +117,10 @@ class HeldOutVote:
         return ""
 
     async def _losses_of(self, weights: Tensor, root: str, share: float) -> tuple[float, ...]:
-        """Of as many sequences as there is time for; those of a state that was measured before are remembered.
+        """Losses of the sequences that there is time for; those of a known state come from the cache.
 
-        A state whose root is not known yet ("") is measured every time: it may be another one by then.
-        A round about a share of the weights measures that share of the sequences, since there are so many more of them.
+        A state without a root ("") is always measured, because the next such state may be another one. A round about a
+        share of the weights measures that share of the sequences, because there are more such rounds.
         """
         known, held_out = self._losses.get(root), self._held_out
         if known is not None or held_out is None:
@@ -140,7 +141,7 @@ class HeldOutVote:
         return tuple(losses)
 
     async def _measured(self, weights: Tensor, rows: Tensor) -> tuple[Tensor, float] | None:
-        """Summed losses (b,) of sequences (b, t + 1) with these weights (d,), and the seconds, where that can be."""
+        """Measure summed losses (b,) of sequences (b, t + 1) with weights (d,), and the seconds; None if impossible."""
 
         def work() -> tuple[Tensor, float] | None:
             executor, began = self._executor, time.perf_counter()

@@ -46,9 +46,9 @@ _PARTS: Mapping[StrategyName, str] = {  # what a round was about, where it was n
 
 
 def keeps_weights(agreed: Agreed, parameters: OuterOptimization) -> bool:
-    """Whether a completed round moves the anchor to the weights instead of both by a step: so a lone node may do.
+    """Whether a completed round keeps the weights and moves the anchor to them. Only a lone node may do this.
 
-    A lone Nesterov step overshoots: it extrapolates beyond weights that nobody else corrected.
+    A lone Nesterov step overshoots: it extrapolates beyond weights that no other node has corrected.
     """
     if agreed.members > 1:
         return False
@@ -62,9 +62,9 @@ def keeps_weights(agreed: Agreed, parameters: OuterOptimization) -> bool:
 
 
 def included_work(agreed: Agreed, strategy: Strategy, residual: Tensor | None) -> Tensor | None:
-    """How far the work of this node that is in the aggregate went (k,); None: all that it has done.
+    """Part of this node's own work (k,) that the aggregate includes; None for all of it.
 
-    `residual` (d,) is what the contribution `late_for` carried of the one before it.
+    `residual` (d,) is the part of the previous contribution that the contribution `late_for` included.
     """
     if agreed.is_without_own:
         return torch.zeros(strategy.length)
@@ -72,7 +72,7 @@ def included_work(agreed: Agreed, strategy: Strategy, residual: Tensor | None) -
 
 
 class OuterSync:
-    """Holds the outer state of one stage and changes it in one place, when a round has completed."""
+    """Owns the outer state of one stage and changes it in one place, when a round has completed."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class OuterSync:
         progress: OuterProgress | None = None,
         versions: Callable[[int], RunParameters] | None = None,
     ) -> None:
-        """`versions` gives the parameters that hold at an outer step; without it `parameters` hold all the time."""
+        """`versions` returns the parameters that apply at an outer step. Without it, `parameters` always apply."""
         self._compute = compute
         self._model = model
         self._schema = TensorSchema.of(model)
@@ -94,16 +94,15 @@ class OuterSync:
         self._versions = versions
         self.exchange = exchange
         self._state = state
-        self._changes = 0  # of the state: not where it lies
-        self._root_of: int | None = None  # the number of changes at the state whose root is known
+        self._changes = 0  # of the state's values, not of their place in memory or on disk
+        self._root_of: int | None = None  # value of `_changes` for which the root was computed
         self.state_changed = Signal()
-        self.residual = residual  # (d,), what a codec lost of the last contribution; replaced, never changed in place
+        self.residual = residual  # (d,), codec loss of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        self._offloaded = list[Tensor]()  # in a file, see `offload_tensors`
+        self._offloaded = list[Tensor]()  # vectors in a file, see `offload_tensors`
 
     @property
     def state(self) -> OuterState:
-        """What the replicas have agreed on."""
         return self._state
 
     @state.setter
@@ -114,7 +113,7 @@ class OuterSync:
 
     @property
     def parameters(self) -> OuterOptimization:
-        """Those that hold at the present outer step."""
+        """Outer parameters of the present outer step."""
         return self._parameters_at(self.state.outer_step)
 
     def _parameters_at(self, outer_step: int) -> OuterOptimization:
@@ -122,12 +121,12 @@ class OuterSync:
 
     @property
     def strategy(self) -> OuterStep:
-        """That of the present outer step."""
+        """Strategy of the present outer step."""
         return self._strategy
 
     @property
     def steps_with_the_group(self) -> bool:
-        """Whether gradients wait for a step of all replicas: those of other weights must not be in the next one."""
+        """Whether gradients wait for a step of all replicas. Then no gradient of old weights may enter the next one."""
         return False
 
     @property
@@ -137,11 +136,11 @@ class OuterSync:
     async def inner_step(
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
     ) -> StepResult:
-        """What becomes of the gradients of so many tokens; a step that is not finite changes nothing."""
+        """Apply the gradients of this number of tokens. A step that is not finite changes nothing."""
         return await self._compute.run(partial(executor.step, learning_rate, max_norm, tokens))
 
     def after_step(self, sequences: int) -> None:
-        """Count an inner step."""
+        """Count an inner step of this number of sequences."""
         progress = self.progress
         self.progress = replace(
             progress,
@@ -151,11 +150,11 @@ class OuterSync:
         )
 
     def learning_rate(self, parameters: RunParameters) -> float:
-        """Of the next step that moves weights: by how far the line is, not by what this node has done of it."""
+        """Learning rate of the next step that moves weights, from the group's total progress and not this node's."""
         return learning_rate_at(self.progress.scheduled_sequences // parameters.sequences_per_step, parameters.inner)
 
     def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
-        """Whether to run a round before the next inner step."""
+        """Whether a round must run before the next inner step."""
         parameters, members, step = self.parameters, self.progress.members, self.state.outer_step
         return round_is_due(
             counted_sequences=self.progress.sequences * members,
@@ -165,44 +164,44 @@ class OuterSync:
         )
 
     async def run_round(self, now: float) -> bool:
-        """One round with the group, between two inner steps; whether it completed. Aborted, it changes nothing.
+        """Run one round with the group between two inner steps. Returns whether it completed.
 
-        One that goes on beside the next inner steps changes nothing yet: its end is taken over by another call.
+        An aborted round changes nothing. Training continues, and the work becomes part of the next contribution. The
+        next round is due as late as after a success, unless the exchange reports that it follows soon.
 
-        After an abort training goes on: the work is part of the next contribution. That comes as late as after a
-        success, unless the exchange says that it is soon again.
-        `now` is in seconds since the epoch.
+        A round that continues during the next inner steps changes nothing yet. A later call takes its result. `now` is
+        in seconds since the epoch.
         """
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
-        # a version that is heard of during the round waits for the next one
+        # a version that arrives during the round waits for the next one
         parameters, strategy = self.parameters, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
         agreed = await self._agreed(contribution, before.outer_step)
         if agreed is None:
             return False
-        with anyio.CancelScope(shield=True):  # the others have done so, too
+        with anyio.CancelScope(shield=True):  # the other members have committed, so this node must too
             carried = residual = self.residual
             if not agreed.is_without_own:
                 encoded = contribution if agreed.late_for is None else agreed.late_for
                 residual = await anyio.to_thread.run_sync(strategy.next_residual, carried, encoded, agreed.sent)
                 del encoded
-            del contribution  # its memory is wanted for the next state
+            del contribution  # frees memory for the next state
             weights = None
             if keeps_weights(agreed, parameters):
-                residual = carried  # it is in no weights: somebody who comes is to have it
+                residual = carried  # the weights do not include it: a node that joins must get it
                 after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
             else:
                 after = await anyio.to_thread.run_sync(strategy.next_state, before, agreed.aggregate)
                 if agreed.offered is not None and self._counted_since(agreed)[1] == 0:
-                    agreed = replace(agreed, late_for=None)  # nothing is on top of the anchor
+                    agreed = replace(agreed, late_for=None)  # no work came after the contribution
                 included = await anyio.to_thread.run_sync(included_work, agreed, strategy, carried)
                 weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
             await self._commit(weights, after, residual, agreed, now)
         return True
 
     async def _agreed(self, contribution: Tensor, outer_step: int) -> Agreed | None:
-        """What the round of an outer step has agreed on; None when it goes on, or has come to nothing."""
+        """Outcome of the round of an outer step; None if it continues or was abandoned."""
         outcome = await self.exchange(contribution, outer_step)
         match outcome:
             case Agreed():
@@ -216,14 +215,14 @@ class OuterSync:
         return None
 
     async def root_after(self, aggregate: Tensor, outer_step: int) -> str:
-        """The hex root that this aggregate (k,) of several members leads to; "" when the state is another step's."""
+        """Hex root of the state after this aggregate (k,) of several members; "" if the state is of another step."""
         state, strategy = self.state, self.strategy
         if state.outer_step != outer_step:
             return ""
         return await anyio.to_thread.run_sync(lambda: state_root(strategy.next_state(state, aggregate)))
 
     async def keep_root(self) -> None:
-        """Compute the root of every new state on another thread while training continues. Runs until cancelled."""
+        """Compute the root of every new state on another thread while training continues, until cancelled."""
         seen = self.state_changed.count
         while True:
             await self.state_changed.wait(after=seen)
@@ -231,7 +230,7 @@ class OuterSync:
             await self.update_root()
 
     async def finish_root(self) -> None:
-        """Compute the root of a new state that `keep_root` has not come to before it was cancelled."""
+        """Compute the root of a new state if `keep_root` was cancelled before it did so."""
         if self._changes:
             await self.update_root()
 
@@ -241,12 +240,13 @@ class OuterSync:
         if self._root_of == changes:
             return
         root = await anyio.to_thread.run_sync(state_root, state)
+        # The state may have changed meanwhile. The root of an older state must not be stored for the new one.
         if self._changes == changes:
             self._root_of = changes
             self.progress = replace(self.progress, state_root=root)
 
     async def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> None:
-        """Let the state lie in a file there until `reload_tensors`. Raises OSError."""
+        """Map the state to a file in `folder` until `reload_tensors`. Raises OSError."""
         state, changes = self._state, self._changes
         if self._offloaded:
             return
@@ -257,7 +257,7 @@ class OuterSync:
             self._state = replace(state, anchor=lying[0], velocity=lying[1])
 
     async def reload_tensors(self) -> None:
-        """Take what lies in a file, of this state or of one before it, into memory."""
+        """Copy the offloaded vectors, of this or an earlier state, back to memory."""
         state, lying = self._state, self._offloaded
 
         def standing() -> OuterState:
@@ -273,7 +273,7 @@ class OuterSync:
                 self._state, self._offloaded = risen, []
 
     def note_abandoned(self, outcome: Abandoned) -> None:
-        """Count a round that came to nothing; training goes on."""
+        """Count an abandoned round. Training continues."""
         _LOG.warning("Round abandoned, training goes on: %s", outcome.reason)
         progress = self.progress
         counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
@@ -286,11 +286,11 @@ class OuterSync:
         )
 
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
-        """Go back to the state of a checkpoint."""
+        """Replace the state by that of a checkpoint."""
         self.state, self.residual, self.progress = state, residual, progress
 
     def exact_root(self) -> str:
-        """Names the present weights while they are those that a group agreed on; "" once they have moved on."""
+        """Root of the present weights while they equal those that the group agreed on; "" after they have changed."""
         progress, before = self.progress, self.state.outer_step - 1
         if progress.members == 1 or progress.inner_steps > 0 or before < 0:
             return ""
@@ -298,7 +298,7 @@ class OuterSync:
         return progress.state_root if strategy_at(parameters, self._schema, before).makes_weights_equal else ""
 
     def status(self) -> DilocoStatus:
-        """For the dashboard."""
+        """Status of the outer steps for the dashboard."""
         progress, parameters = self.progress, self.parameters
         return DilocoStatus(
             inner_step=progress.inner_steps,
@@ -321,6 +321,7 @@ class OuterSync:
         self, weights: Tensor | None, after: OuterState, residual: Tensor | None, agreed: Agreed, now: float
     ) -> None:
         members, (inner_steps, sequences) = agreed.members, self._counted_since(agreed)
+        # Load the weights first, the only part that awaits. After it, state, residual and progress change together.
         if weights is not None:
             await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
         self.state, self.residual = after, residual
@@ -339,7 +340,7 @@ class OuterSync:
         )
 
     def _counted_since(self, agreed: Agreed) -> tuple[int, int]:
-        """Inner steps and sequences whose work is in no contribution yet."""
+        """Inner steps and sequences whose work is not in any contribution yet."""
         progress = self.progress
         if agreed.is_without_own:
             return progress.inner_steps, progress.sequences

@@ -1,4 +1,4 @@
-"""What a trainer is made of, and what it needs of the data room."""
+"""Parts of a trainer: the stages that a node holds, its driver and its text generator."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ class DriverParts:
     node_id: NodeId
     feed: Feed
     routing: Routing
-    in_flight: int = 1  # microbatches under way at the same time
-    first_session: int = 1  # above those of earlier starts that other nodes may remember
+    in_flight: int = 1  # microbatches in flight at the same time
+    first_session: int = 1  # above those of earlier starts, which other nodes may remember as closed
 
 
 @dataclass(frozen=True)
 class StageParts:
     """One stage that a node holds. All stages of a node share one compute thread."""
 
-    index: int  # of the run's stages
+    index: int  # number of the stage in the run
     service: StageServer
     outer: OuterSync
-    saver: Saver | None = None  # None: nothing is kept, for measurements
-    group: GroupRounds | None = None  # rounds with other replicas; None: this node has nobody
-    vote: HeldOutVote | None = None  # on their aggregates
+    saver: Saver | None = None  # None: no checkpoints, for measurements
+    group: GroupRounds | None = None  # rounds with other replicas; None: this node is alone
+    vote: HeldOutVote | None = None  # votes on the aggregates of the rounds
 
     @property
     def executor(self) -> StageExecutor:
-        """The stage's arithmetic."""
+        """Executor of the stage's server."""
         return self.service.executor
 
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """What a trainer is made of."""
+    """Parts of a trainer."""
 
     parameters: RunParameters
     stages: tuple[StageParts, ...]  # in the order of their layers
-    driving: DriverParts | None = None  # None: this node's layers get their work from others
+    driving: DriverParts | None = None  # None: other nodes drive this node's layers
     generator: TextGenerator | None = None
-    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` hold all the time
+    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` always apply

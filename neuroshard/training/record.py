@@ -26,21 +26,21 @@ RECENT_POINTS = 200
 
 
 class LossHistory:
-    """Points of the curve, oldest first; `tokens` of a point is the total up to its step.
+    """Points of the loss curve, oldest first. `tokens` of a point is the total up to its step.
 
-    All points stand for equally many steps: when the capacity is reached, neighbours are merged and from then on
-    twice as many steps make a point.
+    All points stand for the same number of steps. At the capacity, neighbours are merged, and each later point stands
+    for twice the number of steps.
     """
 
     def __init__(self, points: Sequence[LossPoint] = (), capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._points = list(points)
         self._stride = _stride(points)
-        self._open: LossPoint | None = None  # the point to come, so far
+        self._open: LossPoint | None = None  # incomplete last point
         self._open_steps = 0
         self._recent = deque(points[-RECENT_POINTS:], maxlen=RECENT_POINTS)
         self._snapshot: tuple[LossPoint, ...] | None = None
-        self._shown: list[LossPoint] = []  # complete groups of the last snapshot, so that the next only adds to them
+        self._shown: list[LossPoint] = []  # complete groups of the last snapshot; the next snapshot only adds to them
         self._shown_size = 1
         self._make_room()
 
@@ -48,7 +48,7 @@ class LossHistory:
         return len(self._points) + (self._open is not None)
 
     def add(self, point: LossPoint) -> None:
-        """Add a step."""
+        """Add the loss of one step to the curve."""
         self._recent.append(point)
         mean = 0.0 if self._open is None else self._open.loss
         self._open_steps += 1
@@ -60,11 +60,11 @@ class LossHistory:
             self._make_room()
 
     def recent(self, count: int) -> tuple[LossPoint, ...]:
-        """The newest steps one by one, oldest first; at most 200 are kept."""
+        """Newest steps one by one, oldest first; at most 200 are kept."""
         return tuple(self._recent)[-count:]
 
     def snapshot(self) -> tuple[LossPoint, ...]:
-        """At most 1,000 points for display; the same object until a step is added."""
+        """Return at most 1,000 points for display. The object stays the same until a step is added."""
         if self._snapshot is None:
             size = max(1, -(-len(self) // SNAPSHOT_POINTS))
             if size != self._shown_size:
@@ -83,14 +83,14 @@ class LossHistory:
 
 
 def merge_neighbours(points: Sequence[LossPoint], size: int) -> list[LossPoint]:
-    """One point for each `size` neighbours: their mean loss at the place of the last one."""
+    """Merge each `size` neighbours to one point: their mean loss, at the position of the last one."""
     if size == 1:
         return list(points)
     return [_merged(points[i : i + size]) for i in range(0, len(points), size)]
 
 
 def successive_noise(losses: Sequence[float]) -> float:
-    """Standard deviation of a curve around its trend: from successive differences, so a trend does not count.
+    """Standard deviation of a curve around its trend, computed from successive differences to exclude the trend.
 
     sigma^2 = sum (x_{i+1} - x_i)^2 / (2 (n - 1)), von Neumann et al. 1941. Zero for fewer than two losses.
     """
@@ -107,7 +107,7 @@ def _merged(points: Sequence[LossPoint]) -> LossPoint:
 
 
 def _stride(points: Sequence[LossPoint]) -> int:
-    """How many steps a point of a stored curve stands for."""
+    """Number of steps for which a point of a stored curve stands."""
     if len(points) < 2:
         return 1
     gaps = sorted(b.step - a.step for a, b in pairwise(points))
@@ -115,13 +115,13 @@ def _stride(points: Sequence[LossPoint]) -> int:
 
 
 EMA_MEMORY = 0.95
-INITIAL_STEPS = 10  # their mean is what "initial loss" means
+INITIAL_STEPS = 10  # their mean is the "initial loss"
 NOTED_LOSSES = RotationRule().losses
 
 
 @dataclass(frozen=True)
 class NotedLoss:
-    """What was told to the data feed after one step; a resumed feed is told it again, so that it rotates alike."""
+    """Losses that the data feed got after one step. A resumed feed gets them again to make the same choices."""
 
     step: int
     train_loss: float
@@ -130,39 +130,39 @@ class NotedLoss:
 
 @dataclass(frozen=True)
 class Progress:
-    """Counts of one stage; every step makes a new one."""
+    """Counters of one stage. Every step creates a new value."""
 
     steps: int = 0  # applied inner steps
     tokens: int = 0
     sequences: int = 0
-    loss: float | None = None  # of the last applied step, nats a token
+    loss: float | None = None  # of the last applied step, nats per token
     loss_ema: float | None = None
     initial_loss: float | None = None  # mean of the first steps
     grad_norm: float | None = None
     position: DataPosition | None = None  # first window that no step has used
-    noted: tuple[NotedLoss, ...] = ()  # on the present shard, newest last
+    noted: tuple[NotedLoss, ...] = ()  # losses on the present shard, newest last
     non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
 
     def at_position(self, position: DataPosition) -> Progress:
-        """After batches up to `position` were taken for a step; a change of shard ends its noted losses."""
+        """Set the position after a step's batches. A new shard clears the noted losses."""
         moved = self.position is None or position.order != self.position.order
         return replace(self, position=position, noted=() if moved else self.noted)
 
     def after_step(self, result: StepResult, loss: float | None, tokens: int, sequences: int) -> Progress:
-        """After an optimizer step on these tokens: one that was skipped counts as skipped and nothing else.
+        """Count an optimizer step on these tokens. A skipped step changes only the count of skipped steps.
 
-        The loss is None where this node has neither measured nor been told it.
+        The loss is None if this node has neither measured nor received it.
         """
         if not result.finite:
             return self.skipped()
         return replace(self.after_driving(loss, tokens, sequences), grad_norm=result.grad_norm)
 
     def skipped(self) -> Progress:
-        """After a step that gave no numbers."""
+        """Count a step whose values were not finite."""
         return replace(self, non_finite=self.non_finite.after_step(self.steps + 1, finite=False))
 
     def after_driving(self, loss: float | None, tokens: int, sequences: int) -> Progress:
-        """After a step's worth of data, wherever the step was made."""
+        """Count a step's worth of data, no matter which node made the step."""
         return replace(
             self,
             steps=self.steps + 1,
@@ -175,7 +175,7 @@ class Progress:
         )
 
     def with_noted(self, noted: NotedLoss) -> Progress:
-        """After the feed was told a loss."""
+        """Add losses that were reported to the feed."""
         return replace(self, noted=(*self.noted, noted)[-NOTED_LOSSES:])
 
     def _loss_ema_with(self, loss: float | None) -> float | None:
@@ -194,7 +194,7 @@ _TORCH_GENERATOR = "torch"
 
 @dataclass(frozen=True)
 class StageIdentity:
-    """Whose checkpoint it is and what it fits."""
+    """Owner, run and shape of a stage. A checkpoint must match them."""
 
     wallet_id: WalletId
     node_id: NodeId
@@ -206,7 +206,7 @@ class StageIdentity:
 
 @dataclass(frozen=True)
 class Inherited:
-    """What others had made of a stage when this node took it over: it is not counted as this node's work."""
+    """Work of other nodes in a stage when this node received it. It does not count as this node's work."""
 
     steps: int = 0
     tokens: int = 0
@@ -214,22 +214,22 @@ class Inherited:
 
 @dataclass
 class TrainingRecord:
-    """What the trainer knows beside tensors; the trainer is its only writer."""
+    """Training state without tensors. Only the trainer writes it."""
 
     progress: Progress = field(default_factory=Progress)
     history: LossHistory = field(default_factory=LossHistory)
     evaluations: EvaluationRecord = field(default_factory=EvaluationRecord)
-    evaluation_seconds: float | None = None  # what the last evaluation cost
-    node_id: NodeId | None = None  # whose data position a restored record holds
-    pinned_digest: str = ""  # SHA-256 of the pinned sequences: results on others are not comparable
+    evaluation_seconds: float | None = None  # duration of the last evaluation
+    node_id: NodeId | None = None  # node whose data position a restored record contains
+    pinned_digest: str = ""  # SHA-256 of the pinned sequences: results on other sequences are not comparable
     inherited: Inherited = field(default_factory=Inherited)
 
     def replace_with(self, other: TrainingRecord) -> None:
-        """Take over every value of another record: that of a checkpoint that was restored."""
+        """Replace all values by those of another record, such as one from a checkpoint."""
         vars(self).update(vars(other))
 
     def note_loss(self, loss: float | None, time: float, learning_rate: float) -> None:
-        """Add the last step to the curve; `time` in seconds since the epoch."""
+        """Add the last step to the curve; `time` is in seconds since the epoch."""
         if loss is not None:
             self.history.add(LossPoint(self.progress.steps, time, loss, learning_rate, self.progress.tokens))
 
@@ -243,7 +243,7 @@ def to_meta(
     precision: Precision,
     time: float,
 ) -> CheckpointMeta:
-    """The metadata of a checkpoint taken now; `time` in seconds since the epoch."""
+    """Create the metadata of a checkpoint of the present state; `time` is in seconds since the epoch."""
     progress = record.progress
     extra: dict[str, JsonValue] = {
         "evaluations": record.evaluations.to_json(),
@@ -281,7 +281,7 @@ def to_meta(
 
 
 def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
-    """The trainer's values of a checkpoint. Raises CheckpointError when its extra part is not one of ours."""
+    """Read record and outer progress from a checkpoint. Raises CheckpointError for a malformed extra part."""
     extra: Mapping[str, Any] = meta.extra
     try:
         progress = Progress(
@@ -312,7 +312,7 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
 
 
 def restore_random_state(meta: CheckpointMeta) -> None:
-    """Put torch's generator back where it was. Raises CheckpointError for a malformed state."""
+    """Restore the state of torch's random generator. Raises CheckpointError for a malformed state."""
     state = meta.rng.get(_TORCH_GENERATOR)
     if state is None:
         return

@@ -49,7 +49,7 @@ WRITE_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held beside weights and moments."""
+    """Contents of a checkpoint apart from weights and moments."""
 
     record: TrainingRecord
     outer_state: OuterState
@@ -58,7 +58,7 @@ class Restored:
 
 
 class Saver:
-    """The trainer's way to its checkpoints; every call is one job of the compute thread."""
+    """Saves and restores the checkpoints of a stage. Work on tensors runs as jobs of the compute thread."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Saver:
         self._wall_clock = wall_clock
 
     async def offer(self, record: TrainingRecord, outer_step_done: bool) -> bool:
-        """After a step: save in the background when it is due."""
+        """Save in the background if a checkpoint is due after a step. Returns whether a save has begun."""
 
         def work() -> bool:
             if outer_step_done:
@@ -92,16 +92,16 @@ class Saver:
         return await self._compute.run(work, Priority.SMALL)
 
     async def save(self, record: TrainingRecord) -> WriteReport:
-        """Save now and wait until it is on disk or has failed. A state that lies there already is not written again."""
+        """Save and wait until the checkpoint is on disk or has failed. A state on disk is not saved again."""
         return await self._compute.run(lambda: self._save(record), Priority.SMALL)
 
     async def restore(self) -> Restored | None:
-        """Put the newest whole checkpoint back into the stage; None when there is none."""
+        """Load the newest undamaged checkpoint into the stage; None without one."""
         await self._written()
         return await self._compute.run(self._restore, Priority.SMALL)
 
     async def rest(self) -> None:
-        """Give memory back that only the next checkpoint needs, once a write in flight has ended."""
+        """Free memory that only the next checkpoint needs, after a running write has ended."""
 
         def work() -> None:
             self._staging.forget()
@@ -111,11 +111,11 @@ class Saver:
         await self._compute.run(work, Priority.SMALL)
 
     def seconds_until_offload(self) -> float:
-        """Until the owner's limit for checkpoints allows as many bytes as one has."""
+        """Seconds until the owner's write limit allows as many bytes as a checkpoint has."""
         return self._keeper.seconds_to_write()
 
     async def offload_tensors(self, is_wanted: Callable[[], bool]) -> None:
-        """Let all large tensors of a suspended stage lie in a file beside its checkpoints, while it is wanted."""
+        """Map the large tensors of a suspended stage to a file next to its checkpoints, as long as this is wanted."""
 
         def work() -> None:
             if self._executor.offload_tensors(folder, is_wanted):
@@ -135,19 +135,19 @@ class Saver:
             )
 
     async def reload_tensors(self) -> None:
-        """Take the outer state into memory; the rest came with the accelerator."""
+        """Load the outer state to memory. The other tensors return when the accelerator is resumed."""
         await self._outer.reload_tensors()
 
     async def close(self) -> None:
-        """Wait for a write in flight and end the writer."""
+        """Wait for a running write and stop the writer."""
         await self._compute.run(self._keeper.close, Priority.SMALL)
 
     def status(self, step: int, step_seconds: float) -> CheckpointStatus:
-        """For the dashboard."""
+        """Status of the stage's checkpoints for the dashboard."""
         return self._keeper.status(step, step_seconds)
 
     async def _written(self) -> None:
-        """Wait for a write in flight, which reads the buffers, while the compute thread works for others."""
+        """Wait for a running write, which reads the buffers, without blocking the compute thread."""
         while self._staging.in_use:
             await anyio.sleep(WRITE_POLL_SECONDS)
 
@@ -168,7 +168,7 @@ class Saver:
         return self._keeper.save(lambda: self._capture(record))
 
     def _on_disk(self, meta: CheckpointMeta) -> CheckpointGeneration | None:
-        """The newest generation when it holds this state; equal steps, outer steps and records mean equal tensors."""
+        """Newest checkpoint if it contains this state. Equal steps, outer steps and records mean equal tensors."""
         store = self._keeper.store
         newest = next(iter(store.generations()), None)
         if newest is None or newest.step != meta.step:
@@ -177,7 +177,7 @@ class Saver:
             found = store.read_manifest(Path(newest.path))
             size = Path(newest.path).with_name(found.tensors.file).stat().st_size
         except (OSError, StorageError):
-            return None  # damaged meanwhile: written anew
+            return None  # damaged meanwhile: write it again
         same = encode_manifest(replace(found, meta=replace(meta, time=found.meta.time))) == encode_manifest(found)
         return newest if same and size == found.tensors.bytes else None
 
@@ -198,12 +198,12 @@ class Saver:
 
 
 def expectation(identity: StageIdentity) -> Expectation:
-    """What a checkpoint must be of to be continued by this stage."""
+    """Properties that a checkpoint must have to be continued by this stage."""
     return Expectation(identity.wallet_id, identity.run_id, identity.architecture, identity.layers)
 
 
 def thread_warning(stored: int, present: int) -> str | None:
-    """What to say when a checkpoint was made with another number of CPU threads."""
+    """Warning if a checkpoint was made with another number of CPU threads; None with the same number."""
     if stored == present:
         return None
     return (
@@ -213,11 +213,11 @@ def thread_warning(stored: int, present: int) -> str | None:
 
 
 def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restored:
-    """Load a checkpoint into a stage; runs on the compute thread. Raises CheckpointError for a malformed record."""
+    """Load a checkpoint into a stage. Runs on the compute thread. Raises CheckpointError for a malformed record."""
     record, progress = from_meta(loaded.meta)
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
     restore_random_state(loaded.meta)
-    if loaded.meta.precision:  # another one would not continue bit for bit
+    if loaded.meta.precision:  # another precision would not continue bit for bit
         executor.precision = Precision(loaded.meta.precision)
     executor.zero()
     return Restored(record, state, loaded.residual, progress)
@@ -225,7 +225,7 @@ def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restor
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage ready to train. `record` is new when nothing was restored."""
+    """A stage ready to train. `record` is new if no checkpoint was restored."""
 
     executor: StageExecutor
     outer_state: OuterState
@@ -240,31 +240,31 @@ class Stage:
 
     @property
     def layers(self) -> LayerRange:
-        """Those of the stage."""
+        """Layers of the stage's model."""
         return self.executor.model.layer_range
 
 
 class Begun(Protocol):
-    """A stage, as far as it has come."""
+    """Stage with its progress, restored or new."""
 
     @property
     def layers(self) -> LayerRange:
-        """Those of it."""
+        """Layers of the stage."""
         ...
 
     @property
     def record(self) -> TrainingRecord:
-        """What it has done."""
+        """Training record of the stage."""
         ...
 
     @property
     def is_restored(self) -> bool:
-        """Whether a checkpoint was there."""
+        """Whether the stage was restored from a checkpoint."""
         ...
 
 
 def steps_behind(stages: Sequence[Begun]) -> tuple[str, ...]:
-    """What to say about stages of one node whose checkpoints are older than those of its others."""
+    """Warnings about stages of a node whose checkpoints are older than those of its other stages."""
     newest = max((stage.record.progress.steps for stage in stages), default=0)
     warnings: list[str] = []
     for stage in stages:
@@ -289,11 +289,10 @@ def build_stage(
     policy: CheckpointPolicy | None = None,
     precision: Precision | None = None,
 ) -> Stage:
-    """Build the stage of `identity.layers`; runs on the compute thread, whose thread count identity.threads tells.
+    """Build the stage of `identity.layers`. Runs on the compute thread, which has `identity.threads` threads.
 
-    A restored stage keeps the precision of its checkpoint; a new one, or one whose state came from another computer,
-    takes `precision`, or what a probe shows.
-    Raises StorageError, CheckpointError.
+    A restored stage keeps the precision of its checkpoint. A new stage, or one whose state came from another computer,
+    uses `precision`, or the result of a probe. Raises StorageError, CheckpointError.
     """
     model = StageModel(identity.architecture, identity.layers)
     model.to(device)
@@ -301,7 +300,7 @@ def build_stage(
     materialise_moments(model, optimizer)
     schema = TensorSchema.of(model)
     sizes = schema.total_size, kept_length(parameters.outer, schema)
-    anchor, kept = (torch.empty(size) for size in sizes)  # their memory is never touched
+    anchor, kept = (torch.empty(size) for size in sizes)  # never written, so no physical memory is used
     tensors = stage_tensors(model, optimizer, OuterState(anchor, kept, 0))
     staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type == "cuda")
     keeper = CheckpointSaver(store, staging, policy or CheckpointPolicy())

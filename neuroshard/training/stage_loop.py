@@ -25,17 +25,17 @@ from neuroshard.training.record import TrainingRecord
 
 _LOG = logging.getLogger(__name__)
 
-AUTO_STEP_SECONDS = 3.0  # without a microbatch, until a lone node makes the round that is due (DESIGN 4.7)
-SECONDS_BEFORE_OFFLOAD = 10.0  # of a pause: a shorter one is not worth writing to the disk
-SECONDS_BEFORE_MEMORY_RETRY = 60.0  # after so long an accelerator that was full is tried again
+AUTO_STEP_SECONDS = 3.0  # without a microbatch, before a lone node makes a round that is due
+SECONDS_BEFORE_OFFLOAD = 10.0  # of a pause; a shorter pause does not justify the disk writes
+SECONDS_BEFORE_MEMORY_RETRY = 60.0  # before a full accelerator is tried again
 FULL = "Paused for a minute: the accelerator has no memory left. Another program may have it."
 
 
 class StageLoop:
-    """Training loop of one stage: it does one thing at a time, and admits microbatches in between.
+    """Training loop of one stage. It does one thing at a time and admits microbatches in between.
 
-    The intake is closed while a step is made and until everything after it is done. A stage closes only after the
-    stages before it on this node have closed: microbatches that these have begun can then end in this one.
+    The intake stays closed from the start of a step until everything after the step is done. A stage closes only after
+    the stages before it on this node have closed, so that the microbatches they have begun can end in this stage.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StageLoop:
         before: StageLoop | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ledger` and `evaluator` belong to the stage at which this node drives, `before` is the stage before it.
+        """`ledger` and `evaluator` belong to the stage at which this node drives; `before` is the stage before it.
 
         `changed` is called after every change of `state`.
         """
@@ -72,42 +72,45 @@ class StageLoop:
         self._changed = changed
         self._announce_step()
         self._last_round = pace.monotonic()
-        self._is_overdue = False  # a round of this node alone, while nothing arrives after which it could be made
-        self._held_since: float | None = None  # when this loop saw that it must hold
+        self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
+        self._held_since: float | None = None  # when this loop first saw a request to hold
         control.feed(parts.service.changed)  # the loop waits for this one signal
         if before is not None:
             before.parts.service.changed.feed(parts.service.changed)
         if parts.group is not None:
             parts.group.feed(parts.service.changed)
-            # nobody waits for a node that has agreed and then is paused, ends or sends nothing
+            # no replica may wait for a node that has agreed to a round and then pauses, ends or sends nothing
             replica = parts.group.gathering.replica
             parts.group.gathering.may_take_part = lambda: control.must_hold is None and replica.may_send_large()
 
     @property
     def parameters(self) -> RunParameters:
-        """The version that holds at the stage's present outer step."""
+        """Parameter version that applies at the stage's present outer step."""
         run, outer = self._run, self.parts.outer
         return run.parameters if run.versions is None else run.versions(outer.state.outer_step)
 
     @property
     def steps(self) -> int:
-        """Applied inner steps so far."""
+        """Number of inner steps that were applied so far."""
         return self.record.progress.steps
 
     @property
     def is_kept(self) -> bool:
-        """Whether there are checkpoints of it."""
+        """Whether the stage has checkpoints."""
         return self.parts.saver is not None
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is in work that the next stage of this node would have to do as well."""
+        """Whether this stage and the stages before it have no work that the next stage on this node must also do."""
         intake = self._service.intake
         return (self._before is None or self._before.is_quiet) and not intake.is_admitting and intake.is_idle
 
     async def run(self, last_step: int | None = None) -> None:
-        """Until the control says stop, or the stage has made `last_step`."""
+        """Run until the control stops the loop or `last_step` is done."""
         control, intake = self._control, self._service.intake
+        # The order of the cases matters. Lost memory comes first: the gradients may be incomplete, so no step may use
+        # them. A full step precedes a pause or an end, so that its work is kept. A hold waits for the earlier stages on
+        # this node, then drains this one; a stage pauses only after that.
         while True:
             self._note_hold()
             if self._service.lacks_memory:
@@ -135,17 +138,18 @@ class StageLoop:
                 await self._collect()
 
     async def settle(self) -> None:
-        """Drop the step in work and save what the steps before it reached."""
+        """Drop the present step and save the result of the steps before it."""
         await self._service.leave()
+        # Finish the root before saving: the checkpoint contains it.
         await self.parts.outer.finish_root()
         await self._save()
         if self.parts.saver is not None:
             await self.parts.saver.close()
 
     async def _collect(self) -> None:
-        """Admit microbatches until they are enough for a step, or something else is to be done; accumulated work stays.
+        """Admit microbatches until a step is full or other work is due. Accumulated work is kept.
 
-        A round of this node alone is overdue when nothing arrives after which it could be made.
+        Marks a lone round as overdue if it is due and no microbatch has arrived for AUTO_STEP_SECONDS.
         """
         self._begin()
         service, intake = self._service, self._service.intake
@@ -158,13 +162,13 @@ class StageLoop:
                 came, due = intake.accumulated, anyio.current_time() + AUTO_STEP_SECONDS
 
     async def _synchronise(self) -> None:
-        """A round with other replicas, between two microbatches; whoever asks to hold ends it."""
+        """Run a round with the other replicas between two microbatches. A request to hold cancels it."""
         await self._service.drain("The replicas of this stage synchronise.")
-        if not self._service.lacks_memory:  # what is accumulated may go into the round
+        if not self._service.lacks_memory:  # the accumulated gradients may be part of the round
             await first_of(self._take_part, self._held)
 
     def _note_hold(self) -> None:
-        """All stages of the node have the same time to end what is open, whichever of them ends first."""
+        """Record when the hold began. All stages of the node share the time that open microbatches have to end."""
         if self._control.must_hold is None:
             self._held_since = None
             return
@@ -177,7 +181,7 @@ class StageLoop:
             await self._control.changed()
 
     async def _let_through(self, before: StageLoop) -> None:
-        """Let in what the stage before has begun, though no more will begin there."""
+        """Admit what the stage before has begun, although no new microbatch can begin there."""
         self._service.open()
         if not (self._service.is_filled or before.is_quiet):
             await self._service.wait_for_change()
@@ -193,7 +197,7 @@ class StageLoop:
             self._begin()
 
     async def _pause(self) -> None:
-        """Hold until asked to go on, or to stop, for which no accelerator is needed; save when asked meanwhile."""
+        """Hold until resumed or stopped; save when asked. A stop needs no accelerator, so it does not resume first."""
         await self._service.suspend()
         self._set_state(NodeState.PAUSED)
         while self._is_held or not (self._control.is_stopping or await self._has_resumed()):
@@ -214,17 +218,17 @@ class StageLoop:
         except AcceleratorFullError as error:
             _LOG.warning("Training does not go on: %s", error)
             self._wait_for_room()
-            self._set_state(NodeState.PAUSED)  # whoever waits for the end of the pause looks again
+            self._set_state(NodeState.PAUSED)  # a waiter for the end of the pause checks again
             return False
         return True
 
     async def _make_room(self) -> None:
-        """The step in work is given up: what has failed for want of memory may have left a part of its gradients."""
+        """Drop the present step: the microbatch that ran out of memory may have left part of its gradients."""
         await self._service.discard("The accelerator has no memory left.")
         self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        """Pause for a while, unless a pause is wanted anyhow."""
+        """Pause for a minute, unless a hold is already requested."""
         if self._control.must_hold is None:
             self._control.pause(FULL, SECONDS_BEFORE_MEMORY_RETRY)
 
@@ -233,7 +237,7 @@ class StageLoop:
         return self._control.is_paused and not self._control.is_stopping
 
     async def _rest(self) -> None:
-        """Need no more memory than a stage that waits."""
+        """Free the memory that a paused stage does not need, and after a while offload its tensors to disk."""
         saver = self.parts.saver
         if saver is not None:
             await saver.rest()
@@ -242,12 +246,12 @@ class StageLoop:
         await anyio.sleep_forever()
 
     async def _asked(self) -> None:
-        """Wait until the pause is over or a checkpoint is wanted."""
+        """Wait until the pause is over or a checkpoint is requested."""
         while self._is_held and not self.requests.save_wanted:
             await self._control.changed()
 
     async def _save(self) -> None:
-        number = self._control.saves  # what is asked for from now on is another request
+        number = self._control.saves  # later requests need another checkpoint
         self.last_report = await self._saved() or self.last_report
         self.requests.save_taken(number)
 
@@ -260,7 +264,7 @@ class StageLoop:
         self._changed()
 
     async def _step(self) -> None:
-        """The optimizer step on what was accumulated, and everything that may follow it."""
+        """Make the optimizer step on the accumulated gradients, then a due round, evaluation and checkpoint."""
         if not await self._has_applied_what_came():
             return
         outer_step_done = await self._synchronise_if_due()
@@ -276,12 +280,12 @@ class StageLoop:
         return self.parts.group is not None and self.parts.group.is_called
 
     def _withdraw(self) -> None:
-        """Let a round that waits go on without this stage."""
+        """Let a waiting round continue without this stage."""
         if self.parts.group is not None:
             self.parts.group.withdraw()
 
     async def _take_part(self) -> None:
-        """The round that waits; nothing may be open. The step in work is kept, or its gradients go into the round."""
+        """Run the waiting round without open microbatches. The present step is kept or joins the round."""
         self._is_overdue = False
         if not (self._is_called or self._is_due_alone):
             return
@@ -296,7 +300,7 @@ class StageLoop:
             await self.parts.saver.offer(self.record, outer_step_done=True)
 
     async def _recover(self) -> None:
-        """What follows when the stage gives no numbers any more and so never comes to a step: as after bad steps."""
+        """Handle a stage whose outputs are not finite, so that no step fills: restore it as after several bad steps."""
         await self._service.discard("The stage goes back to its last checkpoint.")
         progress = self.record.progress
         policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.steps + 1)
@@ -304,11 +308,11 @@ class StageLoop:
         await self._after_skipped_step()
 
     async def _saved(self) -> WriteReport | None:
-        """Save a checkpoint of the last step and wait until it is on disk; None when nothing is kept."""
+        """Save a checkpoint of the last step and wait until it is on disk. None without checkpoints."""
         return None if self.parts.saver is None else await self.parts.saver.save(self.record)
 
     async def _has_applied_what_came(self) -> bool:
-        """Step on what was accumulated; whether it gave numbers."""
+        """Make a step on the accumulated gradients. Returns whether loss and gradient were finite."""
         with anyio.CancelScope(shield=True):  # weights and record change together or not at all
             await self._apply(self._service.take("The stage makes its step."))
         if self.record.progress.non_finite.in_a_row:
@@ -317,9 +321,10 @@ class StageLoop:
         return True
 
     async def _apply(self, done: Accumulated) -> None:
-        """Step on what was accumulated and count it.
+        """Make a step on the accumulated gradients and count it.
 
-        The loss is what the stage has measured itself or, at the stage where this node drives, what it was told.
+        The loss is that of the stage itself or, at the stage where this node drives, the one that the last stage
+        returned.
         """
         own = OwnShare() if self._ledger is None else self._ledger.stepped(done.keys)
         parameters, executor, index = self.parameters, self._service.executor, self.parts.index
@@ -343,7 +348,7 @@ class StageLoop:
             self._ledger.begin_step(self.steps + 1)
 
     async def _synchronise_if_due(self) -> bool:
-        """Run the outer round when it is due and this node is alone; whether it completed. Others call theirs."""
+        """Run a due outer round if this node is alone. Returns whether it completed. A group starts its own."""
         return self._is_due_alone and await self._run_round()
 
     @property
@@ -370,7 +375,7 @@ class StageLoop:
         )
 
     async def _restore_last_good(self) -> str:
-        """Back to the newest checkpoint, but not to its data: whatever spoilt the steps is behind us."""
+        """Restore the newest checkpoint without its data position, so that the spoilt steps' data are not repeated."""
         restored = None if self.parts.saver is None else await self.parts.saver.restore()
         if restored is None:
             return "There is no checkpoint to go back to; the weights are those before these steps."

@@ -24,30 +24,33 @@ from neuroshard.types import NodeId
 
 @dataclass(frozen=True)
 class KnownCopy:
-    """The newest copy of a stage that another node keeps."""
+    """The newest copy of a stage on another node."""
 
     node_id: NodeId
-    taken_at: float  # when its state was taken, seconds since the epoch
+    taken_at: float  # time of the copied state, seconds since the epoch
 
 
 @dataclass
 class StateDonor:
-    """See SnapshotSource. `steps` tells the stage's applied steps, `in_group` how it stands among its replicas."""
+    """Offers the states of a stage in training to other nodes.
+
+    `steps` returns the stage's applied steps; `in_group` returns its status among its replicas.
+    """
 
     keeper: CheckpointSaver
     outer: OuterSync
     steps: Callable[[], int]
     now: Callable[[], float] = time.time
     in_group: Callable[[], ReplicaStatus] | None = None
-    replicas: Callable[[], int] = lambda: 1  # of the stage, this one included
+    replicas: Callable[[], int] = lambda: 1  # of the stage, including this one
     copy: KnownCopy | None = field(default=None, init=False)
 
     def standing(self) -> ReplicaStatus:
-        """See SnapshotSource."""
+        """Status of the stage among its replicas; without a group, its own status."""
         return self.own() if self.in_group is None else self.in_group()
 
     def own(self) -> ReplicaStatus:
-        """How the stage stands by itself."""
+        """Status of the stage without its group."""
         progress = self.outer.progress
         return ReplicaStatus(
             is_live=True,
@@ -60,18 +63,17 @@ class StateDonor:
         )
 
     def newest(self) -> CheckpointGeneration | None:
-        """See SnapshotSource."""
         generations = self.keeper.store.generations()
         return generations[0] if generations else None
 
     def want(self) -> float:
-        """See SnapshotSource."""
         return self.keeper.want()
 
     def may_be_taken(self, waited_seconds: float) -> bool:
-        """See SnapshotSource: of averaged gradients, which change all of it at every step, while a step is young.
+        """Whether a peer that has waited for this time may fetch the state now.
 
-        How far a step is this node tells by its own part of it.
+        Averaged gradients change the whole state at every step, so a transfer may only begin early in a step. This node
+        estimates the progress of the step from its own part of it.
         """
         parameters, replicas = self.outer.parameters, self.replicas()
         if parameters.strategy != "averaging" or replicas == 1:
@@ -80,16 +82,17 @@ class StateDonor:
         return may_serve_averaged(counted, parameters.averaged_sequences, waited_seconds)
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
-        """See SnapshotSource; the newest one counts."""
+        """Record that a peer keeps a copy; only the newest copy counts."""
         taken_at = min(taken_at, self.now())
         if self.copy is None or taken_at >= self.copy.taken_at:
             self.copy = KnownCopy(peer, taken_at)
 
 
 def adopted_meta(received: ReceivedState, identity: StageIdentity) -> CheckpointMeta:
-    """A record that goes on where the donor's stage was.
+    """Create the record of a stage that continues from a donor's state.
 
-    Steps, tokens and what counts towards the next round go on; the donor's curve, tests, data and generator do not.
+    Steps, tokens and the progress towards the next round continue. The donor's curve, evaluations, data position and
+    random generator do not.
     """
     meta = received.manifest.meta
     progress = Progress(
@@ -118,7 +121,7 @@ def adopted_meta(received: ReceivedState, identity: StageIdentity) -> Checkpoint
 
 
 def install(received: ReceivedState, identity: StageIdentity, store: CheckpointStore) -> None:
-    """Make it the newest checkpoint of the stage; blocks. Raises StorageError."""
+    """Store a received state as the newest checkpoint of the stage. Blocks on disk. Raises StorageError."""
     store.adopt(adopted_meta(received, identity), received.path, received.manifest.checkpoint.tensors.sha256)
 
 

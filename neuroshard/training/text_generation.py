@@ -28,7 +28,7 @@ from neuroshard.types import Architecture, JsonValue, NodeId
 
 
 class StopSequences:
-    """Lets text through up to the first stop sequence, wherever the boundaries of the pieces fall."""
+    """Filter that ends a text at the first stop sequence, even one that spans several pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -36,7 +36,7 @@ class StopSequences:
         self.reached = False
 
     def feed(self, piece: str) -> str:
-        """The text that is certainly part of the answer. Nothing more comes once a stop sequence was `reached`."""
+        """Return the text that is certain to precede any stop sequence; "" once one was `reached`."""
         if self.reached:
             return ""
         text = self._held + piece
@@ -49,18 +49,18 @@ class StopSequences:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """The held text, when the answer ended otherwise."""
+        """Return the held text if the answer ended without a stop sequence."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that ends `text`."""
+    """Length of the longest proper prefix of `stop` that ends `text`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 class Completion:
-    """Knows the text and no model. One thread at a time."""
+    """Text of one request, without a model: samples tokens and sends pieces to the sink. Not thread-safe."""
 
     def __init__(self, architecture: Architecture, tokenizer: Tokenizer, request: Generate) -> None:
         self._request = request
@@ -69,8 +69,8 @@ class Completion:
         self.truncated_tokens = max(0, len(prompt) - context)
         self._prompt_tokens = len(prompt) - self.truncated_tokens
         self._ids: list[int] = prompt[-context:]
-        self.position = 0  # tokens that the stages have read
-        self.unread = list(self._ids)  # what they read next
+        self.position = 0  # number of tokens that the stages have read
+        self.unread = list(self._ids)  # tokens that the stages read next
         self._stops = StopSequences(request.stop)
         self._decoder = tokenizer.decoder()
         self._allowed = allowed_ids(tokenizer.size, architecture.vocabulary_size)
@@ -84,21 +84,21 @@ class Completion:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last piece went out."""
+        """Whether the last piece was sent."""
         return self._finish_reason is not None
 
     def summary(self) -> GenerationSummary:
-        """Usage in real tokens; those of the prompt include the one that begins a text."""
+        """Usage in tokens. Those of the prompt include the token that begins a text."""
         reason = self._finish_reason or "length"
         return GenerationSummary(self._prompt_tokens, self._count, reason, self.truncated_tokens)
 
     def cancel(self) -> None:
-        """End here; the last piece says so."""
+        """End the text now. The last piece reports the end."""
         if not self.is_finished:
             self._finish("stop")
 
     def wants_token(self) -> bool:
-        """Whether another token is wanted; a completion that was cancelled or wants none ends here."""
+        """Whether another token is needed. A completion that was cancelled or is long enough ends here."""
         if self.is_finished:
             return False
         if self._request.cancelled.is_set():
@@ -108,12 +108,12 @@ class Completion:
         return not self.is_finished
 
     def read_again(self) -> None:
-        """The stages must read the text anew: all of it, or its end where it is longer than the context."""
+        """Prepare for reading the text from its start again, or only its end if it is longer than the context."""
         self.position = 0
         self.unread = self._ids[-self._context :]
 
     def take(self, logits: Tensor) -> None:
-        """Add the token that the logits (vocabulary,) of what follows give, and hand on the text that became certain.
+        """Sample a token from the logits (vocabulary,) and send the text that has become certain.
 
         Raises ValueError for logits that are not finite.
         """
@@ -146,7 +146,7 @@ class Completion:
 
 
 def allowed_ids(tokenizer_size: int, vocabulary_size: int) -> Tensor:
-    """Mask (vocabulary,) of ids that may be generated: those that stand for bytes, and the end of a text."""
+    """Mask (vocabulary,) of ids that may be generated: those of bytes, and the end of a text."""
     ids = torch.arange(vocabulary_size)
     return ((ids >= FIRST_BYTE_ID) & (ids < tokenizer_size)) | (ids == EOS)
 
@@ -154,26 +154,26 @@ def allowed_ids(tokenizer_size: int, vocabulary_size: int) -> Tensor:
 _LOG = logging.getLogger(__name__)
 
 CANCEL_LOOK_SECONDS = 0.2
-END_SECONDS = 5.0  # for telling the stages that a text is done; they forget it by themselves
+END_SECONDS = 5.0  # to notify the stages of the end of a text; they forget it after a timeout anyway
 
 
 class InferenceSession(Protocol):
     """All stages of a model while they read one text.
 
-    Law: the logits are those of the model in one piece, with the weights that the stages have at that moment.
+    Invariant: the logits equal those of the unsplit model with the weights that the stages have at that moment.
     """
 
     async def advance(self, completion: Completion) -> None:
-        """Add at least one token to a completion that is not finished. Raises NotReadyError when that cannot be."""
+        """Add at least one token to an unfinished completion. Raises NotReadyError if this is not possible."""
         ...
 
     async def end(self) -> None:
-        """Let the stages forget the text."""
+        """Free the stages' memory of the text."""
         ...
 
 
 class TextGenerator:
-    """Continues prompts; one completion at a time, so that memory stays bounded."""
+    """Continues prompts, one completion at a time so that memory stays bounded."""
 
     def __init__(self, architecture: Architecture, tokenizer: Tokenizer, begin: Callable[[], InferenceSession]) -> None:
         self._architecture = architecture
@@ -182,10 +182,10 @@ class TextGenerator:
         self._turn = anyio.Lock()
 
     async def generate(self, request: Generate) -> GenerationSummary:
-        """Run one request; its pieces go to the request's sink from a thread of this node.
+        """Run one request. Its pieces go to the request's sink from a thread of this node.
 
-        A prompt longer than the context loses its beginning, which the summary counts. Raises NotReadyError when
-        there is a stage that nobody reads the text with.
+        A prompt longer than the context loses its start, and the summary counts the lost tokens. Raises NotReadyError
+        if no node reads the text for one of the stages.
         """
         async with self._turn:
             completion = Completion(self._architecture, self._tokenizer, request)
@@ -206,7 +206,7 @@ class TextGenerator:
 
 
 async def _unless_cancelled(request: Generate, completion: Completion, reading: InferenceSession) -> None:
-    """To the end of the completion, or until nobody wants it any more."""
+    """Run the completion to its end or until the request is cancelled."""
     failure: NotReadyError | None = None
 
     async def look() -> None:
@@ -220,20 +220,20 @@ async def _unless_cancelled(request: Generate, completion: Completion, reading: 
             while completion.wants_token():
                 await reading.advance(completion)
         except NotReadyError as error:
-            failure = error  # raised as itself, not in a group
+            failure = error  # raised on its own, not in an exception group
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
 
-SLICE_SECONDS = 0.1  # generated in one job; a microbatch may run before the next one, so both make progress
-PATIENCE_SECONDS = 20.0  # with a stage that nobody answers for, and after the first failure of a token
+SLICE_SECONDS = 0.1  # per job; a microbatch may run before the next job, so that training and text both progress
+PATIENCE_SECONDS = 20.0  # without a replica for a stage, and after the first failure of a token
 RETRY_SECONDS = 0.25
-OWN_TEXT = 0  # session of the only text that this node reads with its own stages alone
+OWN_TEXT = 0  # session of the only text that this node reads with only its own stages
 
 
 class LocalInferenceSession:
-    """See InferenceSession: this node holds every stage, so many tokens fit in one job of the compute thread."""
+    """Inference session of a node that holds every stage. A job of the compute thread generates several tokens."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class LocalInferenceSession:
         slice_seconds: float = SLICE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stages` are all of the model in the order of their layers."""
+        """`stages` contains all stages of the model in the order of their layers."""
         self._compute = compute
         self._stages = tuple(stages)
         self._node_id = node_id
@@ -251,7 +251,7 @@ class LocalInferenceSession:
         self._clock = clock
 
     async def advance(self, completion: Completion) -> None:
-        """See InferenceSession; the pieces go to the sink from the compute thread."""
+        """Generate tokens for one slice of time. The pieces go to the sink from the compute thread."""
         try:
             texts = [stage.text(self._node_id, OWN_TEXT) for stage in self._stages]
             await self._compute.run(lambda: self._slice(completion, texts), Priority.TEXT)
@@ -259,12 +259,11 @@ class LocalInferenceSession:
             raise _not_ready(error) from error
 
     async def end(self) -> None:
-        """See InferenceSession."""
         for stage in self._stages:
             stage.forget(self._node_id, OWN_TEXT)
 
     def _slice(self, completion: Completion, texts: Sequence[Text]) -> None:
-        """At least one token, and more until the slice of time is used up."""
+        """Generate at least one token, and more until the slice of time is used up."""
         until = self._clock() + self._slice_seconds
         while completion.wants_token():
             completion.take(self._logits(completion, texts))
@@ -288,10 +287,10 @@ class LocalInferenceSession:
 
 
 class SwarmInferenceSession:
-    """See InferenceSession: each stage is read with at a node that holds it, for as long as that works.
+    """Inference session over the nodes of a swarm. Each stage keeps its node while that works.
 
-    Whatever goes wrong at a stage (its weights have changed, it is gone, it has forgotten the text), the text is read
-    again from its beginning by all, and by somebody else where somebody was lost.
+    After any failure of a stage (changed weights, lost node, forgotten text), all stages read the text again from its
+    start, with another node for a lost one.
     """
 
     def __init__(
@@ -301,18 +300,17 @@ class SwarmInferenceSession:
         missing: Callable[[], str] = lambda: "",
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """`session` is a number that no other text of this node has; `missing` says which layers nobody holds."""
+        """`session` is unique among this node's texts; `missing` describes the layers that no node holds."""
         self._routing = routing
         self._session = session
         self._missing = missing
         self._patience_seconds = patience_seconds
         self._hops: dict[int, StageClient] = {}
-        self._refusals: dict[int, str] = {}  # the last of each stage
-        self._disputes: dict[int, Dispute] = {}  # by stage, about what it has not read yet
-        self.read_again = 0  # how often the text had to be read from its beginning
+        self._refusals: dict[int, str] = {}  # last refusal of each stage
+        self._disputes: dict[int, Dispute] = {}  # by stage, about the tokens that it has not read yet
+        self.read_again = 0  # number of times that the text was read again from its start
 
     async def advance(self, completion: Completion) -> None:
-        """See InferenceSession."""
         gives_up_at: float | None = None
         while True:
             try:
@@ -331,7 +329,6 @@ class SwarmInferenceSession:
         await run_off_loop(lambda: completion.take(logits), logits)
 
     async def end(self) -> None:
-        """See InferenceSession."""
         async with anyio.create_task_group() as tasks:
             for stage, hop in self._hops.items():
                 tasks.start_soon(self._forget, stage, hop)
@@ -375,20 +372,20 @@ def _not_ready(error: StageError) -> NotReadyError:
 
 
 PROMPTS: Final = ("Once upon a time", "The function returns", "The capital of France is")
-MOST_TOKENS: Final = 32  # of each text
+MOST_TOKENS: Final = 32  # per text
 MOST_CHARACTERS: Final = 400
 MOST_SAMPLES: Final = 64
-SHARE: Final = 0.01  # of the time of training that the writing may take
+SHARE: Final = 0.01  # of the training time that sample texts may take
 FORMAT: Final = 1
 _FIRST_MARKS: Final = (0, 10, 100, 1_000)
 
 
 class MalformedSamplesError(ValueError):
-    """What was read are no samples of a run."""
+    """The stored value does not contain samples of a run."""
 
 
 def next_mark(last_step: int | None) -> int:
-    """The step at which the next sample is due: 0, 10, 100, 1,000, and from there on each double one."""
+    """Step at which the next sample is due: 0, 10, 100, 1,000, then doubling."""
     if last_step is None:
         return _FIRST_MARKS[0]
     for mark in _FIRST_MARKS:
@@ -401,9 +398,9 @@ def next_mark(last_step: int | None) -> int:
 
 
 def is_due(steps: int, samples: tuple[TextSample, ...], trained_seconds: float) -> bool:
-    """Whether a model after `steps` steps, which took `trained_seconds`, should write now.
+    """Whether a model after `steps` steps and `trained_seconds` of training must write a sample now.
 
-    The first sample has no price yet; each later one waits until all of them stay below their share of the time.
+    The first sample has no known cost. Each later one waits until the total cost is within SHARE of the training time.
     """
     if not samples:
         return True
@@ -414,13 +411,13 @@ def is_due(steps: int, samples: tuple[TextSample, ...], trained_seconds: float) 
 
 
 def samples_to_json(prompts: tuple[str, ...], samples: tuple[TextSample, ...]) -> dict[str, JsonValue]:
-    """All of them; at most about 200 kB as text."""
+    """Encode prompts and samples; at most about 200 kB of JSON."""
     rows = [[s.step, s.last_step, s.time, round(s.seconds, 3), list(s.texts)] for s in samples]
     return {"format": FORMAT, "prompts": list(prompts), "samples": rows}
 
 
 def samples_from_json(value: JsonValue) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
-    """Prompts and samples that were written down. Raises MalformedSamplesError."""
+    """Decode stored prompts and samples. Raises MalformedSamplesError."""
     match value:
         case {"format": 1, "prompts": [*prompts], "samples": [*rows]} if len(rows) <= MOST_SAMPLES:
             texts = _texts(prompts)

@@ -41,7 +41,7 @@ NOTHING_HELD = DilocoStatus(members=0, explanation="This node holds no layers: i
 
 @dataclass(frozen=True)
 class TrainerSnapshot:
-    """Everything a NodeStatus says about training."""
+    """Everything that a NodeStatus reports about training."""
 
     state: NodeState
     reason: str
@@ -50,15 +50,15 @@ class TrainerSnapshot:
     verification: VerificationStatus
     diloco: DilocoStatus
     data: DataStatus
-    checkpoints: CheckpointStatus  # of the stage with the first layers; trouble and losses of any
+    checkpoints: CheckpointStatus  # of the first layers; alarm and possible loss of any stage
     history: tuple[LossPoint, ...]
     stages: tuple[StageStatus, ...] = ()
-    flow: PipelineFlow | None = None  # of the microbatches that this node drives
+    flow: PipelineFlow | None = None  # microbatches that this node drives
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a trainer does, and why."""
+    """State of a trainer and its reason."""
 
     state: NodeState
     reason: str
@@ -66,7 +66,7 @@ class TrainerState:
 
 
 def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerState, data: DataStatus) -> TrainerSnapshot:
-    """All of it, about the primary loop, with a row for each stage."""
+    """Combine the status of all parts: that of the primary loop, with a row for each stage."""
     record, pace = loops.primary.record, loops.primary.pace
     held = parts.stages[0] if parts.stages else None
     parameters = loops.stages[0].parameters if loops.stages else parts.parameters
@@ -106,7 +106,7 @@ def training_status(
     held_out_sequences: int,
     unigram_entropy: float | None,
 ) -> TrainingStatus:
-    """Progress of the inner steps."""
+    """Describe the progress of the inner steps."""
     progress = record.progress
     return TrainingStatus(
         steps=progress.steps,
@@ -130,7 +130,7 @@ def training_status(
 
 
 def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: StageParts | None) -> float:
-    """Of the next step; who only drives has no line of its own and tells it by the steps it has seen."""
+    """Learning rate of the next step. A driver without layers uses its own step count."""
     return (
         learning_rate_at(record.progress.steps, parameters.inner)
         if held is None
@@ -141,7 +141,7 @@ def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: Stag
 def verification_status(
     record: TrainingRecord, parameters: RunParameters, state: TrainerState, *, is_measured_here: bool
 ) -> VerificationStatus:
-    """The verdict for a trainer in this state; waiting for data is part of training."""
+    """Verdict on the training of a trainer in this state. Waiting for data counts as training."""
     progress = record.progress
     return verify(
         Evidence(
@@ -158,7 +158,7 @@ def verification_status(
 
 
 def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
-    """Outer steps of the stage with the first layers, rounds of all."""
+    """Outer steps of the stage with the first layers, with the rounds of all stages."""
     if not stages:
         return NOTHING_HELD
     outer, group = stages[0].outer, stages[0].group
@@ -169,7 +169,7 @@ def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
 
 
 def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:
-    """One stage's row."""
+    """Status row of one stage."""
     intake, progress = parts.service.intake, record.progress
     return StageStatus(
         index=parts.index,
@@ -188,7 +188,7 @@ def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: Checkpo
 
 
 def checkpoint_status(stages: Sequence[CheckpointStatus]) -> CheckpointStatus:
-    """Of a node with these stages: the first one's, with what could be lost and the alarm of the worst one."""
+    """Status of the first stage, with the largest possible loss and the first alarm of any stage."""
     if not stages:
         return CheckpointStatus(could_lose="nothing: this node holds no layers")
     worst = max(stages, key=lambda stage: stage.could_lose_seconds)
@@ -216,8 +216,8 @@ FINAL_CHECKPOINT = "Saving a final checkpoint."
 class Trainer:
     """Trains the stages of a node until it is stopped, and drives microbatches when it has data.
 
-    What it tells is about its primary loop: that of the first layers it holds, or of its driving when it holds none.
-    Belongs to the event loop.
+    Its status describes the primary loop: the loop of the first layers that the node holds, or the drive loop if it
+    holds none. Belongs to the event loop's thread.
     """
 
     def __init__(
@@ -229,9 +229,9 @@ class Trainer:
         monotonic: Callable[[], float] = time.monotonic,
         wish: RequestedPause | None = None,
     ) -> None:
-        """`records` of earlier starts, one for each stage, or one for a trainer without stages; new ones by default.
+        """`records` of earlier starts: one per stage, or one for a trainer without stages. New ones by default.
 
-        A `wish` for a pause that outlives this trainer holds from its beginning.
+        `wish` is a pause that outlives this trainer. It applies from the start.
         """
         self.parts = parts
         self._control = Control(wish or RequestedPause(monotonic, wall_clock))
@@ -245,7 +245,7 @@ class Trainer:
     async def run(self, last_step: int | None = None) -> None:
         """Train until `stop` or until `last_step` is done, then save final checkpoints.
 
-        Errors that training cannot repair rise from here. The stages behind the first one end with it.
+        Raises errors that training cannot repair. The stages after the first one end with it.
         """
         if self._loops.drive is not None:
             self._loops.drive.evaluator.replay_losses_to_feed(self.record)
@@ -260,41 +260,41 @@ class Trainer:
 
     @property
     def record(self) -> TrainingRecord:
-        """What the primary loop knows beside tensors."""
+        """Training record of the primary loop."""
         return self._loops.primary.record
 
     @property
     def records(self) -> tuple[TrainingRecord, ...]:
-        """What each stage knows beside tensors."""
+        """Training record of each stage."""
         return tuple(loop.record for loop in self._loops.stages)
 
     @property
     def steps(self) -> int:
-        """Applied inner steps of the primary loop so far."""
+        """Number of inner steps that the primary loop has applied."""
         return self._loops.primary.steps
 
     @property
     def is_pause_wanted(self) -> bool:
-        """Whether it is paused, or will be as soon as it can."""
+        """Whether training is paused or will be as soon as possible."""
         return self._control.is_paused
 
     def pause(self, duration_seconds: float | None = None, reason: str = PAUSED_BY_USER) -> None:
-        """Stop after the microbatches in work and free the accelerator; nothing is lost."""
+        """Stop after the running microbatches and free the accelerator. No work is lost."""
         self._control.pause(reason, duration_seconds)
         self._wake_waiting()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         self._control.resume()
         self._wake_waiting()
 
     def recheck_pause(self) -> None:
-        """Obey the wish for a pause, which somebody else has changed."""
+        """Apply a change that another object has made to the requested pause."""
         self._control.look_again()
         self._wake_waiting()
 
     def stop(self, words: str = FINAL_CHECKPOINT) -> None:
-        """End after the microbatches in work; `run` returns when the final checkpoints are on disk. `words` say why."""
+        """End after the running microbatches. `run` returns after the final checkpoints. `words` give the reason."""
         self._stop_words = words
         self._control.stop()
         self._set_state(NodeState.STOPPING)
@@ -302,7 +302,7 @@ class Trainer:
     async def save_now(self) -> CommandResult:
         """Save a checkpoint of every stage's last step and wait until all are on disk.
 
-        Raises NotReadyError, and StorageError when one of them is not.
+        Raises NotReadyError when training does not run, and StorageError when a checkpoint was not saved.
         """
         loops = self._loops.stages
         if not (self._is_running and loops and all(loop.is_kept for loop in loops)):
@@ -318,50 +318,50 @@ class Trainer:
 
     @property
     def last_save_failed(self) -> bool:
-        """Whether the newest checkpoint of a stage that was waited for did not reach the disk."""
+        """Whether the newest awaited checkpoint of any stage was not written."""
         reports = [loop.last_report for loop in self._loops.stages]
         return any(report is not None and report.generation is None for report in reports)
 
     async def wait_until_paused(self) -> NodeState:
-        """Wait until the pause holds, or until somebody takes it back or stops the trainer; the state then."""
+        """Wait until training is paused, or until the pause is withdrawn or the trainer stops. Returns the state."""
         ends = (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
         await self._state_changed.until(lambda: not self._control.is_paused or self._state in ends)
         return self._present_state()[0]
 
     async def wait_until_resumed(self) -> NodeState:
-        """Wait until the pause has ended, or until somebody asks for another one; the state then."""
+        """Wait until the pause has ended, or until another one is requested. Returns the state."""
         await self._state_changed.until(lambda: self._state is not NodeState.PAUSED or self._control.is_paused)
         return self._present_state()[0]
 
     async def until_state_changes(self) -> None:
-        """Wait until it does something else, or is asked to."""
+        """Wait for the next change of the state or of the requests."""
         await self._state_changed.wait()
 
     async def until_no_pause_is_wanted(self) -> None:
-        """Wait until it trains, or is about to."""
+        """Wait until no pause is requested or required."""
         await self._state_changed.until(lambda: not self.is_pause_wanted)
 
     async def generate(self, request: Generate) -> GenerationSummary:
-        """Continue a prompt between microbatches. Raises NotReadyError when this node cannot."""
+        """Continue a prompt between microbatches. Raises NotReadyError if this node cannot."""
         if self.parts.generator is None:
             raise NotReadyError("This node cannot generate text.", "It has no tokenizer.")
         return await self.parts.generator.generate(request)
 
     def snapshot(self) -> TrainerSnapshot:
-        """The trainer now, as values that any thread may read; costs well under a millisecond."""
+        """Return the present status as values that any thread may read. Takes well under a millisecond."""
         state, reason = self._present_state()
         until = self._control.paused_until
         return trainer_snapshot(self.parts, self._loops, TrainerState(state, reason, until), self._data_status())
 
     async def _work(self, last_step: int | None) -> None:
-        """The loops with their companions, which end with them."""
+        """Run the loops together with their background tasks, which are cancelled at the end of the loops."""
         async with anyio.create_task_group() as companions:
             for stage in self.parts.stages:
                 companions.start_soon(stage.service.run)
                 companions.start_soon(stage.outer.keep_root)
                 if stage.group is not None:
                     companions.start_soon(stage.group.run)
-                    companions.start_soon(stage.outer.update_root)  # others look for replicas with the same
+                    companions.start_soon(stage.outer.update_root)  # peers look for replicas with the same root
             if self._loops.drive is not None:
                 companions.start_soon(self._loops.drive.driver.run)
             async with anyio.create_task_group() as others:
@@ -369,19 +369,22 @@ class Trainer:
                     others.start_soon(loop.run)
                 await self._loops.primary.run(last_step)
                 self._control.stop()  # the other stages end as well
+            # The background tasks end last: a stage that is still draining needs its server and its driver.
             companions.cancel_scope.cancel()
 
     async def _settle(self) -> None:
-        """Drop the steps in work and save what those before them reached: each stage, whatever comes of the others."""
+        """Drop the present steps and save the result of the steps before. A failing stage does not stop the others."""
         self._set_state(NodeState.STOPPING)
         if self._loops.drive is not None:
             self._loops.drive.ledger.clear()
+        # The exit stack runs the callbacks in reverse order, so that the first stage ends first, and runs all of them
+        # even if one raises.
         async with AsyncExitStack() as settling:
             for loop in reversed(self._loops.stages):
                 settling.push_async_callback(loop.settle)
 
     def _loop_changed(self) -> None:
-        """A pause holds when every loop holds, and it lasts until all of them have gone on."""
+        """Update the node's state: paused once every loop is paused, and until every loop has resumed."""
         states = {loop.state for loop in self._loops.stages or (self._loops.primary,)}
         if self._state in (NodeState.STOPPING, NodeState.NOT_TRAINING) or self._control.is_stopping:
             return
@@ -393,7 +396,7 @@ class Trainer:
             self._set_state(self._loops.primary.state)
 
     def _present_state(self) -> tuple[NodeState, str]:
-        """State and reason in words."""
+        """State and its reason as a sentence."""
         match self._state:
             case NodeState.PAUSED:
                 return NodeState.PAUSED, self._control.pause_reason
@@ -429,7 +432,7 @@ class Trainer:
 
 
 def _saved(loops: Sequence[StageLoop]) -> str:
-    """What was saved, in words."""
+    """Describe the saved checkpoints as a sentence."""
     steps = [loop.last_report.step for loop in loops if loop.last_report is not None]
     if len(steps) == 1:
         return f"Checkpoint of step {steps[0]} saved."

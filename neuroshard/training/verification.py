@@ -11,9 +11,9 @@ from neuroshard.status.snapshot import LearningVerdict, LossPoint, LossTrend, Ve
 from neuroshard.training.record import successive_noise
 
 STANDARD_ERRORS = 4.0
-MIN_IMPROVEMENT = 0.02  # nats a token; less is nothing to a reader, and rounding can shift all sequences together
-DIVERGENCE_MARGIN = 0.3  # nats a token above the best
-DIVERGENCE_GAIN_SHARE = 0.25  # of what was gained so far, whichever is more
+MIN_IMPROVEMENT = 0.02  # nats per token; less is not visible to a reader, and rounding can shift all sequences together
+DIVERGENCE_MARGIN = 0.3  # nats per token above the best
+DIVERGENCE_GAIN_SHARE = 0.25  # of the gain so far, if that is more than the margin
 STALL_EVALUATIONS = 4  # without a significant gain since the first of them
 TREND_POINTS = 100  # of the curve: the newer half is compared with the older one
 MIN_TREND_POINTS = 16
@@ -23,23 +23,23 @@ WORSE_MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything the verdict rests on."""
+    """Evidence for the verdict on a run."""
 
     evaluations: Sequence[Evaluation] = ()  # oldest first; the first is the baseline
-    recent: Sequence[LossPoint] = ()  # the newest points of the curve, oldest first
+    recent: Sequence[LossPoint] = ()  # newest points of the curve, oldest first
     initial_loss: float | None = None  # training loss of the first steps
     is_training: bool = True
-    state_reason: str = ""  # why not, when not training
+    state_reason: str = ""  # reason why the node does not train
     learning_rate: float | None = None
     last_non_finite_step: int | None = None
-    is_measured_here: bool = True  # else those that drive the model measure it
+    is_measured_here: bool = True  # False: the drivers of the model measure it
 
 
 def verify(evidence: Evidence) -> VerificationStatus:
-    """The verdict. Verified: two evaluations running improve on the first by more than 4 paired standard errors.
+    """Decide whether the model learns: two successive evaluations beat the first by over 4 paired standard errors.
 
-    Divergence clears it, and so does a non-finite loss: evaluations up to that step no longer count. A pause does not,
-    because what was learned stays learned.
+    Divergence ends the verified state. So does a non-finite loss: evaluations up to that step no longer count. A pause
+    does not, because the learned weights stay.
     """
     trend = loss_trend(evidence.recent)
     diverged = _divergence(evidence)
@@ -56,7 +56,7 @@ def verify(evidence: Evidence) -> VerificationStatus:
 
 
 def loss_trend(points: Sequence[LossPoint]) -> LossTrend:
-    """Direction of the training loss: means of two neighbouring halves, in standard errors of their difference."""
+    """Direction of the training loss: difference of two neighbouring halves in units of its standard error."""
     losses = [point.loss for point in points[-TREND_POINTS:]]
     if len(losses) < MIN_TREND_POINTS:
         return LossTrend.INSUFFICIENT_DATA
@@ -87,7 +87,7 @@ def _is_verified(evidence: Evidence) -> bool:
 
 
 def _divergence(evidence: Evidence) -> str | None:
-    """Why the run counts as diverged, or None: held-out or training loss clearly above the best held-out loss."""
+    """Reason why the run counts as diverged; None while the losses are near the best held-out loss."""
     if not evidence.evaluations:
         return None
     baseline = evidence.evaluations[0]

@@ -25,7 +25,6 @@ EMPTY_TODAY: dict[str, int] = {
     "node": 0,
     "optim": 1,
     "state": 13,
-    "training": 25,
 }
 # Public classes and functions of the package that are defined more than once. Only becomes shorter.
 DEFINED_TWICE: set[str] = {
