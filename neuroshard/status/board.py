@@ -1,4 +1,4 @@
-"""The status board: one writer changes parts of the snapshot and publishes the whole; readers take the newest."""
+"""The status board: one writer publishes a complete new snapshot; readers on any thread take the newest one."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ from neuroshard.types import JsonValue
 
 
 class StatusBoard:
-    """Holds the current immutable NodeStatus with a version number that grows at every publication."""
+    """Holds the current immutable NodeStatus with a version number that grows with every publication."""
 
     def __init__(self, initial: NodeStatus, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lock = Lock()
+        # Version and snapshot are one tuple: readers take both in one atomic read, without the lock.
         self._current = (1, initial)
         self._monotonic = monotonic
         self._started = monotonic() - initial.uptime_seconds
 
     def publish(self, status: NodeStatus) -> None:
-        """Replace the current snapshot."""
+        """Replace the current snapshot and increase the version by one."""
         with self._lock:
             self._current = (self._current[0] + 1, status)
 
     def uptime(self) -> float:
-        """Seconds since the node started, whatever becomes of the computer's date."""
+        """Seconds since the node started, by a clock that changes of the computer's date do not affect."""
         return self._monotonic() - self._started
 
     def age(self) -> float:
-        """Seconds since the newest snapshot."""
+        """Seconds since the newest snapshot was made."""
         return max(0.0, self.uptime() - self.current().uptime_seconds)
 
     def current(self) -> NodeStatus:
-        """The newest snapshot."""
+        """Return the newest snapshot. It never blocks."""
         return self._current[1]
 
     def versioned(self) -> tuple[int, NodeStatus]:
-        """The newest snapshot with its version: equal versions mean the identical object."""
+        """Return the version and the newest snapshot. Equal versions mean the same object."""
         return self._current
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Stop training and free the accelerator; for `duration_seconds`, or until Resume when None."""
+    """Stop training and free the accelerator for `duration_seconds`; None: until Resume."""
 
     duration_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on training after a Pause."""
+    """Resume training after a Pause."""
 
 
 @dataclass(frozen=True)
 class SaveCheckpoint:
-    """Write a checkpoint now, whatever the schedule says."""
+    """Write a checkpoint now, independently of the schedule."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Shutdown:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Change settings of this node; they are stored in config.toml."""
+    """Change settings of this node and store them in config.toml."""
 
     changes: Mapping[str, JsonValue]
 
@@ -90,9 +91,9 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class Generate:
-    """Continue a prompt with the model in training. The answer of the command is GenerationSummary.
+    """Continue a prompt with the model in training. The result of the command is a GenerationSummary.
 
-    `sink` is called from a foreign thread for every piece and must not block; setting `cancelled` ends the
+    The node calls `sink` for every piece, on a thread of its own; `sink` must not block. Setting `cancelled` ends the
     generation early.
     """
 
@@ -108,7 +109,7 @@ class Generate:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command led to: the state afterwards and a sentence for the user."""
+    """Result of a command: the state afterwards and a sentence for the user."""
 
     state: str
     message: str
@@ -130,18 +131,18 @@ CommandAnswer: TypeAlias = "CommandResult | GenerationSummary"
 
 
 class CommandChannel:
-    """Bounded queue of commands from API threads to the node, each with a future for its answer."""
+    """Bounded queue of commands from API threads to the node, each with a future for its result."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._queue: Queue[tuple[Command, Future[CommandAnswer]]] = Queue(capacity)
         self._tell: Callable[[], object] = _nobody
 
     def listen(self, tell: Callable[[], object]) -> None:
-        """Call this, on the sender's thread, for every command from now on."""
+        """Call `tell` for every later command, on the sender's thread. A second call replaces the first."""
         self._tell = tell
 
     def send(self, command: Command) -> Future[CommandAnswer]:
-        """Queue a command. Raises NotReadyError when the node does not keep up with its queue."""
+        """Queue a command and return the future of its result. Raises NotReadyError when the queue is full."""
         answer: Future[CommandAnswer] = Future()
         try:
             self._queue.put_nowait((command, answer))
@@ -151,7 +152,7 @@ class CommandChannel:
         return answer
 
     def take(self) -> tuple[Command, Future[CommandAnswer]] | None:
-        """The oldest waiting command, or None; never blocks."""
+        """Remove and return the oldest waiting command, or None if there is none. It never blocks."""
         try:
             return self._queue.get_nowait()
         except Empty:
@@ -159,30 +160,34 @@ class CommandChannel:
 
 
 def _nobody() -> None:
-    """Nobody listens."""
+    """Do nothing: no listener is registered yet."""
 
 
 log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Owned by the thread that runs the node's tasks; nobody else publishes."""
+    """Changes the snapshot on the status board.
+
+    Only the thread that runs the node's tasks uses it: a change reads the current snapshot and publishes a new one,
+    so a second writer in between would lose its change.
+    """
 
     def __init__(self, board: StatusBoard, wall_clock: Callable[[], float] = time.time) -> None:
         self._board = board
         self._wall_clock = wall_clock
 
     def change(self, **parts: Any) -> None:
-        """Publish the current snapshot with these fields of NodeStatus replaced."""
+        """Publish the current snapshot with these fields of NodeStatus replaced, and with the time of now."""
         now = {"time": self._wall_clock(), "uptime_seconds": self._board.uptime()}
         self._board.publish(replace(self._board.current(), **now, **parts))
 
     def state(self, state: NodeState, reason: str) -> None:
-        """Publish what the node does now and why, in one sentence."""
+        """Publish the node's state and the reason for it, which is one sentence."""
         self.change(state=state, state_reason=reason, is_standing_by=False)
 
     def warn(self, *messages: str) -> None:
-        """Add warnings that stay visible, and log them; each text once."""
+        """Add warnings that stay visible, and log them. A text that is already shown is ignored."""
         known = self._board.current().warnings
         for message in dict.fromkeys(messages):
             if message not in known:
@@ -191,7 +196,7 @@ class Publisher:
 
 
 class StartupProgress:
-    """The stages of the start-up, as the dashboard shows them."""
+    """Publishes the progress of the start-up steps, which the dashboard shows."""
 
     def __init__(self, publisher: Publisher, names: tuple[str, ...]) -> None:
         self._publisher = publisher
@@ -200,7 +205,7 @@ class StartupProgress:
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """Mark a stage as running for the duration of the block, then as done or failed."""
+        """Mark a step as running during the block, then as done, or as failed after a NeuroShardError."""
         self.tell(name, "")
         self._publisher.state(NodeState.STARTING, f"{name} ...")
         try:
@@ -214,11 +219,11 @@ class StartupProgress:
             self._publisher.state(NodeState.STARTING, going_on.detail or f"{going_on.name} ...")
 
     def tell(self, name: str, detail: str, fraction: float | None = None) -> None:
-        """Show how far a running stage is; fraction in 0..1."""
+        """Mark a step as running and show its progress; `fraction` is in 0..1, or None if it is not known."""
         self._set(replace(self._stages[name], state=StartupStepState.RUNNING, detail=detail, fraction=fraction))
 
     def complete(self) -> None:
-        """Everything works: all stages are done."""
+        """Mark all steps as done."""
         if any(stage.state is not StartupStepState.DONE for stage in self._stages.values()):
             done = StartupStepState.DONE
             self._stages = {name: replace(stage, state=done) for name, stage in self._stages.items()}

@@ -18,7 +18,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def is_old(age_seconds: float) -> bool:
-    """Whether a snapshot of this age says nothing about the present."""
+    """Whether a snapshot of this age is too old to describe the present. NaN is too old."""
     return not age_seconds <= STALE_SECONDS
 
 
@@ -41,7 +41,7 @@ def fresh(status: NodeStatus, age_seconds: float) -> NodeStatus:
 
 
 def stale_conditions(status: NodeStatus, age_seconds: float) -> Set[Stale]:
-    """The conditions that apply to this node; IDLE_PEER also depends on the peer."""
+    """The staleness conditions that apply to this node. IDLE_PEER also depends on the peer: `fresh` adds it."""
     if is_old(age_seconds):
         return frozenset(Stale)
     found: set[Stale] = set()

@@ -12,7 +12,7 @@ USER = "user"  # in place of a rule: a person requested the pause
 
 
 class TrainingAction(StrEnum):
-    """What training may do now."""
+    """Effect of the owner's rules: whether training may run at full speed, run slowly, or must pause."""
 
     RUN = "run"
     THROTTLE = "throttle"
@@ -36,7 +36,7 @@ class TrainingDecision:
 
 
 class NetworkAction(StrEnum):
-    """What the network may carry now."""
+    """Kinds of messages that the owner's rules let the network carry now."""
 
     OPEN = "open"
     SMALL_ONLY = "small_only"  # no tensors, states and shards; small messages continue
@@ -55,7 +55,7 @@ class NetworkDecision:
 
 @dataclass(frozen=True)
 class SensorReading:
-    """One sensor that a setting asks for."""
+    """Current reading of a sensor that a setting uses, such as the battery."""
 
     name: Annotated[str, about('for people, such as "keyboard and mouse"')]
     value: Annotated[str, about('such as "idle for 3 minutes", or the reason why it is not known')]

@@ -16,7 +16,7 @@ from neuroshard.types import LayerRange, NodeId
 class StateCopyStatus:
     """The copy that another node keeps of a stage with a single holder."""
 
-    age_seconds: float | None  # of its state: what would be lost with the holder; None: no copy yet
+    age_seconds: float | None  # the work since then would be lost with the holder; None: no copy yet
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class PipelineStage:
 
     index: int
     layers: LayerRange
-    ready: tuple[NodeId, ...] = ()  # can work on it now
-    paused: tuple[NodeId, ...] = ()  # hold its weights and do not work now
-    joining: tuple[NodeId, ...] = ()  # prepare for it
-    copy: StateCopyStatus | None = None  # None: it needs none, or its holder has not reported one
+    ready: tuple[NodeId, ...] = ()  # nodes that can work on it now
+    paused: tuple[NodeId, ...] = ()  # nodes that hold its weights and do not work now
+    joining: tuple[NodeId, ...] = ()  # nodes that prepare for it
+    copy: StateCopyStatus | None = None  # None: no copy is needed, or its holder has not reported one
 
     @property
     def is_missing(self) -> bool:
@@ -67,7 +67,7 @@ class HopTimes:
 
     @property
     def stage_seconds(self) -> float:
-        """Seconds at the stage."""
+        """Seconds at the stage, without the transfer."""
         return self.compute_seconds + self.wait_seconds
 
     @property
@@ -104,7 +104,7 @@ class MicrobatchTrace:
     )
     @property
     def other_seconds(self) -> Number:
-        """Seconds between the stages: routing, repeated requests, and work of replaced nodes that was lost."""
+        """Seconds outside the stages: routing, repeated requests, and lost work of nodes that were replaced."""
         return max(0.0, self.seconds - sum(hop.seconds for hop in self.hops))
 
 
@@ -192,7 +192,7 @@ class PipelineFlow:
 
 
 def missing_ranges(stages: Iterable[PipelineStage]) -> tuple[LayerRange, ...]:
-    """Layers that no node has, neighbouring stages as one range."""
+    """Layers that no node has, with neighbouring stages merged into one range. `stages` are in order."""
     ranges: list[LayerRange] = []
     for layers in (stage.layers for stage in stages if stage.is_missing):
         if ranges and ranges[-1].stop == layers.start:
@@ -204,20 +204,18 @@ def missing_ranges(stages: Iterable[PipelineStage]) -> tuple[LayerRange, ...]:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """The stages of this node's run in short; /api/pipeline has all of them."""
+    """Summary of the run's stages; /api/pipeline returns all of them."""
 
-    stages: Annotated[tuple[PipelineStage, ...], EXCLUDED]  # of the run's plan, in order
+    stages: Annotated[tuple[PipelineStage, ...], EXCLUDED]  # stages of the run's plan, in order
     missing: Annotated[str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty")] = ""
     flow: Annotated[PipelineFlow | None, EXCLUDED] = None  # None on a node that drives no microbatches
 
     @computed_field(description="stages of the run's plan")
     @property
     def stage_count(self) -> int:
-        """Number of stages of the run's plan."""
         return len(self.stages)
 
     @computed_field(description="the same layers as ranges counted from 0, neighbouring stages as one")
     @property
     def missing_layers(self) -> tuple[LayerRange, ...]:
-        """Layers that no node has, neighbouring stages as one range."""
         return missing_ranges(self.stages)

@@ -28,7 +28,7 @@ class MemberPart(StrEnum):
     REFUSED = "refused"
     ABSTAINED = "abstained"  # too little work to count; it goes into the member's next contribution
     ABSENT = "absent"  # the member was called, and the round has nothing from it
-    UNJUDGED = "unjudged"  # the round ended before
+    UNJUDGED = "unjudged"  # the round ended before a decision
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PhaseSeconds:
 
     @property
     def total(self) -> float:
-        """Seconds from the entry into the round to its end."""
+        """Seconds over all phases, from the entry into the round to its end."""
         return self.gather + self.exchange + self.vote
 
 
@@ -93,13 +93,11 @@ class RoundStatus:
     @computed_field(description='"completed" or "abandoned"')
     @property
     def result(self) -> str:
-        """The outcome in one word."""
         return "completed" if self.abandoned_for is None else "abandoned"
 
     @computed_field(description="from the entry into the round to its end", json_schema_extra={"unit": "s"})
     @property
     def seconds(self) -> Number:
-        """Seconds from the entry into the round to its end."""
         return self.phases.total
 
 
@@ -116,21 +114,20 @@ class Contributor:
     @computed_field(description="rounds with a contribution from it")
     @property
     def rounds(self) -> int:
-        """Number of rounds with a contribution from it."""
         return self.accepted + self.refused
 
 
 @dataclass(frozen=True)
 class StageRoundsStatus:
-    """Rounds of one stage since this node's start: the last ones, and counts of all. Nothing of it is saved."""
+    """Rounds of one stage since this node's start: the last ones, and counts of all. It is not saved to disk."""
 
-    stage: int  # of the run, counted from 0
+    stage: int  # index of the run's stage, counted from 0
     layers: LayerRange
     recent: tuple[RoundStatus, ...] = ()  # the newest last
     completed: int = 0
     abandoned: tuple[tuple[AbandonReason, int], ...] = ()
-    accepted: int = 0  # contributions to completed rounds, as `refused`
+    accepted: int = 0  # contributions to completed rounds; `refused` also counts completed rounds only
     refused: tuple[tuple[str, int], ...] = ()  # by class of the reason
     bytes_sent: int = 0
     bytes_received: int = 0
-    contributors: tuple[Contributor, ...] = ()  # the one that was called last at the end
+    contributors: tuple[Contributor, ...] = ()  # in the order in which they were last called, the newest last

@@ -165,7 +165,7 @@ class TrainingStatus:
 
 
 class LearningVerdict(StrEnum):
-    """Answer to the question whether the model really learns."""
+    """Answer to the question whether the model learns."""
 
     VERIFIED = "verified"
     IMPROVING = "improving"
@@ -231,13 +231,16 @@ class DilocoStatus:
     @computed_field(description="progress towards the next outer step", json_schema_extra={"unit": "0..1"})
     @property
     def progress(self) -> float:
-        """Share of the inner steps up to the next outer step that are done, 0..1."""
+        """Completed share of the inner steps between two outer steps, 0..1; 0 if there are no outer steps."""
         total = self.inner_steps_total
         return min(1.0, max(0.0, self.inner_step / total)) if total > 0 else 0.0
 
     @property
     def sync_success_rate(self) -> float | None:
-        """Share of the rounds that completed, since the start if there was one; None without a round with others."""
+        """Share of the rounds that completed; None without a round with others.
+
+        It covers the rounds since this node's start. Before the first of them, it follows from the two counts of syncs.
+        """
         completed = sum(stage.completed for stage in self.rounds)
         abandoned = sum(count for stage in self.rounds for _, count in stage.abandoned)
         if completed + abandoned > 0:
@@ -323,7 +326,7 @@ class ResourceStatus:
 
 
 class ConnectionKind(StrEnum):
-    """Way in which a peer is reached."""
+    """Kind of path over which a peer is reached."""
 
     DIRECT = "direct"
     PUNCHED = "punched"  # direct, through a hole punched into a router
@@ -390,13 +393,11 @@ class PeerStatus:
     @computed_field(description='roles joined by "+", for people')
     @property
     def role(self) -> str:
-        """Roles joined by "+"."""
         return "+".join(self.roles)
 
     @computed_field(description="the score in a word")
     @property
     def standing(self) -> PeerRating:
-        """The score in a word."""
         return rating_of(self.score)
 
 
@@ -474,7 +475,7 @@ FirstPeers = Annotated[tuple[PeerStatus, ...], PlainSerializer(_first_peers, ret
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """Everything that the API reports about this node; published as a whole, never changed."""
+    """Everything that the API reports about this node. A snapshot is published as a whole and never changed."""
 
     version: str
     started_at: Annotated[Number, about(unit="s since 1970")]
@@ -499,7 +500,7 @@ class NodeStatus:
     diloco: DilocoStatus = field(default_factory=DilocoStatus)
     data: Annotated[DataStatus | None, about("null before the manifest was read")] = None
     checkpoints: CheckpointStatus = field(default_factory=CheckpointStatus)
-    stages: Annotated[tuple[StageStatus, ...], EXCLUDED] = ()  # that this node holds, in the order of their layers
+    stages: Annotated[tuple[StageStatus, ...], EXCLUDED] = ()  # stages that this node holds, in order of layers
     pipeline: Annotated[PipelineStatus | None, about("null before the run and its stages are known")] = None
     resources: ResourceStatus = field(default_factory=ResourceStatus)
     peers: Annotated[FirstPeers, about("the first 32; /api/peers has all")] = ()
@@ -515,7 +516,6 @@ class NodeStatus:
     @computed_field(description="other nodes of the run")
     @property
     def peer_count(self) -> int:
-        """Number of other nodes of the run."""
         return len(self.peers)
 
     @computed_field(description="roles of this node")
@@ -527,17 +527,14 @@ class NodeStatus:
     @computed_field(description="layers that this node holds; null: none, or none yet")
     @property
     def layers(self) -> LayerRange | None:
-        """Layers that this node holds."""
         return self.model.layers if self.model else None
 
     @computed_field(description="compute device")
     @property
     def device(self) -> str:
-        """The compute device."""
         return self.resources.device
 
     @computed_field(description="shape of the run's model; null before it is known")
     @property
     def architecture(self) -> Architecture | None:
-        """Shape of the run's model."""
         return self.model.architecture if self.model else None

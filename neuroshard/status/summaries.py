@@ -1,4 +1,4 @@
-"""What the routes of the API answer: summaries that combine several parts of one snapshot. Pure."""
+"""Responses of the API's routes: summaries that combine several parts of one snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LearningSummary(VerificationStatus):
 
 
 def learning_summary(status: NodeStatus) -> LearningSummary:
-    """Is the model really learning? The verdict rests on held-out data."""
+    """Whether the model learns: the verdict, which rests on held-out data, and the numbers behind it."""
     training, held_out = status.training, status.training.held_out
     return LearningSummary(
         **vars(status.verification),
@@ -85,7 +85,7 @@ class RunNode:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """GET /api/training/global: the numbers of all nodes of the run together, and this node's part."""
+    """GET /api/training/global: totals over all nodes of the run, each node's numbers, and this node's own status."""
 
     training_nodes: int
     global_loss: Annotated[Number | None, about("mean weighted by tokens", "nats/token")]
@@ -109,7 +109,7 @@ class RunSummary:
 
 
 def run_summary(status: NodeStatus) -> RunSummary:
-    """The numbers of all nodes of the run together, and this node's part."""
+    """Totals over all nodes of the run, each node's numbers, and this node's training status."""
     data, diloco, verification, training = status.data, status.diloco, status.verification, status.training
     alone = SwarmStatus(  # before the first look at the network
         training_nodes=len(status.peers) + (status.state is NodeState.TRAINING),
@@ -140,9 +140,9 @@ def run_summary(status: NodeStatus) -> RunSummary:
 
 
 def hash_agreement_rate(status: NodeStatus) -> float:
-    """Share of the nodes with the same layers and outer step whose root is the certified one; 1 when alone.
+    """Share of the nodes with the same layers and outer step whose state root is the certified one; 1 when alone.
 
-    Without a certificate of this outer step, this node's own root takes its place. A root that is not computed yet,
+    Without a certificate of this outer step, this node's own root is used instead. A root that is not computed yet,
     directly after a round, does not count.
     """
     diloco, layers = status.diloco, status.layers
@@ -157,7 +157,10 @@ def hash_agreement_rate(status: NodeStatus) -> float:
 
 
 def global_loss(status: NodeStatus) -> float | None:
-    """Loss of the run; before the swarm has one, the mean over the known nodes weighted by tokens per second."""
+    """Loss of the run in nats per token; None if no node has reported one.
+
+    Before the swarm status has a loss, it is the mean over the known nodes, weighted by tokens per second.
+    """
     reported = finite([status.swarm.global_loss if status.swarm else None])
     if reported:
         return reported[0]
@@ -223,12 +226,12 @@ class LossHistory:
 
 
 def loss_history(status: NodeStatus) -> LossHistory:
-    """The training curve and the evaluations, at most 1,000 points each."""
+    """The training curve and the evaluations, oldest first, thinned out to at most 1,000 points each."""
     return LossHistory(thin_out(status.history, MOST_POINTS), thin_out(status.training.held_out, MOST_POINTS))
 
 
 def thin_out(items: Sequence[Item], most: int) -> tuple[Item, ...]:
-    """At most `most` (>= 2) items evenly over the sequence, including the first and the last."""
+    """Pick at most `most` (>= 2) items, evenly spaced over the sequence, including the first and the last."""
     if len(items) <= most:
         return tuple(items)
     last = len(items) - 1
@@ -246,7 +249,7 @@ class WorkSummary:
 
 
 def work_summary(status: NodeStatus, name: SpanName) -> WorkSummary:
-    """What this computer gave to training over the last day, the last week or all time."""
+    """Work of this computer for training over the last day, the last week or all time."""
     span: WorkSpan = getattr(status.contribution, name)
     return WorkSummary(name, span.width_seconds, span.points, status.contribution.total)
 
@@ -273,7 +276,7 @@ class RunStage:
 
 @dataclass(frozen=True)
 class PipelineSummary:
-    """GET /api/pipeline: every stage of the run's plan, and the way of the microbatches through them."""
+    """GET /api/pipeline: every stage of the run's plan, and the flow of the microbatches through them."""
 
     stage_count: int
     missing: Annotated[str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty")]
@@ -288,7 +291,7 @@ class PipelineSummary:
 
 
 def pipeline_summary(status: NodeStatus) -> PipelineSummary:
-    """Stages of the run's plan and their holders, and the way of this node's microbatches through them."""
+    """Stages of the run's plan and their holders, and the flow of this node's microbatches through them."""
     stages = _stages(status)
     layer_count = status.model.architecture.layer_count if status.model else 0
     held = (stage.layers for stage in stages if not stage.is_missing)
@@ -308,7 +311,7 @@ def pipeline_summary(status: NodeStatus) -> PipelineSummary:
 
 
 def _stages(status: NodeStatus) -> Sequence[PipelineStage]:
-    """The stages of the run's plan; before it is known, the ranges of layers that nodes hold."""
+    """The stages of the run's plan. Before it is known, each range of layers that a node reports counts as one."""
     if status.pipeline is not None:
         return status.pipeline.stages
     return () if status.model is None else _reported_stages(status, status.model)
@@ -343,7 +346,7 @@ def _run_stage(stage: PipelineStage, node_id: NodeId | None, layer_count: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class RunRound(RoundStatus):
-    """One round, with the stage that it was about."""
+    """One round, with its stage."""
 
     stage: Annotated[int, about("counted from 0")]
     layers: LayerRange
@@ -351,14 +354,14 @@ class RunRound(RoundStatus):
 
 @dataclass(frozen=True, kw_only=True)
 class RunContributor(Contributor):
-    """A node's parts in completed rounds, over all stages of this node."""
+    """A node's parts in completed rounds, added up over all stages of this node."""
 
     is_here: Annotated[bool, about("this node")]
 
 
 @dataclass(frozen=True)
 class RoundsSummary:
-    """GET /api/rounds: the rounds that this node has taken part in since its start."""
+    """GET /api/rounds: the rounds in which this node has taken part since its start."""
 
     rounds: Annotated[tuple[RunRound, ...], about("the last 20 of each stage, the newest first")]
     completed: int
@@ -421,7 +424,7 @@ class PeersSummary:
 
 
 def peers_summary(status: NodeStatus) -> PeersSummary:
-    """This node's connections, addresses and join line, and every other node of the run."""
+    """This node's connections, its addresses and join command, and every other node of the run."""
     return PeersSummary(len(status.peers), status.network, status.swarm, status.peers)
 
 
@@ -433,5 +436,5 @@ class DataSummary:
 
 
 def data_summary(status: NodeStatus) -> DataSummary:
-    """Genesis data, cache and downloads."""
+    """Genesis data on this node: its shards, the cache and the downloads in progress."""
     return DataSummary(status.data)

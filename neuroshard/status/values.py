@@ -1,6 +1,6 @@
-"""How a status value is declared: its meaning, its unit, when it is stale, and how it adds up over a swarm.
+"""Declarations of status values: the meaning, the unit, when a value is stale, and how it adds up over a swarm.
 
-The REST answers and OpenAPI follow from the declarations.
+The REST responses and the OpenAPI document are generated from the declarations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Name = TypeVar("Name", bound=str)
 
 
 class Stale(StrEnum):
-    """The condition under which a value says nothing about the present. It is then shown as null."""
+    """Condition under which a value no longer describes the present. The API then shows null."""
 
     OLD_SNAPSHOT = "the snapshot is older than 30 s"
     NOT_TRAINING = "the node does not train, or the snapshot is older than 30 s"
@@ -30,7 +30,7 @@ class Stale(StrEnum):
 
 
 class MetricKind(StrEnum):
-    """How Prometheus treats a value."""
+    """Type of a Prometheus metric."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -45,14 +45,14 @@ def about(
     gauge: str = "",
     counter: str = "",
 ) -> Any:  # Any: FieldInfo is what pydantic reads from Annotated
-    """Declaration of a status value. `gauge` or `counter` is its name in /metrics, without the prefix `neuroshard_`."""
+    """Declare a status value. `gauge` or `counter` is its name in /metrics, without the prefix `neuroshard_`."""
     facts = {"unit": unit, "over_swarm": over_swarm, "stale_when": stale or "", "gauge": gauge, "counter": counter}
     known: dict[str, Any] = {name: str(fact) for name, fact in facts.items() if fact}
     return Field(description=description or None, json_schema_extra=known or None)
 
 
 def facts_of(declared: FieldInfo) -> dict[str, str]:
-    """The facts that `about` stored besides the description."""
+    """The facts that `about` stored in addition to the description; facts that were not given are absent."""
     extra = cast("dict[str, str] | None", declared.json_schema_extra)
     return extra or {}
 
@@ -80,5 +80,5 @@ Counts: TypeAlias = Annotated[tuple[tuple[str, int], ...], PlainSerializer(count
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
-    """The values that are numbers."""
+    """The values that are finite numbers, in order; None, NaN and infinities are left out."""
     return [value for value in values if value is not None and isfinite(value)]
