@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class CounterValue:
-    """The value of one counter at one moment."""
+    """Value of one counter at one moment, with its name and help text."""
 
     name: str  # snake case, without "_total": the exporter adds it
     help: str
@@ -26,7 +26,7 @@ class CounterValue:
 
 
 class Counters:
-    """Counters with help texts. All are declared first, so that a scrape shows zeros before the first event."""
+    """Thread-safe counters with help texts. Declare all of them first: a scrape then shows 0 before the first event."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -34,7 +34,10 @@ class Counters:
         self._values: dict[str, int] = {}
 
     def declare(self, name: str, help_text: str) -> None:
-        """Declare a counter with value 0; repeating the same declaration is allowed. Raises ValueError otherwise."""
+        """Declare a counter with value 0. A second, equal declaration has no effect.
+
+        Raises ValueError for a name that is not snake case, and for a second declaration with another help text.
+        """
         if not _NAME.match(name):
             raise ValueError(f"a counter name is snake case, got {name!r}")
         with self._lock:
@@ -43,24 +46,24 @@ class Counters:
             self._values.setdefault(name, 0)
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Add `amount` >= 0. Raises KeyError for a counter that was not declared, ValueError for the amount."""
+        """Add `amount`. Raises KeyError for a counter that was not declared, ValueError for a negative amount."""
         if amount < 0:
             raise ValueError(f"counter {name} can only grow, got {amount}")
         with self._lock:
             self._values[name] = self._values[name] + amount
 
     def value(self, name: str) -> int:
-        """The current value. Raises KeyError for a counter that was not declared."""
+        """Return the current value. Raises KeyError for a counter that was not declared."""
         with self._lock:
             return self._values[name]
 
     def values(self) -> dict[str, int]:
-        """All counters at one moment."""
+        """Values of all counters at one moment, by name."""
         with self._lock:
             return dict(self._values)
 
     def snapshot(self) -> tuple[CounterValue, ...]:
-        """All counters at one moment, by name."""
+        """All counters at one moment with their help texts, sorted by name."""
         with self._lock:
             return tuple(CounterValue(name, self._help[name], self._values[name]) for name in sorted(self._values))
 
@@ -78,16 +81,16 @@ class ThreadSample:
 
 
 def sample_threads(monotonic: float) -> ThreadSample:
-    """Measure now; `monotonic` is the caller's clock."""
+    """Measure the CPU time of all threads now; `monotonic` is the current time of the caller's clock, in seconds."""
     times = psutil.Process().threads()
     names = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id is not None}
     return ThreadSample(monotonic, {item.id: item.user_time + item.system_time for item in times}, names)
 
 
 def thread_shares(before: ThreadSample, after: ThreadSample) -> tuple[ThreadShare, ...]:
-    """Cores used by each thread name between two samples, busiest first; threads with the same name are added up.
+    """CPU cores used per thread name between two samples, busiest first. Threads with the same name are added up.
 
-    A new thread counts from zero; an ended thread is not counted, because its time is no longer readable.
+    A new thread counts from zero. An ended thread is not counted, because its time is no longer readable.
     """
     elapsed = after.monotonic - before.monotonic
     if elapsed <= 0:

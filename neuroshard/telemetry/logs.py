@@ -30,7 +30,7 @@ MAX_MESSAGE_CHARACTERS = 8_000
 
 @dataclass(frozen=True)
 class LogLine:
-    """One log record as people see it; sequence numbers start at 1 and have no gaps."""
+    """One formatted log record. Sequence numbers start at 1 and have no gaps."""
 
     sequence: int
     time: float  # seconds since the epoch
@@ -40,7 +40,7 @@ class LogLine:
 
 
 class LogRing:
-    """Bounded and thread-safe memory of log lines; the oldest lines are dropped."""
+    """Thread-safe memory of the newest log lines. Beyond `capacity`, the oldest lines are dropped."""
 
     def __init__(self, capacity: int = 2000) -> None:
         self._lock = Lock()
@@ -49,11 +49,11 @@ class LogRing:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest line, 0 if there was none."""
+        """Sequence number of the newest line; 0 before the first one."""
         return self._last
 
     def append(self, time: float, level: str, logger: str, message: str) -> None:
-        """Add a line; text beyond MAX_MESSAGE_CHARACTERS is cut."""
+        """Add a line; `time` is in seconds since the epoch. Text beyond MAX_MESSAGE_CHARACTERS is cut."""
         if len(message) > MAX_MESSAGE_CHARACTERS:
             message = f"{message[:MAX_MESSAGE_CHARACTERS]} ... (cut)"
         with self._lock:
@@ -61,9 +61,9 @@ class LogRing:
             self._lines.append(LogLine(self._last, time, level, logger, message))
 
     def after(self, sequence: int, limit: int | None = None) -> tuple[LogLine, ...]:
-        """The lines after `sequence`, oldest first; with a limit, ask again with the last number to continue.
+        """The lines after `sequence`, oldest first, at most `limit`. Continue with the last line's number.
 
-        A gap between `sequence` and the first line means that lines in between were dropped.
+        A gap between `sequence` and the first line means that the lines in between were dropped.
         """
         with self._lock:
             if not self._lines:
@@ -77,7 +77,7 @@ class LogRing:
 
 
 class RingHandler(logging.Handler):
-    """Feeds a LogRing from logging."""
+    """Logging handler that appends records to a LogRing."""
 
     def __init__(self, ring: LogRing) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ class RingHandler(logging.Handler):
 MAX_FILE_BYTES = 5_000_000
 KEPT_FILES = 3
 FILE_NAME = "node.log"
-SHOWN_ELSEWHERE = "shown_elsewhere"  # an extra of records that stderr need not repeat
+SHOWN_ELSEWHERE = "shown_elsewhere"  # a record with this extra is not repeated on stderr
 
 
 class HumanFormatter(logging.Formatter):
-    """`14:03:22 WARNING training: message` in local time; the usual level, INFO, is left out."""
+    """Formats a record as `14:03:22 WARNING training: message` in local time. The level INFO is left out."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         parts = record.name.split(".")
@@ -105,7 +105,7 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, the caller's extras, traceback."""
+    """Formats a record as one line of JSON: time (UTC), level, logger, message, the caller's extras, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
@@ -124,7 +124,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PatientFileHandler(logging.handlers.RotatingFileHandler):
-    """A rotating file (mode 0600). Its failures, such as a full disk, are counted and never disturb the program."""
+    """A rotating log file (mode 0600). It counts failures, such as a full disk, and never raises them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=KEPT_FILES, encoding="utf-8")
@@ -135,18 +135,18 @@ class PatientFileHandler(logging.handlers.RotatingFileHandler):
         return os.fdopen(descriptor, "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Count the failure; stderr and the ring still get the line."""
+        """Count the failure. Stderr and the ring still receive the record."""
         del record
         self.failed_writes += 1
 
     def close(self) -> None:
-        """Close; lines still buffered for a full disk are lost here and counted."""
+        """Close the file. Lines that are still in the buffer are lost if the disk is full."""
         with contextlib.suppress(OSError):
             super().close()
 
 
 class ConfiguredLogging:
-    """The handlers of this process; close(), or the end of a `with` block, removes them."""
+    """The log handlers of this process. close(), or the end of a `with` block, removes them."""
 
     def __init__(self, handlers: list[logging.Handler], redactor: Redactor, root_level: int) -> None:
         self.redactor = redactor
@@ -154,11 +154,11 @@ class ConfiguredLogging:
         self._previous = (root_level, logging.getLogger("neuroshard").level)
 
     def set_verbose(self, verbose: bool) -> None:
-        """Show or hide debug lines of this package at once."""
+        """Show or hide this package's debug records, with immediate effect."""
         logging.getLogger("neuroshard").setLevel(logging.DEBUG if verbose else logging.INFO)
 
     def failed_writes(self) -> int:
-        """Records that did not reach the log file."""
+        """Number of records that did not reach the log file."""
         return sum(handler.failed_writes for handler in self._handlers if isinstance(handler, PatientFileHandler))
 
     def __enter__(self) -> Self:
@@ -168,7 +168,7 @@ class ConfiguredLogging:
         self.close()
 
     def close(self) -> None:
-        """Flush and remove every handler."""
+        """Close and remove every handler, and restore the previous log levels."""
         root = logging.getLogger()
         for handler in self._handlers:
             root.removeHandler(handler)
@@ -187,9 +187,10 @@ def configure_logging(
     redactor: Redactor | None = None,
     stream: TextIO | None = None,
 ) -> ConfiguredLogging:
-    """Send this package's records and all warnings to stderr, `folder`/node.log and the ring, redacted.
+    """Send this package's records and all warnings to stderr, `folder`/node.log and the ring, without secrets.
 
-    Add secrets that become known later with `.redactor.add`. Raises StorageError if the log file cannot be opened.
+    Secrets that become known later are added with `.redactor.add`. Raises StorageError if the log file cannot be
+    opened.
     """
     redactor = redactor or Redactor()
     console = logging.StreamHandler(stream or sys.stderr)

@@ -1,4 +1,4 @@
-"""Remove secrets from every log record, and personal data from text that strangers will read."""
+"""Remove secrets from every log record, and personal data from text that the owner gives to others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", 
 
 
 class Redactor:
-    """Replaces registered secrets in text; safe to use and to extend from any thread."""
+    """Replaces registered secrets and token arguments in text. Any thread may use and extend it."""
 
     def __init__(self, *secrets: str) -> None:
         self._lock = Lock()
@@ -31,7 +31,7 @@ class Redactor:
             self.add(secret)
 
     def add(self, secret: str) -> None:
-        """Remove this text from now on; a phrase is found however its words are spaced and cased."""
+        """Register a secret. A phrase of several words is found with any spacing and in any case."""
         words = secret.split()
         if not words:
             return
@@ -43,7 +43,7 @@ class Redactor:
             self._patterns = (*self._patterns, compiled)
 
     def clean(self, text: str) -> str:
-        """`text` without secrets."""
+        """Return `text` with every secret replaced by REPLACEMENT."""
         for pattern in self._patterns:
             text = pattern.sub(REPLACEMENT, text)
         for pattern in _PATTERNS:
@@ -52,7 +52,7 @@ class Redactor:
 
 
 class RedactingFilter(logging.Filter):
-    """Cleans a record once, in place, before any handler formats it: message, arguments, traceback and extras."""
+    """Removes secrets from a record in place before a handler formats it: message, arguments, traceback, extras."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__()
@@ -60,12 +60,12 @@ class RedactingFilter(logging.Filter):
         self._formatter = logging.Formatter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Clean the record and keep it: always returns true."""
+        """Clean the record. Returns true: no record is dropped."""
         clean = self._redactor.clean
         record.msg, record.args = clean(_message_of(record)), ()
         if record.exc_info:
             record.exc_text = record.exc_text or self._formatter.formatException(record.exc_info)
-            record.exc_info = None  # its frames could still be printed elsewhere
+            record.exc_info = None  # another handler could format it again, with the secrets
         if record.exc_text:
             record.exc_text = clean(record.exc_text)
         if record.stack_info:
@@ -77,18 +77,18 @@ class RedactingFilter(logging.Filter):
 
 
 def extras_of(record: logging.LogRecord) -> dict[str, object]:
-    """The caller's `extra` fields."""
+    """The `extra` fields that the caller of the logger passed."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
 
 
 def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError, KeyError) as error:  # a wrong number or kind of arguments must not lose the line
+    except (TypeError, ValueError, KeyError) as error:  # arguments that do not fit the format must not lose the line
         return f"{record.msg} {record.args!r} [not formatted: {error}]"
 
 
-PHRASE_WORDS = 12  # in the shortest wallet phrase
+PHRASE_WORDS = 12  # words in the shortest wallet phrase
 _PHRASE = re.compile(rf"\b(?:[A-Za-z]{{3,8}}[\s,]+){{{PHRASE_WORDS - 1},}}[A-Za-z]{{3,8}}\b")
 _WORD = re.compile(r"[A-Za-z]+")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
@@ -107,19 +107,19 @@ class Scrubber:
     """Removes registered secrets, wallet phrases, passwords, the home folder, host name and public addresses."""
 
     def __init__(self, redactors: Sequence[Redactor], phrase_words: Sequence[str], home: PurePath, host: str) -> None:
-        """`phrase_words` is the word list of wallet phrases."""
+        """Prepare the replacements; `phrase_words` is the word list of wallet phrases."""
         self._redactors = tuple(redactors)
         self._phrase_words = frozenset(phrase_words)
         self._replacements: list[tuple[re.Pattern[str], str]] = []
         if len(home.parts) > 1:  # not the root of the disk
             shown = re.escape(str(home))
-            doubled = shown.replace(r"\\", r"\\\\")  # as in a representation or in JSON
+            doubled = shown.replace(r"\\", r"\\\\")  # backslashes as repr() and JSON write them
             self._replacements += [(re.compile(rf"{text}(?![\w.-])"), "~") for text in (doubled, shown)]
         if len(host) >= _SHORTEST_NAME and host.lower() not in _USUAL_HOSTS:
             self._replacements.append((re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", re.IGNORECASE), "[host]"))
 
     def text(self, text: str) -> str:
-        """The text without them."""
+        """Return the text with secrets, personal data and public addresses replaced."""
         for redactor in self._redactors:
             text = redactor.clean(text)
         text = _PHRASE.sub(self._without_phrase, text)
@@ -130,7 +130,7 @@ class Scrubber:
         return _IPV6.sub(_shown_address, _IPV4.sub(_shown_address, text))
 
     def json(self, value: JsonValue) -> JsonValue:
-        """The value with every text in it cleaned, names of members too."""
+        """Return the value with every text in it cleaned, including the names of members."""
         match value:
             case str():
                 return self.text(value)
@@ -142,7 +142,7 @@ class Scrubber:
                 return value
 
     def _without_phrase(self, match: re.Match[str]) -> str:
-        """The words without every run that is long enough to be a phrase."""
+        """Replace every run of words of the list that is long enough to be a phrase."""
         words = list(_WORD.finditer(match.group()))
         text, end = match.group(), len(words)
         for first, last in _runs(words, lambda word: word.group().lower() in self._phrase_words, end):
@@ -151,7 +151,10 @@ class Scrubber:
 
 
 def _runs(words: Sequence[re.Match[str]], belongs: Callable[[re.Match[str]], bool], end: int) -> list[tuple[int, int]]:
-    """First and last index of every run of at least twelve words from the list, the last run first."""
+    """First and last index of every run of at least PHRASE_WORDS words that belong to the list.
+
+    The last run comes first, so that replacing one does not move the positions of the others.
+    """
     found = list[tuple[int, int]]()
     start: int | None = None
     for index in range(end + 1):
@@ -166,7 +169,7 @@ def _runs(words: Sequence[re.Match[str]], belongs: Callable[[re.Match[str]], boo
 
 
 def _shown_address(match: re.Match[str]) -> str:
-    """A replacement for an address of the public internet, which reveals a location; private ones stay."""
+    """Replace a public IP address, because it reveals a location. A private one stays."""
     try:
         return "[address]" if ip_address(match.group()).is_global else match.group()
     except ValueError:

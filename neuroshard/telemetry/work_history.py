@@ -11,22 +11,22 @@ from typing import Final, Self
 from neuroshard.status.history import WorkDone, WorkHistoryStatus, WorkSpan
 from neuroshard.types import JsonValue
 
-DAY_SECONDS: Final = 300.0  # per interval; 288 make the day
+DAY_SECONDS: Final = 300.0  # width of an interval; a day has 288
 WEEK_SECONDS: Final = 3_600.0
-ALL_SECONDS: Final = 600.0  # at first: it doubles when there are too many
+ALL_SECONDS: Final = 600.0  # initial width; it doubles when there are too many intervals
 DAY_STRETCHES: Final = 288
 WEEK_STRETCHES: Final = 168
-MOST_STRETCHES: Final = 400  # for all time
+MOST_STRETCHES: Final = 400  # limit of intervals in the span of all time
 FORMAT: Final = 1
 _LARGEST: Final = 2.0**62
 
 
 class MalformedWorkHistoryError(ValueError):
-    """The data is not a record of work; the message says why."""
+    """The data is not a record of work. The message contains the reason."""
 
 
 def together(first: WorkDone, second: WorkDone) -> WorkDone:
-    """The combined work of two intervals, starting at the first one."""
+    """Add up the work of two intervals. The result starts at the first; its loss is the mean weighted by tokens."""
     tokens = first.tokens + second.tokens
     return WorkDone(
         first.start,
@@ -40,7 +40,7 @@ def together(first: WorkDone, second: WorkDone) -> WorkDone:
 
 
 class RecentSpan:
-    """The newest `stretches` intervals of `width_seconds`; older ones are dropped."""
+    """Work in the newest `stretches` intervals of `width_seconds`; older intervals are dropped."""
 
     def __init__(self, width_seconds: float, stretches: int, points: Iterable[WorkDone] = ()) -> None:
         self.width_seconds = width_seconds
@@ -48,18 +48,18 @@ class RecentSpan:
         self._points = list(points)
 
     def add(self, work: WorkDone) -> None:
-        """Add work done at `work.start`. Intervals after it, from a wrong clock, are moved to it."""
+        """Add work done at `work.start`. If the clock was set back, later intervals are merged into this one."""
         self._points = with_work(self._points, work, self.width_seconds)
 
     def status(self, now: float) -> WorkSpan:
-        """The intervals within the span that ends at `now`."""
+        """The intervals within the span that ends at `now`, in seconds since the epoch."""
         first = _beginning(now, self.width_seconds) - (self._stretches - 1) * self.width_seconds
         self._points = [point for point in self._points[-self._stretches :] if point.start >= first]
         return WorkSpan(self.width_seconds, tuple(self._points))
 
 
 class WholeSpan:
-    """All of time: if there are too many intervals, each becomes twice as wide."""
+    """Work of all time in at most `most` intervals; if there are more, every interval becomes twice as wide."""
 
     def __init__(self, width_seconds: float, most: int, points: Iterable[WorkDone] = ()) -> None:
         self._width_seconds = width_seconds
@@ -77,12 +77,12 @@ class WholeSpan:
             self._points = merged
 
     def status(self) -> WorkSpan:
-        """All intervals."""
+        """All intervals with their current width."""
         return WorkSpan(self._width_seconds, tuple(self._points))
 
 
 class WorkHistory:
-    """Adds up work. One thread at a time."""
+    """Adds up work over the last day, the last week and all time. It is not thread-safe."""
 
     def __init__(self) -> None:
         self._total: WorkDone | None = None
@@ -91,17 +91,17 @@ class WorkHistory:
         self._all = WholeSpan(ALL_SECONDS, MOST_STRETCHES)
 
     def add(self, work: WorkDone) -> None:
-        """Add work done about `work.start`, in seconds since the epoch."""
+        """Add work done at about `work.start`, in seconds since the epoch."""
         self._total = work if self._total is None else together(self._total, work)
         for span in (self._day, self._week, self._all):
             span.add(work)
 
     def status(self, now: float) -> WorkHistoryStatus:
-        """The work as people see it at `now`, in seconds since the epoch."""
+        """The work for the snapshot at `now`, in seconds since the epoch."""
         return WorkHistoryStatus(self._total, self._day.status(now), self._week.status(now), self._all.status())
 
     def to_json(self, now: float) -> dict[str, JsonValue]:
-        """The JSON form; at most about 100 kB as text."""
+        """Convert the record to its JSON form, which is at most about 100 kB as text."""
         status = self.status(now)
         return {
             "format": FORMAT,
@@ -130,7 +130,7 @@ class WorkHistory:
 
 
 def with_work(points: list[WorkDone], work: WorkDone, width_seconds: float) -> list[WorkDone]:
-    """The points, oldest first, with work in the last one or in a new one after it; the list is overwritten."""
+    """Add work to the last of the points (oldest first), or as a new point after it. `points` is changed in place."""
     start = _beginning(work.start, width_seconds)
     added = replace(work, start=start)
     while points and points[-1].start >= start:  # the clock was set back: no point may stay in what is now the future
