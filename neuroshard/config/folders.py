@@ -1,9 +1,9 @@
 """Folders on this computer: the node's data folder with its layout, and the installation of this program.
 
-An installation, as the installers make it, keeps several versions side by side:
+An installation made by the installers keeps several versions side by side:
 
-    ROOT/current            the name of the version that starts, in one line; replaced atomically
-    ROOT/versions/NAME/     one version each: a frozen program or a Python environment
+    ROOT/current            the name of the version to start, on one line; replaced atomically
+    ROOT/versions/NAME/     one version: a frozen program or a Python environment
     ROOT/neuroshard         starts the current version (neuroshard.cmd on Windows)
 """
 
@@ -23,12 +23,12 @@ from neuroshard.config.state_file import is_disk_full
 from neuroshard.errors import DiskFullError, StorageError, UsageError
 
 CONFIG_FILE = "config.toml"
-PROBE_BYTES = 65_536  # what a node's lock, keys and settings need at the least
+PROBE_BYTES = 65_536  # minimum space for a node's lock, keys and settings
 
 
 @dataclass(frozen=True)
 class NodePaths:
-    """Where a node keeps what."""
+    """Paths of a node's files and folders."""
 
     data_dir: Path
     config_file: Path
@@ -53,17 +53,17 @@ class NodePaths:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path as people write it, with ~ and ~user written out. Raises UsageError when it cannot be one."""
+    """Expand ~ and ~user in a path. Raises UsageError for a NUL character or an unknown home folder."""
     if "\0" in str(path):
         raise UsageError("A path has no NUL character in it.", "Write it anew.")
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # nobody of that name, or a user without a home folder
+    except RuntimeError as error:  # no user has this name, or the user has no home folder
         raise UsageError(f"The home folder in {path} is not known.", "Name the folder from the top.") from error
 
 
 def home_data_dir(home: Path | None = None) -> Path:
-    """An existing ~/.neuroshard, otherwise the platform's folder for user data. Nothing is created."""
+    """Return ~/.neuroshard if it exists, otherwise the platform's folder for user data. Nothing is created."""
     classic = (home or Path.home()) / ".neuroshard"
     if classic.is_dir():
         return classic
@@ -71,9 +71,10 @@ def home_data_dir(home: Path | None = None) -> Path:
 
 
 def default_data_dir(home: Path | None = None) -> Path:
-    """The folder that `data_dir` in the config.toml of `home_data_dir` names, else that folder. Nothing is created.
+    """The folder that config.toml in `home_data_dir` names as `data_dir`, otherwise `home_data_dir` itself.
 
-    Raises StorageError when the named folder is not there: on a disk that is not connected nothing may start anew.
+    Nothing is created. Raises StorageError when the named folder does not exist: its disk may be disconnected, and a
+    node must not start there with a new, empty folder.
     """
     folder, *pointers = data_folders(home)
     if pointers and not folder.is_dir():
@@ -86,8 +87,7 @@ def default_data_dir(home: Path | None = None) -> Path:
 
 
 def data_folders(home: Path | None = None) -> tuple[Path, ...]:
-    """Where this user's keys, settings and checkpoints lie by default, perhaps no folder yet; next the one whose
-    config.toml names that place, if one does."""
+    """The default data folder, which may not exist yet, and then the folder whose config.toml names it, if any."""
     first = home_data_dir(home)
     named = _named_elsewhere(first / CONFIG_FILE)
     folder = first if named is None else (first / expanded(named)).absolute()
@@ -95,7 +95,7 @@ def data_folders(home: Path | None = None) -> tuple[Path, ...]:
 
 
 def _named_elsewhere(config_file: Path) -> str | None:
-    """The data_dir of a config.toml; None too for a file that cannot be read, which whoever needs it tells."""
+    """The data_dir of a config.toml; also None for an unreadable file: `read_config` reports that error later."""
     try:
         named = tomllib.loads(config_file.read_text(encoding="utf-8")).get("data_dir")
     except (OSError, ValueError):
@@ -104,16 +104,16 @@ def _named_elsewhere(config_file: Path) -> str | None:
 
 
 def prepare_data_dir(folder: Path) -> None:
-    """Create the folder (mode 0700) when it is missing and prove that it can be written.
+    """Create the folder (mode 0700) if it is missing, and check that it can be written.
 
-    Raises StorageError, DiskFullError when not even its small files have room.
+    Raises StorageError, or DiskFullError when the disk does not have space for the small files.
     """
     probe = folder / f".tmp-probe-{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe.write_bytes(bytes(PROBE_BYTES))
         if os.name == "posix" and folder.stat().st_mode & 0o022:
-            folder.chmod(0o700)  # keys lie here: nobody else may replace files
+            folder.chmod(0o700)  # it contains keys: no other user may replace files
     except OSError as error:
         if is_disk_full(error):
             raise DiskFullError(
@@ -135,25 +135,25 @@ LAUNCHER = "neuroshard.cmd" if sys.platform == "win32" else "neuroshard"
 
 
 def this_program() -> tuple[str, ...]:
-    """The command line of exactly this version, to which arguments are added."""
+    """Command line of the running version, to which arguments can be added."""
     if is_frozen():
         return (sys.executable,)
     return (sys.executable, "-m", "neuroshard")
 
 
 def installed_program() -> tuple[str, ...]:
-    """The command line that also starts later versions: what autostart and shortcuts should name."""
+    """Command line that also starts later versions, for autostart and shortcuts."""
     root = installation_root()
     return this_program() if root is None else (str(root / LAUNCHER),)
 
 
 def is_frozen() -> bool:
-    """Whether this is the program of neuroshard.spec, which has no Python of its own to call."""
+    """Whether this is the frozen program built from neuroshard.spec, which has no separate Python interpreter."""
     return bool(getattr(sys, "frozen", False))
 
 
 def installation_root(version_folder: Path | None = None) -> Path | None:
-    """The root of the installation that this version (by default the running one) belongs to; None: it has none."""
+    """Root of the installation that contains this version (default: the running one); None if it is not installed."""
     if version_folder is None:
         version_folder = Path(sys.executable).parent if is_frozen() else Path(sys.prefix)
     root = version_folder.parent.parent

@@ -1,4 +1,4 @@
-"""One node per data folder: a lock that the operating system drops with the process, and a note of its address."""
+"""One node per data folder: a lock that the operating system releases with the process, and the node's address."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 FILE_NAME = "instance.lock"
-LOOPBACK = "127.0.0.1"  # meant by notes of versions that named no host
+LOOPBACK = "127.0.0.1"  # host of a note from an older version, which did not store one
 _MAX_NOTE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class LockOwner:
-    """The node that holds a data folder; the port is None until it has bound one, at that host."""
+    """The node that holds a data folder. The port is None until the node has bound one at `host`."""
 
     pid: int | None
     port: int | None
     host: str = LOOPBACK
-    is_setup: bool = False  # it has no token yet and shows the wizard
+    is_setup: bool = False  # the node has no token yet and shows the set-up wizard
 
 
 class AlreadyRunningError(NeuroShardError):
-    """Another node holds the data folder."""
+    """Another node holds the data folder; `owner` describes it."""
 
     def __init__(self, folder: Path, owner: LockOwner) -> None:
         super().__init__(f"A node already runs on {folder} (process {owner.pid}, port {owner.port}).")
@@ -39,14 +39,14 @@ class AlreadyRunningError(NeuroShardError):
 
 
 class InstanceLock:
-    """Held from acquire() to release() or to the end of the process, however it ends."""
+    """Lock of a data folder, held from acquire() to release() or to the end of the process, even after a kill."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     @classmethod
     def acquire(cls, data_dir: Path) -> InstanceLock:
-        """Lock the folder, creating it when missing. Raises AlreadyRunningError with its owner, StorageError."""
+        """Lock the folder; create it if it is missing. Raises AlreadyRunningError with the owner, or StorageError."""
         path = data_dir / FILE_NAME
         try:
             data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,11 +72,11 @@ class InstanceLock:
         raise AlreadyRunningError(data_dir, owner)
 
     def announce(self, host: str, port: int, *, is_setup: bool = False) -> None:
-        """Tell later starts and commands where this node answers. Raises OSError."""
+        """Store the address of this node's API for later starts and commands. Raises OSError."""
         self._write_note(LockOwner(os.getpid(), port, host, is_setup))
 
     def release(self) -> None:
-        """Give the folder free; a second call does nothing."""
+        """Release the folder. A second call does nothing."""
         if self._descriptor is None:
             return
         os.ftruncate(self._descriptor, 0)  # the file stays: unlinking it would race with a start that has it open
@@ -93,7 +93,7 @@ class InstanceLock:
 
 
 def _lock_patiently(descriptor: int) -> bool:
-    """A look from read_lock_owner holds the lock for an instant: a second try tells it from a node."""
+    """Try up to 5 times in 50 ms: `read_lock_owner` holds the lock for an instant, but a node keeps it."""
     for _ in range(5):
         if try_lock(descriptor):
             return True
@@ -102,7 +102,7 @@ def _lock_patiently(descriptor: int) -> bool:
 
 
 def read_lock_owner(data_dir: Path) -> LockOwner | None:
-    """The node that holds the folder now, or None when no live process does. Raises StorageError when unreadable."""
+    """The node that holds the folder, or None if no live process does. Raises StorageError if it cannot be read."""
     path = data_dir / FILE_NAME
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -111,7 +111,7 @@ def read_lock_owner(data_dir: Path) -> LockOwner | None:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Run as the user of that node.") from error
     try:
-        if try_lock(descriptor):  # nobody holds it, and closing the file drops it again
+        if try_lock(descriptor):  # no process holds it; closing the file releases the lock again
             return None
         return _read_note(path)
     finally:
@@ -119,7 +119,7 @@ def read_lock_owner(data_dir: Path) -> LockOwner | None:
 
 
 def last_used(data_dir: Path) -> float:
-    """When a node took or left the folder for the last time, in seconds since the epoch; 0 when none ever did."""
+    """Time at which a node last locked or released the folder, in seconds since the epoch; 0 if none ever did."""
     try:
         return (data_dir / FILE_NAME).stat().st_mtime
     except OSError:
@@ -127,7 +127,7 @@ def last_used(data_dir: Path) -> float:
 
 
 def _read_note(path: Path) -> LockOwner:
-    """What the holder wrote; a note that is empty or just being written names nobody yet."""
+    """The holder's note; an empty or half-written note gives an owner without pid and port."""
     with path.open("rb") as file:
         raw = file.read(_MAX_NOTE_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Load the settings: flags win over the environment, the environment over config.toml, config.toml over defaults."""
+"""Load the settings: a flag overrides the environment, the environment config.toml, and config.toml the default."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STRENGTH: Mapping[Source, int] = {"default": 0, "config.toml": 1, "environment"
 
 @dataclass(frozen=True)
 class LoadedSettings:
-    """Checked settings and, for every key, where its value came from."""
+    """Checked settings, and the source of every value."""
 
     settings: Settings
     sources: Mapping[str, Source]
@@ -44,11 +44,11 @@ class LoadedSettings:
 
     @property
     def config_file(self) -> Path:
-        """Where stored settings lie, whether or not the file exists."""
+        """Path of config.toml, whether or not the file exists."""
         return self.settings.paths.config_file
 
     def describe(self) -> dict[str, JsonValue]:
-        """Every setting for people and for JSON: value, source, what is allowed, when a change holds. No secrets."""
+        """Describe every setting: value, source, allowed values, and when a change takes effect. Without secrets."""
         return {
             key: {
                 "value": shown_value(key, getattr(self.settings, key)),
@@ -63,12 +63,12 @@ class LoadedSettings:
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, data_dir: Path | None = None
 ) -> LoadedSettings:
-    """Merge and check all sources. A flag that is None was not given; `environment` is the process's own by default.
+    """Merge and check all sources. A flag that is None was not given; None for `environment` means os.environ.
 
-    `data_dir` stands in for the default folder; flag and environment still win over it. A token file is read, so
-    that `settings.token` is the token, if there is any.
-    Raises UsageError that names the setting, its source and what is allowed; StorageError for an unreadable
-    config.toml; TokenError for an unreadable or empty token file.
+    `data_dir` replaces the default folder; flag and environment still override it. A token file is read, so that
+    `settings.token` contains the token if there is one.
+    Raises UsageError with the setting, its source and the allowed values; StorageError for an unreadable config.toml;
+    TokenError for an unreadable or empty token file.
     """
     given = _collect({key: value for key, value in flags.items() if value is not None}, "flag")
     variables = _from_environment(os.environ if environment is None else environment)
@@ -98,7 +98,7 @@ def load_settings(
 
 
 def resolve_data_dir(flag: Path | None, environment: Mapping[str, str] | None = None) -> Path:
-    """The data folder alone, for commands that need no other setting. Nothing is created. Raises StorageError."""
+    """Find the data folder, for commands that need no other setting. Nothing is created. Raises StorageError."""
     variables = _from_environment(os.environ if environment is None else environment)
     return _chosen_folder({} if flag is None else {"data_dir": flag}, variables, None)
 
@@ -106,7 +106,7 @@ def resolve_data_dir(flag: Path | None, environment: Mapping[str, str] | None = 
 def check_settings(
     values: Mapping[str, object], sources: Mapping[str, Source], config_file: Path | None = None
 ) -> Settings:
-    """Validate a merged mapping. Raises UsageError with one sentence for every wrong value; it names file and line."""
+    """Validate a merged mapping. Raises UsageError with one sentence per wrong value, with file and line if known."""
     try:
         return Settings.model_validate(dict(values))
     except ValidationError as error:
@@ -116,7 +116,7 @@ def check_settings(
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """The keys of config.toml; an absent file is an empty one. Raises UsageError naming line or key, StorageError."""
+    """Read the keys of config.toml; a missing file has none. Raises UsageError with line or key, or StorageError."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "It should hold a few settings.")
@@ -138,7 +138,7 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def read_token(loaded: LoadedSettings) -> SecretStr:
-    """The token of these settings, given directly or in a file. Raises TokenError when it is missing or empty."""
+    """The token of these settings, without surrounding white space. Raises TokenError if it is missing or empty."""
     token, source = loaded.settings.token, loaded.sources["token"]
     if token is None:
         raise TokenError(
@@ -155,9 +155,9 @@ def read_token(loaded: LoadedSettings) -> SecretStr:
 
 
 def read_token_file(path: Path) -> tuple[SecretStr, tuple[str, ...]]:
-    """The token in a file, without surrounding white space, and warnings about the file's permissions.
+    """Read the token in a file, without surrounding white space, and warnings about the file's permissions.
 
-    Raises TokenError when the file cannot be read or holds no text.
+    Raises TokenError when the file cannot be read, is empty, or is longer than MAX_TOKEN_FILE_BYTES.
     """
     try:
         with path.open("rb") as file:
@@ -178,7 +178,7 @@ def read_token_file(path: Path) -> tuple[SecretStr, tuple[str, ...]]:
 
 
 def shown_value(key: str, value: object) -> JsonValue:
-    """A value as it may be shown: never a secret."""
+    """A setting's value as JSON for display. A secret is replaced by "(secret)"."""
     if key in SECRET_KEYS:
         return None if value is None else "(secret)"
     if value is None or isinstance(value, bool | int | float | str):
@@ -205,28 +205,28 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def _placed(stored: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """Stored values with a token file below the data folder where that is now: the two may be moved together."""
+    """Stored values with a relative token file resolved against the data folder: both can be moved together."""
     file = stored.get("token_file")
     return {**stored, "token_file": folder / expanded(file)} if isinstance(file, str) else dict(stored)
 
 
 def _lines(text: str) -> dict[str, int]:
-    """In which line, from 1, each key or table of a config.toml begins."""
+    """Line number, from 1, at which each key or table of a config.toml begins."""
     found = ((number, _KEY.match(line)) for number, line in enumerate(text.splitlines(), start=1))
     return {match["key"]: number for number, match in found if match}
 
 
 def _places(config_file: Path) -> dict[str, str]:
-    """For people: file and line of every setting in a config.toml."""
+    """File and line of every setting in a config.toml, as text for error messages."""
     try:
         lines = _lines(config_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):  # it was read a moment ago: without it the complaint names no line
+    except (OSError, UnicodeDecodeError):  # the file changed since it was read: the message then has no line number
         return {}
     return {ALIASES.get(key, key): f"{config_file}, line {number}" for key, number in lines.items()}
 
 
 def _collect(values: Mapping[str, object], place: str, lines: Mapping[str, int] | None = None) -> dict[str, object]:
-    """The values under the settings' own names. Raises UsageError for an unknown key and for a key given twice."""
+    """The values under canonical names instead of aliases. Raises UsageError for an unknown or a repeated key."""
     collected: dict[str, object] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -240,7 +240,7 @@ def _collect(values: Mapping[str, object], place: str, lines: Mapping[str, int] 
 
 
 def _known_key(key: str, place: str, line: int | None) -> str:
-    """The setting's own name. Raises UsageError with the nearest valid one."""
+    """The canonical name of a key, which may be an alias. Raises UsageError with the nearest valid name."""
     name = ALIASES.get(key, key)
     if name in Settings.model_fields:
         return name
@@ -261,7 +261,7 @@ def _complaint(
     key = str(location[0]) if location else "settings"
     source = sources.get(key, "default")
     given = "a value that is not shown" if key in SECRET_KEYS else repr(values.get(key))[:200]
-    # our own checks know more than "wrong", such as which address of a list it is
+    # The messages of our own validators are specific, such as which address of a list is wrong.
     reason = detail.get("ctx", {}).get("error") if detail["type"] == "value_error" and key not in SECRET_KEYS else None
     because = f" ({str(reason)[:200]})" if reason else ""
     origin = places.get(key, source) if source == "config.toml" else source_name(source, key)
@@ -269,7 +269,7 @@ def _complaint(
 
 
 def source_name(source: Source, key: str) -> str:
-    """How people know where the value of a setting came from."""
+    """The source of a setting's value as users know it: the flag, the environment variable or config.toml."""
     match source:
         case "flag":
             return f"--{key.replace('_', '-')}"

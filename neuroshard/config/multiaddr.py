@@ -17,9 +17,9 @@ _NODE_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")  # the peer id of an 
 
 
 def checked_multiaddr(text: str) -> str:
-    """`text` when it names a node by IP address or host name, TCP port and node id, directly or through a relay.
+    """Return `text` if it has an IP address or host name, a TCP port and a node id, directly or through a relay.
 
-    Raises ValueError that says what is wrong with it.
+    Raises ValueError with a description of the defect otherwise.
     """
     shown = repr(text[:80])
     if len(text) > MAX_MULTIADDR_CHARACTERS:

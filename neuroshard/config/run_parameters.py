@@ -1,7 +1,7 @@
-"""RunParameters: everything all nodes of a run must agree on. Signed by the run's owner, identical on every node.
+"""RunParameters: everything that all nodes of a run must agree on. The run's owner signs them.
 
-A run's id is a hash of its parameters, so a field that comes later must not show in runs that do not use it: its
-metadata say `since` which format it is there, and JSON leaves it out while it has its default.
+A run's id is a hash of its parameters, so a field added later must not change the JSON of runs that do not use it. Its
+metadata `since` is the first format with the field, and JSON omits the field while it has its default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
 
 @dataclass(frozen=True)
 class GenesisPins:
-    """The data of a run: growth of the data set moves nobody, because these stay."""
+    """The pinned data of a run. The pins do not change when the data set grows, so the run does not change either."""
 
     root: str  # hex; hash over tokenizer and digest pages, or of the minimal manifest when unsigned
     total_shards: int
@@ -29,7 +29,7 @@ class GenesisPins:
 
 @dataclass(frozen=True)
 class InnerOptimization:
-    """AdamW and its schedule (DESIGN 4.1)."""
+    """Settings of AdamW and of its learning-rate schedule."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -39,12 +39,12 @@ class InnerOptimization:
     warmup_steps: int = 100
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     decay_steps: int = 100_000
-    final_fraction: float = 0.1  # of the learning rate, after the decay
+    final_fraction: float = 0.1  # share of the learning rate that is left after the decay
 
 
 @dataclass(frozen=True)
 class OuterOptimization:
-    """How replicas synchronise: DiLoCo's outer step (DESIGN 4.3), or another strategy's (DESIGN 4.7)."""
+    """Settings of the synchronisation between replicas: DiLoCo's outer step, or that of another strategy."""
 
     inner_steps: int = 500
     learning_rate: float = 0.7
@@ -52,12 +52,12 @@ class OuterOptimization:
     lone_outer: Literal["keep", "apply"] = "keep"
     aggregator: Literal["trimmed_mean", "median", "mean", "krum", "multi_krum", "centred_clipping"] = "trimmed_mean"
     trim_fraction: float = 0.1
-    codec: CodecName = "int8"  # how contributions travel in a round of several
+    codec: CodecName = "int8"  # encoding of the contributions in a round with several nodes
     max_round_seconds: float = 3600.0
     strategy: StrategyName = field(default="diloco", metadata={"since": 4})
-    overlap: bool = field(default=False, metadata={"since": 4})  # inner steps go on while a round of several runs
-    averaged_sequences: int = field(default=1024, metadata={"since": 4})  # of a group, to a step of averaged gradients
-    rank: int = field(default=64, metadata={"since": 4})  # of powersgd's factors
+    overlap: bool = field(default=False, metadata={"since": 4})  # inner steps continue during a round with others
+    averaged_sequences: int = field(default=1024, metadata={"since": 4})  # of the group, per averaged gradient step
+    rank: int = field(default=64, metadata={"since": 4})  # rank of powersgd's factors
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class RunParameters:
     version: int
     architecture: Architecture
     stage_count: int
-    batch_size: int  # sequences a microbatch
-    sequences_per_step: int  # of one stage's inner step
+    batch_size: int  # sequences per microbatch
+    sequences_per_step: int  # sequences per inner step of one stage
     initial_weights_seed: int
     genesis: GenesisPins
     inner: InnerOptimization = field(default_factory=InnerOptimization)
     outer: OuterOptimization = field(default_factory=OuterOptimization)
     admission: Literal["friends", "strangers"] = field(default="friends", metadata={"since": 2})
-    holds_from_outer_step: int = field(default=0, metadata={"since": 2})  # of a later version; 0: from the start
+    holds_from_outer_step: int = field(default=0, metadata={"since": 2})  # a later version applies from this step
     seeds: tuple[str, ...] = field(default=(), metadata={"since": 2})  # multiaddrs of nodes that know the run
-    # How activations and their gradients travel between stages, and how drivers choose among a stage's replicas.
+    # Encoding of activations and their gradients between stages, and how drivers choose among a stage's replicas.
     wire_precision: Literal["fp32", "bf16", "int8"] = field(default="fp32", metadata={"since": 3})
     routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})

@@ -1,6 +1,6 @@
-"""Store settings in config.toml, and everything that the first run stores.
+"""Store settings in config.toml, and the token and settings of the first run.
 
-Settings are checked as a whole first and written atomically; other keys and comments are kept."""
+All settings are checked together before they are written atomically; other keys and comments are kept."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedSettings:
-    """What now stands in config.toml for the changed keys (None: back to the default), and when it holds."""
+    """The values now in config.toml for the changed keys (None: the default), and when they take effect."""
 
     values: Mapping[str, JsonValue]
-    checked: Settings  # of what stands in config.toml alone
+    checked: Settings  # from config.toml alone, without flags and environment
     at_once: tuple[str, ...]
     after_restart: tuple[str, ...]
-    overridden: Mapping[str, Source]  # stored, but a flag or the environment wins at the next start as well
+    overridden: Mapping[str, Source]  # stored, but a flag or the environment overrides it, also at the next start
 
 
 def save_settings(
     data_dir: Path, changes: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> SavedSettings:
-    """Check the changes together with what is stored, then write config.toml once. None removes a key.
+    """Check the changes together with the stored settings, then write config.toml once. None removes a key.
 
-    `sources` (of the running settings) tells which changes stay without effect. Raises UsageError and changes
-    nothing when a key is unknown, a secret or wrong; StorageError when the file cannot be written.
+    `sources` of the running settings show which changes have no effect. Raises UsageError, and changes nothing, when
+    a key is unknown or secret or its value is wrong; StorageError when the file cannot be written.
     """
     path = NodePaths.below(data_dir).config_file
     named = {_storable(key): value for key, value in changes.items()}
     stored = {key: value for key, value in (read_config(path) | named).items() if value is not None}
     origin: dict[str, Source] = dict.fromkeys(stored, "config.toml")
     checked = check_settings({**stored, "data_dir": data_dir}, origin)
-    # What is written is what the next start reads: the checked value, not the text it was parsed from.
+    # Write the checked value, not the text it was parsed from: the next start then reads the same value.
     final = {key: None if value is None else _plain(getattr(checked, key)) for key, value in named.items()}
     expected = {key: value for key, value in (read_config(path) | final).items() if value is not None}
     try:
@@ -73,7 +73,10 @@ def save_settings(
 
 
 def edit_toml(text: str, changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
-    """`text` with the changed lines replaced, so that comments survive; rewritten whole when lines are not enough."""
+    """Replace the changed lines of `text`, so that comments are kept.
+
+    If the result does not parse as `expected`, such as after a value over several lines, all of it is rewritten.
+    """
     lines = text.splitlines()
     for key, value in changes.items():
         names = "|".join([key, *(alias for alias, name in ALIASES.items() if name == key)])
@@ -90,7 +93,7 @@ def edit_toml(text: str, changes: Mapping[str, object], expected: Mapping[str, o
 
 
 def toml_value(value: object) -> str:
-    """A scalar, or a list of scalars, as TOML 1.0 text on one line. Raises UsageError for anything else."""
+    """Encode a scalar, or a list of scalars, as TOML 1.0 on one line. Raises UsageError for any other type."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_scalar, cast('Sequence[object]', value)))}]"
     return _toml_scalar(value)
@@ -105,7 +108,7 @@ def _toml_scalar(value: object) -> str:
         case float() if math.isfinite(value):
             return repr(value)
         case str():
-            # JSON strings are TOML basic strings, but for DEL; surrogate halves have no UTF-8 form
+            # A JSON string is a TOML basic string, except for DEL. Surrogate halves have no UTF-8 form.
             if any("\ud800" <= character <= "\udfff" for character in value):
                 raise UsageError("A text with broken characters cannot be stored.", "Write it anew.")
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -122,7 +125,7 @@ def _parses_as(text: str, expected: Mapping[str, object]) -> bool:
 
 
 def _plain(value: object) -> object:
-    """A checked value as TOML gives it back."""
+    """A checked value in the form in which a TOML parser returns it."""
     if isinstance(value, tuple):
         return list(cast("tuple[object, ...]", value))
     return str(value) if isinstance(value, Path) else value
@@ -142,7 +145,7 @@ TOKEN_FILE = "keys/wallet"  # noqa: S105 - below the data folder, so that the tw
 
 @dataclass(frozen=True)
 class FirstSettings:
-    """What the owner chose before the first start; `settings` only what differs from the defaults."""
+    """The owner's choices before the first start. `settings` contains only the values that were chosen."""
 
     data_dir: Path
     token: SecretStr
@@ -150,17 +153,18 @@ class FirstSettings:
 
 
 def stored_token(data_dir: Path) -> SecretStr | None:
-    """The token that a first run left in this folder. Raises TokenError for a file that is there but unusable."""
+    """The token that a first run stored in this folder, or None. Raises TokenError for an unusable token file."""
     file = data_dir / TOKEN_FILE
     return read_token_file(file)[0] if file.exists() else None
 
 
 def store_first_settings(first: FirstSettings, home: Path | None = None) -> None:
-    """Store everything, the line that makes it count last: after a kill in between the next start asks again.
+    """Store the token, then the settings, then the location of the data folder.
 
-    `home` is where starts look first, `home_data_dir` by default; another data folder is named in its config.toml.
-    None among the settings goes back to the default. Raises StorageError, UsageError for a wrong setting, and
-    ConflictError when the folder holds another token: no wallet is ever overwritten.
+    The last line makes the rest effective, so that after a kill in between the next start asks again. A start looks
+    in `home` first (default: `home_data_dir`); its config.toml names the data folder if that is another one. None
+    among the settings restores the default. Raises StorageError, UsageError for a wrong setting, and ConflictError
+    when the folder contains another token: a wallet is never overwritten.
     """
     home = home_data_dir().absolute() if home is None else home
     prepare_data_dir(first.data_dir)
@@ -191,7 +195,7 @@ def _store_token(data_dir: Path, token: str) -> None:
 
 
 def _name_data_dir(home: Path, data_dir: Path) -> None:
-    """Let the next start find the folder; below the user's home by a name that stays true when that is moved."""
+    """Store the data folder's location for the next start; relative to the user's home if it is inside it."""
     users_home = Path.home()
     named = f"~/{data_dir.relative_to(users_home).as_posix()}" if data_dir.is_relative_to(users_home) else str(data_dir)
     config = NodePaths.below(home).config_file

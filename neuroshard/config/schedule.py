@@ -1,4 +1,4 @@
-"""Hours of the week as people write them: "mon-fri 18:00-08:00, sat-sun". No clock: the local time is an argument."""
+"""Weekly schedules in text form: "mon-fri 18:00-08:00, sat-sun". Pure: the local time is an argument."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))?)?\s*(?:(\d{1,2}):(\d\d)-(\d{1
 
 @dataclass(frozen=True)
 class Schedule:
-    """When something may be done, in minutes since Monday 00:00; no spans at all mean always.
+    """The spans of a week in which something is allowed, in minutes since Monday 00:00; no spans mean always.
 
-    The spans are in order, apart from each other, and end before the week does.
+    The spans are in order and separate, and none crosses the end of the week.
     """
 
-    spans: tuple[tuple[int, int], ...] = ()  # from, up to and without
+    spans: tuple[tuple[int, int], ...] = ()  # (first minute, first minute after it)
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Schedule:
-        """The union of several spans as text. Raises ValueError that says what is wrong with which one."""
+        """Parse several spans into their union. Raises ValueError with the wrong span and its defect."""
         pieces = [piece for text in texts for piece in _pieces(text)]
         return cls(_merged(pieces))
 
     @property
     def is_always(self) -> bool:
-        """Whether it never holds anything back."""
+        """Whether every minute of the week is allowed."""
         return self.spans in {(), ((0, WEEK_MINUTES),)}
 
     def allows(self, local: datetime) -> bool:
-        """Whether it may be done at this time of the owner's clock (without a time zone)."""
+        """Whether the schedule allows this time; `local` is the owner's local time without a time zone."""
         minute = _minute_of_week(local)
         return self.is_always or any(start <= minute < end for start, end in self.spans)
 
     def next_change(self, local: datetime) -> datetime | None:
-        """When `allows` changes next, on the owner's clock; None when it never does."""
+        """Next local time at which `allows` changes; None if it never does."""
         if self.is_always:
             return None
         minute = _minute_of_week(local)
@@ -53,7 +53,7 @@ class Schedule:
 
 
 def checked_spans(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """The spans in small letters, each once. Raises ValueError that says what is wrong with which one."""
+    """The spans in lower case, without duplicates. Raises ValueError with the wrong span and its defect."""
     spans = tuple(dict.fromkeys(" ".join(text.lower().split()) for text in texts))
     Schedule.of(spans)
     return spans
@@ -90,7 +90,7 @@ def _minute_of_day(hours: str, minutes: str) -> int:
 
 
 def _within_week(start: int, length: int) -> list[tuple[int, int]]:
-    """What begins on Sunday evening ends on Monday."""
+    """Split a span that crosses the end of the week, from Sunday to Monday, into two."""
     end = start + length
     return [(start, end)] if end <= WEEK_MINUTES else [(start, WEEK_MINUTES), (0, end - WEEK_MINUTES)]
 

@@ -1,6 +1,6 @@
 """Small state files: read one within its limit, replace one atomically, set a damaged one aside, lock one.
 
-A reader, or a kill at any moment, sees the old content or the new content, never half of either."""
+A reader, and a start after a kill at any moment, sees the old content or the new content, never a mix of both."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class StateFile(Generic[T]):
     """A small JSON file of type `T` in a data folder, written atomically.
 
-    A damaged file is one that was read and is too long, or is not JSON of type `T`. A file that cannot be read at all
-    is not damaged: the disk may come back, and nothing may be moved or replaced until then.
+    A file is damaged if it could be read but is too long or is not JSON of type `T`. A file that cannot be read is
+    not damaged: its disk may come back, and until then nothing may be moved or replaced.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class StateFile(Generic[T]):
     on_damage: Literal["set_aside", "ignore", "fail"]
     if_damaged: str  # the consequence, which ends a sentence; with "fail", a sentence that says what the owner can do
     max_bytes: int = 10_000
-    data_dir: Path | None = None  # must exist when the file is written: a moved data folder must not begin anew
+    data_dir: Path | None = None  # must exist for a write: a moved data folder must not be created again, empty
 
     def read(self, warn: Callable[[str], None] = _LOG.warning) -> T | None:
-        """None if the file is missing, or damaged: then `warn` receives a sentence.
+        """Read the value. Returns None if the file is missing, or if it is damaged, after a call of `warn`.
 
         Raises StorageError if the file cannot be read, and DamagedFileError if it is damaged and `on_damage` is "fail".
         """
@@ -57,7 +57,7 @@ class StateFile(Generic[T]):
             return None
 
     def write(self, value: T) -> None:
-        """Replace the file. Raises StorageError; the old file is then untouched."""
+        """Replace the file. Raises StorageError; the old file is then unchanged."""
         try:
             make_folder(self.path.parent, self.data_dir)
             write_atomically(self.path, msgspec.json.encode(value))
@@ -88,9 +88,9 @@ class StateFile(Generic[T]):
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes | None:
-    """The file's content, or None if it is missing; of a longer file `max_bytes` + 1 bytes, for the parser to refuse.
+    """Read a file's content, or None if it is missing. Raises StorageError if it cannot be read.
 
-    Raises StorageError if the file cannot be read.
+    A file longer than `max_bytes` gives `max_bytes` + 1 bytes: the caller must check the length and reject it.
     """
     try:
         with path.open("rb") as file:
@@ -103,9 +103,10 @@ def read_bounded(path: Path, max_bytes: int) -> bytes | None:
 
 
 def make_folder(folder: Path, data_dir: Path | None) -> None:
-    """Create a folder in a data folder, which must exist: a moved data folder must not begin anew at its old place.
+    """Create a folder, with its parents, inside `data_dir`, which must exist unless it is None.
 
-    Without a data folder, parents are created too. Raises OSError; its strerror says what to do.
+    A data folder that was moved must not be created again, empty, at its old place. Raises OSError; its strerror
+    describes what to do.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise FileNotFoundError(errno.ENOENT, _moved_hint(data_dir))
@@ -113,7 +114,7 @@ def make_folder(folder: Path, data_dir: Path | None) -> None:
 
 
 def reason_of(error: OSError, data_dir: Path | None) -> str:
-    """Why something in a data folder could not be written, in words that end a sentence."""
+    """Reason why a write in a data folder failed, in words that end a sentence."""
     if data_dir is not None and not data_dir.is_dir():
         return _moved_hint(data_dir)
     return error.strerror or str(error)
@@ -124,14 +125,14 @@ def _moved_hint(data_dir: Path) -> str:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a write failed because space or a quota is used up."""
+    """Whether a write failed because the disk or a quota is full, or the file would be too large."""
     return error.errno in _FULL
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o600) -> None:
-    """Write `data`, in one piece or several, beside `path`, flush it to the disk and rename it over `path`.
+    """Write `data`, in one piece or several, to a file next to `path`, flush it to disk and rename it over `path`.
 
-    Raises OSError; `path` is then untouched.
+    Raises OSError; `path` is then unchanged, unless only the final flush of its folder failed.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
     try:
@@ -145,11 +146,11 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mod
         with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(path.parent)  # without it, a power failure can undo the rename
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` as durable as the files they point to; Windows has no such call and needs none."""
+    """Flush the folder's entries to disk, so that renames survive a power failure. Windows does not need it."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -160,9 +161,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def set_damaged_aside(path: Path, reason: str, then: str) -> str:
-    """Rename `path` to NAME.damaged, NAME.damaged-2, ...; a warning that says so, and what happens `then`.
+    """Rename `path` to NAME.damaged, NAME.damaged-2, ..., and return a warning that ends with `then`.
 
-    Earlier damaged files stay. Where renaming fails the warning says that, too: the next write replaces the file.
+    Earlier damaged files stay. If the rename fails, the warning reports it, and the next write replaces the file.
     """
     number, aside = 1, path.with_name(f"{path.name}.damaged")
     while aside.exists():
@@ -175,13 +176,14 @@ def set_damaged_aside(path: Path, reason: str, then: str) -> str:
     return f"{path} cannot be read ({reason}): it is now {aside.name}; {then}."
 
 
+# Both versions of try_lock take a lock that the operating system releases when the descriptor or the process ends.
 if sys.platform == "win32":
     import msvcrt
 
-    _LOCKED_BYTE = 1 << 30  # far behind what is written: Windows lets nobody read what is locked
+    _LOCKED_BYTE = 1 << 30  # far beyond the content: on Windows no other process can read locked bytes
 
     def try_lock(descriptor: int) -> bool:
-        """Lock the file, or say at once that somebody else holds it. Raises OSError where files cannot be locked."""
+        """Try to lock the file without waiting; False if it is locked already. Raises OSError if locking fails."""
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -192,7 +194,7 @@ else:
     import fcntl
 
     def try_lock(descriptor: int) -> bool:
-        """Lock the file, or say at once that somebody else holds it. Raises OSError where files cannot be locked."""
+        """Try to lock the file without waiting; False if it is locked already. Raises OSError if locking fails."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
