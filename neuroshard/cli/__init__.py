@@ -1,1 +1,1 @@
-"""The `neuroshard` command: parse arguments, call a room below, print, and turn errors into exit codes."""
+"""The `neuroshard` command: it parses arguments, calls a room below, prints, and turns errors into exit codes."""

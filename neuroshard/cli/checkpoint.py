@@ -1,4 +1,4 @@
-"""`neuroshard checkpoint`: list, verify, export and restore saved states. It also works while no node runs."""
+"""`neuroshard checkpoint`: list, verify, export and restore saved states. No node needs to be running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neuroshard.types import LayerRange
 
 
-SHOWN_PRECISION = 0.999_999  # seconds: the list shows whole ones, and what it shows can be gone back to
+SHOWN_PRECISION = 0.999_999  # seconds, added to --at: the list shows whole seconds, and its times must select a state
 
 From = Annotated[
     list[Path] | None,
@@ -35,7 +35,7 @@ From = Annotated[
 
 
 def saved(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) -> list[SavedStage]:
-    """All saved states, newest first: in the given folders, or of the node and of those that its demo started."""
+    """All saved states, newest first: those in the given folders, or those of the node or of its demo's nodes."""
     from neuroshard.state.checkpoint_catalogue import saved_stages
     from neuroshard.state.checkpoint_store import find_stage_folders, search_stage_folders
 
@@ -49,13 +49,13 @@ def saved(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) ->
 
 
 def none_found(given: Sequence[Path] | None, data_dir: Path | None, *, demo: bool) -> str:
-    """That nothing is saved, and where it was looked for."""
+    """Sentence for an empty list, with the folders that were searched."""
     places = [path.absolute() for path in given] if given else [node_folder(data_dir, demo=demo)]
     return f"No checkpoints yet in {', '.join(map(str, places))}."
 
 
 def of_one_run(found: list[SavedStage], run: str | None) -> list[SavedStage]:
-    """Those of the named run or of the one saved last, that can be read. Raises CheckpointError when there are none."""
+    """The readable states of the named run (default: the run saved last). Raises CheckpointError if there are none."""
     from neuroshard.errors import CheckpointError
 
     if run is not None:
@@ -70,26 +70,26 @@ def of_one_run(found: list[SavedStage], run: str | None) -> list[SavedStage]:
 
 
 def steps_named(stages: Sequence[SavedStage]) -> str:
-    """How far these stages are."""
+    """Steps of these stages in words, with their layers unless one stage is the whole model."""
     if len(stages) == 1 and stages[0].is_whole:
         return f"Step {stages[0].generation.step:,}"
     return ", ".join(f"{layers_named(stage.layers)} of step {stage.generation.step:,}" for stage in stages)
 
 
 def layers_named(layers: LayerRange) -> str:
-    """The layers of a stage."""
+    """Layers of a stage in words, counted from 1."""
     from neuroshard.membership.stage_coverage import layers_text
 
     return f"layer {layers_text(layers)}" if len(layers) == 1 else f"layers {layers_text(layers)}"
 
 
 def facts_of(stage: SavedStage) -> dict[str, object]:
-    """What is told of a saved state as JSON."""
+    """Facts of a saved state for the JSON output."""
     place = {"run_id": stage.run_id, "layers": [stage.layers.start, stage.layers.stop]}
     return {**asdict(stage.generation), **place, "layer_count": stage.architecture.layer_count}
 
 
-FORMATS = ("hf", "huggingface", "gguf", "torch")  # the first two are one
+FORMATS = ("hf", "huggingface", "gguf", "torch")  # the first two mean the same
 
 
 def export(
@@ -153,7 +153,7 @@ def export(
 
 
 def _check_format(format_name: str) -> None:
-    """Before anything is read. Raises UsageError for an unknown format or one that needs something installed."""
+    """Raise UsageError for an unknown format or one whose library is missing, before any state is read."""
     from neuroshard.errors import UsageError
 
     if format_name not in FORMATS:
@@ -165,7 +165,7 @@ def _check_format(format_name: str) -> None:
 
 
 def _write(stages: Sequence[SavedStage], format_name: str, out: Path, tokenizer: Path | None) -> None:
-    """Raises DamagedStageError, StorageError, and DataError for a tokenizer that is not there or not the run's."""
+    """Export the stages. Raises DamagedStageError, StorageError, and DataError for a missing or wrong tokenizer."""
     if format_name == "torch":
         from neuroshard.state.export import export_torch
 
@@ -205,7 +205,7 @@ app.command("export")(export)
 def list_checkpoints(
     from_folders: From = None, data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False
 ) -> None:
-    """List the saved states of all stages with their local time, newest first."""
+    """List the saved states of all stages with their local times, newest first."""
     found = saved(from_folders, data_dir, demo=demo)
     if as_json:
         typer.echo(json.dumps([facts_of(stage) for stage in found]))
@@ -226,7 +226,7 @@ def list_checkpoints(
 def verify(
     from_folders: From = None, data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False
 ) -> None:
-    """Read every saved state completely and compare its digest. Exit code 5 when one is damaged."""
+    """Read every saved state completely and check its digest. Exit code 5 if one is damaged."""
     from neuroshard.errors import CheckpointError
     from neuroshard.state.checkpoint_store import CheckpointStore
 
@@ -239,7 +239,7 @@ def verify(
         try:
             CheckpointStore(Path(item.path).parent).verify(item)
         except CheckpointError as error:
-            if not Path(item.path).exists():  # a running node has newer ones
+            if not Path(item.path).exists():  # a running node has replaced it by a newer one
                 typer.echo(f"gone     {item.path}: the node has replaced it meanwhile", err=as_json)
                 continue
             problem = str(error)
@@ -262,7 +262,7 @@ def restore(
     demo: DemoNode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go back in time: newer states are set aside (not deleted), and the next start goes on from the older one."""
+    """Go back to an older state: newer states are set aside, not deleted, and the next start resumes from it."""
     from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
     from neuroshard.errors import CheckpointError, UsageError
     from neuroshard.state.checkpoint_store import CheckpointStore, go_back, set_newer_aside
@@ -277,7 +277,7 @@ def restore(
         moment = at.timestamp() + SHOWN_PRECISION
         moved = [go_back(store, moment) for store in _stores(folder)]
         kept = [generation for generation, _ in moved if generation is not None]
-        # a copy of what another node trained would bring the newer state back, here or to that node
+        # A copy of another node's stage would bring the newer state back, to this node or to that one.
         copies = [CheckpointStore(copy) for copy in copy_folders(folder)] if kept else []
         moved += [(None, set_newer_aside(store, moment, "newer-than-asked-for")) for store in copies]
     finally:
@@ -299,7 +299,7 @@ def restore(
 
 
 def _has_met_others(folder: Path, kept: Sequence[CheckpointGeneration]) -> bool:
-    """Whether others may train what lies in this data folder: it met some, or has a part of a model only."""
+    """Whether other nodes may train the same run: this node has met some, or it holds only a part of a model."""
     from neuroshard.membership.network_opening import PEERS_FILE
     from neuroshard.state.checkpoint_catalogue import saved_stages
 
@@ -314,7 +314,7 @@ def _stores(folder: Path) -> list[CheckpointStore]:
 
 
 def _together(found: Sequence[SavedStage]) -> list[str]:
-    """What the stages of each run make together, for runs of which no state is a whole model."""
+    """Sentences on the newest states together, for each run without a state of the whole model."""
     from neuroshard.membership.stage_coverage import missing_sentence
     from neuroshard.state.checkpoint_catalogue import choose, spread_warnings
 

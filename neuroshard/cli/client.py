@@ -1,4 +1,4 @@
-"""The client of a running node for commands: its REST API, with the secret from the data folder, across restarts."""
+"""Client of a running node's REST API for commands. It reads the secret from the data folder and follows restarts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class RequestRefusedError(NeuroShardError):
 
 
 def _connections() -> httpx.Client:
-    """Connections that are used again. Nothing goes over TLS: without this every command would read all roots."""
+    """Client with reusable connections. The empty TLS context saves loading all root certificates: TLS is not used."""
     return httpx.Client(trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 @dataclass(frozen=True)
 class NodeClient:
-    """A node on this computer."""
+    """Client of a node on this computer."""
 
     base_url: str
     secret: str = field(repr=False)
@@ -43,20 +43,20 @@ class NodeClient:
     http: httpx.Client = field(default_factory=_connections, repr=False)
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, self.http.close)  # a command has no other moment at which it needs its node no more
+        weakref.finalize(self, self.http.close)  # commands do not close their client themselves
 
     def get(self, path: str) -> dict[str, Any]:
-        """JSON body of a GET. Raises NetworkRefusedError when no node answers."""
+        """Send a GET and return its JSON. Raises NetworkRefusedError if no node answers, or RequestRefusedError."""
         return self._request("GET", path, None, READ_SECONDS)
 
     def post(
         self, path: str, body: Mapping[str, object] | None = None, seconds: float = COMMAND_SECONDS
     ) -> dict[str, Any]:
-        """JSON body of a POST. Raises RequestRefusedError with the node's own explanation."""
+        """Send a POST and return its JSON. Raises NetworkRefusedError if no node answers, or RequestRefusedError."""
         return self._request("POST", path, body or {}, seconds)
 
     def answers(self) -> bool:
-        """Whether the node answers."""
+        """Whether the node answers a health check within 2 s."""
         try:
             answer = self.http.get(f"{self.base_url}/health", headers=self.headers(), timeout=2)
         except httpx.TransportError:
@@ -64,7 +64,7 @@ class NodeClient:
         return answer.status_code == 200
 
     def holds_folder(self) -> bool:
-        """Whether a live process holds its data folder."""
+        """Whether a live process holds the node's data folder."""
         from neuroshard.config.instance_lock import read_lock_owner
 
         return read_lock_owner(self.folder) is not None
@@ -74,7 +74,7 @@ class NodeClient:
         raise _refusal(response)
 
     def headers(self) -> dict[str, str]:
-        """The headers that authorise a call."""
+        """The HTTP headers that authorise a request."""
         return {"Authorization": f"Bearer {self.secret}"}
 
     def _request(self, method: str, path: str, body: Mapping[str, object] | None, seconds: float) -> dict[str, Any]:
@@ -93,14 +93,14 @@ class NodeClient:
 
 
 def no_node(base_url: str) -> NetworkRefusedError:
-    """The error if no node answers."""
+    """Make the error for an address at which no node answers."""
     return NetworkRefusedError(
         f"No node answers at {base_url}.", "Start one with `neuroshard`, or name its --data-dir or --port."
     )
 
 
 def _refusal(response: httpx.Response) -> RequestRefusedError:
-    """The node's problem document as an error."""
+    """Convert the node's problem document to an error."""
     try:
         problem = cast("dict[str, Any]", response.json())
     except ValueError:
@@ -110,9 +110,9 @@ def _refusal(response: httpx.Response) -> RequestRefusedError:
 
 
 def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:
-    """Client of the node that uses this data folder.
+    """Make a client of the node that uses this data folder. `port` overrides the port that the node announced.
 
-    Raises NetworkRefusedError when none is running there, UsageError when its secret cannot be read.
+    Raises NetworkRefusedError if no node is running there, and UsageError if its secret cannot be read.
     """
     from neuroshard.api.address import local_url
     from neuroshard.config.folders import NodePaths
@@ -136,23 +136,23 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
 
 
 FOLLOW_SECONDS = 1.0
-MOST_LINES = 2_000  # per answer; the node keeps no more
+MOST_LINES = 2_000  # per response; the node keeps no more
 _WAITING = "The node does not answer; waiting for it."
 
 
 class ReconnectingClient:
-    """The node of a data folder, looked for again while it does not answer: it may come back at another port."""
+    """Client that looks for the node again after it stopped answering: it may come back at another port."""
 
     def __init__(self, find: Callable[[], NodeClient]) -> None:
-        """Raises the errors of `find`: a node must run at the start."""
+        """Connect to a running node. Raises the errors of `find`."""
         self._find = find
         self._client = find()
         self._process = self._current_process()
         self._answers = True
-        self.restarts = 0  # seen so far
+        self.restarts = 0  # restarts of the node that `get` has noticed
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """JSON of a GET; None while nobody answers. The first look at a process that was started anew counts it."""
+        """Send a GET and return its JSON; None while no node answers. It counts restarts of the node's process."""
         from neuroshard.errors import NeuroShardError
 
         try:
@@ -176,7 +176,7 @@ class ReconnectingClient:
 
 
 def log_records(node: ReconnectingClient, sleep: Callable[[float], None] = time.sleep) -> Iterator[Mapping[str, Any]]:
-    """Every record once, without end; of a restarted node from its first record on."""
+    """Yield every log record once, without end. After a restart of the node it starts at the node's first record."""
     after, restarts, told = 0, 0, False
     while True:
         answer = node.get(f"/api/logs?after={after}&limit={MOST_LINES}")
@@ -187,6 +187,7 @@ def log_records(node: ReconnectingClient, sleep: Callable[[float], None] = time.
             sleep(FOLLOW_SECONDS)
             continue
         told = False
+        # A restarted node numbers its records from 1: this answer was asked with the old process's number. Ask again.
         if node.restarts != restarts or answer["last_sequence"] < after:
             after, restarts = 0, node.restarts
             continue
@@ -197,7 +198,7 @@ def log_records(node: ReconnectingClient, sleep: Callable[[float], None] = time.
 
 
 def watch(node: ReconnectingClient, lines_of: Callable[[Mapping[str, Any]], list[str]]) -> None:
-    """Show the status in place until Ctrl+C. The last one stays while the node does not answer."""
+    """Show the status in place until Ctrl+C. While the node does not answer, the last status stays."""
     from rich.console import Console
     from rich.live import Live
 
@@ -212,7 +213,7 @@ def watch(node: ReconnectingClient, lines_of: Callable[[Mapping[str, Any]], list
 
 
 def shown(lines: list[str], *, answers: bool) -> RenderableType:
-    """One row per line, cut at the width of the terminal. If the node does not answer, a line says so first."""
+    """Render one row per line, cut at the terminal's width, below a notice if the node does not answer."""
     from rich.console import Group
     from rich.text import Text
 

@@ -32,7 +32,7 @@ def on(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a headless node at every login, with the stored token and settings. Starts nothing now."""
+    """Start a headless node at every login, with the stored token and settings. No node is started now."""
     from neuroshard.config.loading import load_settings
     from neuroshard.host.autostart import places_of_this_computer, start_command, turn_on
 
@@ -43,7 +43,7 @@ def on(
 
 @autostart_app.command("off")
 def off(as_json: AsJson = False) -> None:
-    """Remove everything that `on` wrote. A node that runs goes on."""
+    """Remove everything that `autostart on` wrote. A running node is not stopped."""
     from neuroshard.host.autostart import places_of_this_computer, turn_off
 
     _print_autostart(turn_off(places_of_this_computer(os.environ)), as_json=as_json)
@@ -51,7 +51,7 @@ def off(as_json: AsJson = False) -> None:
 
 @autostart_app.command("status")
 def status(as_json: AsJson = False) -> None:
-    """Tell whether a node starts at login, and which file or registry key does it."""
+    """Show whether a node starts at login, and the file or registry key that starts it."""
     from neuroshard.host.autostart import places_of_this_computer
     from neuroshard.host.autostart import status as autostart_status
 
@@ -74,19 +74,25 @@ ICON_PIXELS = 64
 
 
 def tray(data_dir: DataDir = None, demo: DemoNode = False) -> None:
-    """Show an icon beside the clock: the node's state, the dashboard, pause and resume. The node runs on without it."""
+    """Show an icon next to the clock with the node's state, the dashboard, pause and resume.
+
+    Closing the icon does not stop the node.
+    """
     from neuroshard.cli.tray_view import TrayNode
 
     run_icon(TrayNode(data_dir, demo=demo))
 
 
 def run_icon(node: TrayNode) -> None:
-    """Show the icon until it is closed. Raises UsageError where there is no place for one."""
+    """Show the icon until it is closed. Raises UsageError without a desktop or the icon's library."""
     _icon(node).run(setup=partial(_keep_current, node))
 
 
 def _icon(node: TrayNode) -> Any:
-    """The icon with its menu, drawn from the last look: asking the node here would freeze it. Raises UsageError."""
+    """Make the icon and its menu. Raises UsageError.
+
+    The menu shows the state from the last poll: a request to the node while the menu opens would freeze the icon.
+    """
     pystray = _library()
     view = node.look()
 
@@ -113,7 +119,7 @@ def _icon(node: TrayNode) -> Any:
 
 
 def _reporting(act: Callable[[], str]) -> Callable[[Any], None]:
-    """Do it, and tell what came of it where the desktop can."""
+    """Make a menu handler that calls `act` and shows the returned text as a notification, where the desktop can."""
 
     def on_click(icon: Any) -> None:
         words = act()
@@ -124,7 +130,7 @@ def _reporting(act: Callable[[], str]) -> Callable[[Any], None]:
 
 
 def picture(mood: Mood) -> Any:
-    """The sign of NeuroShard in the colour of a mood, ICON_PIXELS wide."""
+    """Draw NeuroShard's logo in the colour of a mood, ICON_PIXELS wide and high."""
     from PIL import Image, ImageDraw
 
     size = ICON_PIXELS
@@ -139,7 +145,7 @@ def picture(mood: Mood) -> Any:
 
 
 def _keep_current(node: TrayNode, icon: Any) -> None:
-    """Runs in a thread of the icon's as long as it is shown."""
+    """Poll the node and update the icon while it is visible. It runs in a thread of the icon's library."""
     icon.visible = True
     shown = node.look()
     while icon.visible:
@@ -151,7 +157,7 @@ def _keep_current(node: TrayNode, icon: Any) -> None:
 
 
 def _library() -> Any:
-    """pystray, which looks for the desktop while it is imported. Raises UsageError."""
+    """Import pystray. Raises UsageError without a desktop, which pystray needs at its import, or without pystray."""
     from neuroshard.errors import UsageError
 
     has_desktop = sys.platform in {"win32", "darwin"} or os.environ.get("DISPLAY")
@@ -164,7 +170,7 @@ def _library() -> Any:
 
 
 def folders(as_json: AsJson = False) -> None:
-    """Print the folders that hold your keys, settings and checkpoints, one a line. They need not be there yet."""
+    """Print the folders of your keys, settings and checkpoints, one per line. They may not exist yet."""
     from neuroshard.config.folders import data_folders
 
     found = [str(folder) for folder in data_folders()]

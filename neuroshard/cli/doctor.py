@@ -1,4 +1,4 @@
-"""`neuroshard doctor`: check everything that a node needs, on this computer and towards others, with remedies."""
+"""`neuroshard doctor`: check everything that a node needs, on this computer and in the network, with remedies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INSTALL_TORCH = "Install PyTorch into this environment as pytorch.org says for 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check, with the action that repairs a problem."""
 
     subject: str
     is_well: bool
@@ -39,31 +39,31 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a look may use: the settings, and the status of the node that runs with this data folder, if one does."""
+    """Input of a check: the settings, and the status of the node that runs with this data folder; None without one."""
 
     loaded: LoadedSettings
     status: Mapping[str, Any] | None
 
 
 def python(_case: Case) -> Finding:
-    """The interpreter."""
+    """Check the version of the Python interpreter."""
     version = ".".join(map(str, sys.version_info[:3]))
     is_known = sys.version_info >= (3, 11)
     return Finding("python", is_known, version, "" if is_known else "Install Python 3.11 or newer.")
 
 
 def torch(_case: Case) -> Finding:
-    """Whether PyTorch can be loaded."""
+    """Check that PyTorch can be imported."""
     try:
         import torch as library
-    except (ImportError, OSError) as error:  # OSError: a library of the system that it needs
+    except (ImportError, OSError) as error:  # OSError: a system library is missing
         return Finding("torch", is_well=False, detail=f"cannot be imported: {error}", action=_INSTALL_TORCH)
     cuda = library.version.cuda
     return Finding("torch", is_well=True, detail=f"{library.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}")
 
 
 def device(case: Case) -> Finding:
-    """What computes, and whether a GPU lies idle because PyTorch cannot use it."""
+    """Show the compute device, and GPUs that are not used because PyTorch has no CUDA."""
     from neuroshard.host.computer import default_threads
     from neuroshard.host.resources import choose_device
 
@@ -76,7 +76,7 @@ def device(case: Case) -> Finding:
 
 
 def _nvidia_gpus() -> list[str]:
-    """Names of the GPUs that the driver knows, with PyTorch or without."""
+    """Names of the GPUs that the NVIDIA driver reports; PyTorch is not used."""
     from importlib import import_module
 
     library: Any = import_module("pynvml")
@@ -91,7 +91,7 @@ def _nvidia_gpus() -> list[str]:
 
 
 def memory(case: Case) -> Finding:
-    """What training may take, and what model fits that."""
+    """Show the memory limit of training, and the largest model that fits it."""
     from neuroshard.host.live_settings import limit_source
     from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
     from neuroshard.model.memory_need import propose_architecture
@@ -105,7 +105,7 @@ def memory(case: Case) -> Finding:
 
 
 def disk(case: Case) -> Finding:
-    """Whether the data folder can be written and has room."""
+    """Check that the data folder can be written and that its disk has enough space. It creates the folder."""
     import shutil
 
     from neuroshard.config.folders import prepare_data_dir
@@ -118,7 +118,7 @@ def disk(case: Case) -> Finding:
 
 
 def autostart(_case: Case) -> Finding:
-    """Whether a node starts at login, and whether the program that should is there."""
+    """Show whether a node starts at login, and check that its program exists."""
     import os
 
     from neuroshard.cli.desktop import AUTOSTART_REMEDY
@@ -127,7 +127,7 @@ def autostart(_case: Case) -> Finding:
 
     try:
         found = status(places_of_this_computer(os.environ))
-    except UsageError as error:  # a system that none is known for
+    except UsageError as error:  # an operating system without a supported autostart
         return Finding("autostart", is_well=True, detail=f"off. {error.message}")
     if found.missing:
         return Finding("autostart", is_well=False, detail=found.complaint(), action=AUTOSTART_REMEDY)
@@ -135,7 +135,7 @@ def autostart(_case: Case) -> Finding:
 
 
 def token(case: Case) -> Finding:
-    """Whose wallet it is."""
+    """Check the token, and show its wallet."""
     from neuroshard.host.identity import wallet_of
 
     wallet, kind, warnings = wallet_of(case.loaded)
@@ -143,7 +143,7 @@ def token(case: Case) -> Finding:
 
 
 def data(case: Case) -> Finding:
-    """Whether the data set, at the CDN or elsewhere, answers and what it has."""
+    """Check that the source of the data set answers, and show its contents."""
     import anyio
 
     from neuroshard.runs.data_opening import look_at_source
@@ -161,7 +161,7 @@ _SET_CLOCK = "Set this computer's date and time, best by the network: others ref
 
 
 def port(case: Case) -> Finding:
-    """The port of dashboard and API: free, or this folder's own node's."""
+    """Check that the port of dashboard and API is free, or used by the node of this data folder."""
     from neuroshard.api.address import bind
     from neuroshard.config.instance_lock import read_lock_owner
 
@@ -180,7 +180,7 @@ def port(case: Case) -> Finding:
 
 
 def p2p_port(case: Case) -> Finding:
-    """The port for other nodes."""
+    """Check that the port for other nodes can be used."""
     settings = case.loaded.settings
     if not settings.network:
         return Finding("p2p port", is_well=True, detail="not needed: the network is off")
@@ -205,7 +205,7 @@ def p2p_port(case: Case) -> Finding:
 
 
 def nat(case: Case) -> Finding:
-    """How others can reach this computer."""
+    """Show how other nodes can reach this computer, by the running node's status or by the settings."""
     from neuroshard.network.nat.router import default_gateway, outbound_host
 
     settings = case.loaded.settings
@@ -231,7 +231,7 @@ def nat(case: Case) -> Finding:
 
 
 def peers(case: Case) -> Finding:
-    """Who is there: by the running node, else whether known addresses answer."""
+    """Show the number of peers of the running node; without one, check whether known addresses answer."""
     from neuroshard.membership.connectivity import remembered_addresses
     from neuroshard.membership.network_opening import PEERS_FILE
 
@@ -257,7 +257,7 @@ def peers(case: Case) -> Finding:
 
 
 def clock(case: Case) -> Finding:
-    """This computer's date beside that of the data's server; what the running node heard from peers comes first."""
+    """Check this computer's clock, by the running node's warnings and by the date of the data source's server."""
     here = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     told = [text for text in (case.status or {}).get("warnings", []) if "clock" in text.lower()]
     if told:
@@ -272,21 +272,21 @@ def clock(case: Case) -> Finding:
 
 
 def _clock_error(url: str) -> float | None:
-    """Seconds by which this computer is ahead of a server, by the Date of its answer; None when it tells none."""
+    """Seconds by which this computer is ahead of a server, by the Date of its response; None if it is not known."""
     import httpx
 
     try:
         before = time.time()
         answer = httpx.head(f"{url.rstrip('/')}/manifest.json", timeout=CLOCK_SECONDS, follow_redirects=True)
         middle = (before + time.time()) / 2
-        age = int(answer.headers.get("age", 0))  # an answer from a cache has the date of when it was put there
+        age = int(answer.headers.get("age", 0))  # the Date of a cached response is the time at which it was cached
         return middle - parsedate_to_datetime(answer.headers["date"]).timestamp() - age
     except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError):
         return None
 
 
 def _answers(address: str) -> bool:
-    """Whether the host and port of a multiaddr take a connection."""
+    """Whether the host and port of a multiaddr accept a TCP connection within DIAL_SECONDS."""
     parts = address.split("/")
     try:
         with socket.create_connection((parts[2], int(parts[4])), DIAL_SECONDS):
@@ -302,15 +302,15 @@ def doctor(
     genesis: GenesisSource = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that a node needs, from Python to its peers, and every setting. Exit code 1 when something is wrong.
+    """Check everything that a node needs, from Python to its peers, and show every setting. Exit code 1 on a problem.
 
-    With a running node it tells what that node knows; without one, and without a network, it looks by itself.
+    If a node is running, the command shows the status of that node. Otherwise it checks the network itself.
     """
     import logging
 
     from neuroshard.config.loading import load_settings
 
-    logging.getLogger("neuroshard").addHandler(logging.NullHandler())  # what goes wrong is told as a finding, once
+    logging.getLogger("neuroshard").addHandler(logging.NullHandler())  # a problem is shown once, as a finding
     loaded = load_settings(given(data_dir=data_dir, port=port, host=host, genesis=genesis))
     case = Case(loaded, _status_of_running_node(loaded))
     findings = [_examined(name, look, case) for name, look in _LOOKS]
@@ -337,11 +337,11 @@ def _status_of_running_node(loaded: LoadedSettings) -> Mapping[str, Any] | None:
     try:
         return connect(loaded.settings.data_dir, None).get("/api/status")
     except NeuroShardError:
-        return None  # no node, or none that answers: the look at the port tells
+        return None  # no node answers: the check of the port shows the reason
 
 
 def _examined(name: str, look: Callable[[Case], Finding], case: Case) -> Finding:
-    """What a look found; an error is a finding, too."""
+    """Run a check. A NeuroShardError or ImportError becomes a finding."""
     from neuroshard.errors import NeuroShardError
 
     try:

@@ -1,4 +1,4 @@
-"""The page that shows why a start failed: its text, and serving it to a browser once, from memory."""
+"""The page that explains why a start failed: its text, and a server that sends it to a browser once, from memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from threading import Event, Thread
 from neuroshard.errors import NeuroShardError
 
 LOOPBACK = "127.0.0.1"
-FETCH_SECONDS = 60.0  # a browser may have to start first; nothing else stays of this process meanwhile
+FETCH_SECONDS = 60.0  # the browser may have to start first; this process then only waits for it
 MOST_FRAMES = 8
 
-# Everything is in the page: nothing is fetched for it, nothing in it runs, and no file could be full or out of reach of
-# a browser that sees only some folders.
+# The page is complete in itself: it loads nothing and runs no script. It is not a file, because the disk may be full,
+# and a sandboxed browser may not be able to read the folder.
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -53,9 +53,9 @@ DETAILS = "<h2>For a report</h2>\n<pre>{frames}</pre>\n"
 
 
 def failure_page(error: Exception, data_dir: Path | None) -> str:
-    """The page for an error. Of one that nobody foresaw it tells kind and place, not the words: they may quote secrets.
+    """Make the page for an error. For an unexpected error it shows the class and the place, but not the message.
 
-    `data_dir` is the node's folder; None when not even that is known.
+    The message of an unexpected error may contain a secret. `data_dir` is the node's folder; None if it is not known.
     """
     message, action, details = _words(error)
     places = ""
@@ -69,7 +69,7 @@ def failure_page(error: Exception, data_dir: Path | None) -> str:
 
 
 def serve_once(page: bytes, open_at: Callable[[str], None], seconds: float = FETCH_SECONDS) -> bool:
-    """Open a page that only its address leads to, and wait until a browser has fetched it; whether one has."""
+    """Serve a page at a secret address, open it with `open_at`, and return whether a browser has fetched it in time."""
     path, fetched = f"/{secrets.token_urlsafe(16)}", Event()
 
     class OnePage(BaseHTTPRequestHandler):
@@ -98,7 +98,7 @@ def serve_once(page: bytes, open_at: Callable[[str], None], seconds: float = FET
 
 
 def _words(error: Exception) -> tuple[str, str, str]:
-    """The message, the advice, and the details."""
+    """The message, the recommended action and the HTML with details of an error."""
     if isinstance(error, NeuroShardError):
         return error.message, error.action or "Start it again; if it happens again, look at the log.", ""
     frames = traceback.extract_tb(error.__traceback__)[-MOST_FRAMES:]

@@ -22,10 +22,10 @@ from neuroshard.errors import (
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from the end of a command; README.md says it in full."""
+    """Exit code of a command; README.md describes each of them."""
 
     CLEAN = 0
-    REFUSED = 1  # by the running node; a finding of `doctor`; and whatever has no code of its own
+    REFUSED = 1  # refused by the running node, a problem found by `doctor`, or an error without a code of its own
     USAGE = 2
     TOKEN = 3
     NETWORK = 4
@@ -46,12 +46,12 @@ _EXIT_CODES: tuple[tuple[type[NeuroShardError], ExitCode], ...] = (
 
 
 def exit_code(error: NeuroShardError) -> ExitCode:
-    """Exit code of an error."""
+    """Find the exit code for an error's class."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.REFUSED)
 
 
 def exit_codes_line() -> str:
-    """All exit codes in one line."""
+    """List all exit codes on one line, for the help text."""
     return f"Exit codes: {', '.join(f'{code.value} {code.name.lower()}' for code in ExitCode)}."
 
 
@@ -69,7 +69,7 @@ SAYS_NO = frozenset({"0", "false", "no", "off", "f", "n"})
 
 @contextmanager
 def show_failure_on_desktop(flags: Mapping[str, object], *, ends_with_stdin: bool = False) -> Generator[None]:
-    """Show an error that ends this block in the browser as well if a menu started this process; then raise it again."""
+    """If an error ends this block and there is no terminal, show it in the browser; then raise it again."""
     try:
         yield
     except Exception as error:
@@ -79,7 +79,7 @@ def show_failure_on_desktop(flags: Mapping[str, object], *, ends_with_stdin: boo
 
 
 def _show(error: Exception, flags: Mapping[str, object]) -> None:
-    """Show the error to the user. If that fails (no socket, no thread, no stream), the original error still rises."""
+    """Show the error in the browser. A failure to show it is only logged, so that the original error still rises."""
     try:
         if _may_show(flags, os.environ):
             from neuroshard.cli.failure_page import failure_page, serve_once
@@ -91,7 +91,10 @@ def _show(error: Exception, flags: Mapping[str, object]) -> None:
 
 
 def _may_show(flags: Mapping[str, object], environment: Mapping[str, str]) -> bool:
-    """Whether a user is present, has no terminal, and has not disabled pages; a damaged file does not disable them."""
+    """Whether a desktop user without a terminal can see a page and has not disabled the browser.
+
+    An unreadable config.toml does not disable it.
+    """
     from neuroshard.host.desktop import can_show_pages, has_terminal, is_over_ssh
 
     chosen = flags.get("browser", environment.get("NEUROSHARD_BROWSER"))

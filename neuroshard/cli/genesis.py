@@ -75,8 +75,8 @@ def build(
 ) -> None:
     """Turn text into signed, tokenised shards that a node can train on.
 
-    With --text from the files of one folder, at once. With --config from sources of any size: the same command goes on
-    where it was stopped or killed, and logs/genesis_SOURCE.log in the data folder tells what each source had to say.
+    --text uses the files of one folder, at once. --config uses sources of any size: after a stop or a kill, the same
+    command continues. The log of each source is logs/genesis_SOURCE.log in the data folder.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.dataset import BuildOptions
@@ -94,7 +94,7 @@ def build(
 
 
 def _check_options(text: Path | None, config: Path | None, vocabulary: int | None, *, has_config_options: bool) -> None:
-    """Raises UsageError for options that do not go together."""
+    """Raise UsageError for options that cannot be combined."""
     if (text is None) == (config is None):
         raise UsageError("Exactly one of --text and --config is needed.", "Name a folder or a file of sources.")
     if config is None and has_config_options:
@@ -114,9 +114,9 @@ def _shard_format(given_format: str | None) -> ShardFormat | None:
 
 
 def now() -> str:
-    """The date that goes into the data: SOURCE_DATE_EPOCH when set, so that the same input gives the same bytes.
+    """Date for the data set in ISO format: SOURCE_DATE_EPOCH if it is set, so that equal input gives equal bytes.
 
-    Raises UsageError when it is set to something else than seconds.
+    Raises UsageError if SOURCE_DATE_EPOCH is not a number of seconds.
     """
     given_seconds = os.environ.get("SOURCE_DATE_EPOCH")
     try:
@@ -151,7 +151,7 @@ def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOpti
 
 @dataclass(frozen=True)
 class _Places:
-    """What a build from sources reads and writes."""
+    """Places that a build from sources reads and writes."""
 
     config: Path
     out: str
@@ -173,7 +173,7 @@ def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, 
         follow_seconds=FOLLOW_SECONDS if follow else None,
         shard_format=where.shard_format,
     )
-    now()  # a wrong date is told before the work begins
+    now()  # raises for a wrong date before the long work begins
     configuration = load_configuration(where.config)
     destination = open_destination(where.out, s3_endpoint=where.s3_endpoint)
     progress = ProgressPrinter(sys.stderr, time.monotonic)
@@ -197,7 +197,7 @@ def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, 
 
 
 def _raise_for(report: PopulationReport) -> None:
-    """The exit code of a build that is not done."""
+    """Raise the error of an unfinished build, which decides the exit code."""
     from neuroshard.dataset.population import stopped_error
     from neuroshard.dataset.sources import SourceFailureError
 
@@ -213,7 +213,7 @@ def _raise_for(report: PopulationReport) -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Generator[Event]:
-    """An event that Ctrl+C and SIGTERM set; the second one ends the process at once."""
+    """Provide an event that the first Ctrl+C or SIGTERM sets. A second one ends the process at once."""
     import signal
     import threading
 
@@ -234,13 +234,13 @@ def _stopped_by_signals() -> Generator[Event]:
 
 
 class _ProgressLine:
-    """One line on a terminal that changes; nothing elsewhere."""
+    """A progress line on a terminal; it prints nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
 
     def show(self, stage: str, fraction: float) -> None:
-        """Tell how far the build is."""
+        """Show the progress of a step of the build; `fraction` is in 0..1."""
         if self._wanted:
             sys.stderr.write(f"\r{stage:10} {fraction:4.0%}")
             sys.stderr.flush()
@@ -265,7 +265,7 @@ def verify(
     s3_endpoint: S3Endpoint = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hash shards again and compare with the manifest, as with pages, tables and counts. Exit code 6: not sound."""
+    """Compare the digests of shards, pages and tables, and the counts, with the manifest. Exit code 6: not sound."""
     from neuroshard.data.manifest import ManifestTrust
     from neuroshard.dataset import VerificationSample, verify
     from neuroshard.dataset.destination import open_place
@@ -287,7 +287,7 @@ def verify(
 
 
 def status(place: PlaceArgument, s3_endpoint: S3Endpoint = None, as_json: AsJson = False) -> None:
-    """Show how far each source of a data set is."""
+    """Show the progress of each source of a data set."""
     from neuroshard.dataset import read_status
     from neuroshard.dataset.destination import open_place
 
@@ -362,7 +362,7 @@ def serve(
 ) -> None:
     """Serve a Genesis folder over HTTP until Ctrl+C: a small CDN, with its state at /status.
 
-    Ranges, conditional requests and cache headers work as caches in front of it expect.
+    It supports ranges, conditional requests and cache headers, so that caches can be placed in front of it.
     """
     import signal
     import threading
@@ -378,5 +378,5 @@ def serve(
         signal.signal(number, on_signal)
     with GenesisServer(folder, host=host, port=port) as server:
         typer.echo(f"Serving {folder} at {server.url} ; train with: neuroshard --genesis {server.url}")
-        while not stopped_error.wait(0.5):  # in short turns, so that signals are delivered on every system
+        while not stopped_error.wait(0.5):  # short waits, so that signals are delivered on every operating system
             pass

@@ -1,4 +1,4 @@
-"""Entry point of the `neuroshard` command. Imports nothing heavy: --help must answer at once.
+"""Entry point of the `neuroshard` command. It imports nothing heavy: --help must answer at once.
 
 It also hides the token from the process list, and sets the layout of the help texts."""
 
@@ -54,7 +54,7 @@ _HIDDEN = "***"
 
 
 def redacted(arguments: Sequence[str]) -> list[str]:
-    """The command line as it may be seen by others: the value of --token replaced."""
+    """Replace the value of --token in a command line by ***, so that others may see it."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -72,7 +72,7 @@ def redacted(arguments: Sequence[str]) -> list[str]:
 
 
 def hide_token(arguments: Sequence[str]) -> None:
-    """Overwrite the visible command line of this process when it carries a token."""
+    """Overwrite the visible command line of this process if it contains a token."""
     shown = redacted(arguments)
     if shown != list(arguments):
         from setproctitle import setproctitle
@@ -84,8 +84,8 @@ HELP_NAMES = ["-h", "--help"]
 
 
 def command_of(app: typer.Typer) -> TyperCommand | TyperGroup:
-    """The command line of an application, with help texts in order."""
-    command = typer.main.get_command(app)  # unlike get_group it brings the options of completion
+    """Make the command of an application, with the layout of its help texts corrected."""
+    command = typer.main.get_command(app)  # unlike get_group, it adds the options for shell completion
     assert isinstance(command, TyperCommand | TyperGroup)
     _put_in_order(command)
     return command
@@ -93,10 +93,10 @@ def command_of(app: typer.Typer) -> TyperCommand | TyperGroup:
 
 def _put_in_order(command: TyperCommand | TyperGroup) -> None:
     command.help = None if command.help is None else _wrapped(command.help)
-    # asked for once, the option of --help is kept by its command
+    # A command creates its --help option at the first call of get_help_option and keeps it.
     for option in [*command.params, command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))]:
         if isinstance(option, TyperOption) and option.is_flag and option.metavar is None:
-            option.metavar = ""  # else <bool>, and people type `--headless true`
+            option.metavar = ""  # otherwise help shows <bool>, and users type `--headless true`
     if isinstance(command, TyperGroup):
         for part in command.commands.values():
             if isinstance(part, TyperCommand | TyperGroup):
@@ -104,11 +104,11 @@ def _put_in_order(command: TyperCommand | TyperGroup) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """Each paragraph in one line: the terminal breaks it, not the source."""
+    """Join each paragraph to one line: the terminal breaks it, not the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-LONGEST_NAME = 300  # of a path that is told
+LONGEST_NAME = 300  # limit of a path in an error message
 
 app = typer.Typer(
     name="neuroshard",
@@ -176,11 +176,11 @@ def node(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run a node: derive the wallet from the token, load data, train, and show it at http://localhost:8000."""
+    """Run a node: derive the wallet from the token, load data, train, and show progress at http://localhost:8000."""
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context, context.invoked_subcommand)
         return
-    # Every parameter but these two is a setting.
+    # Every parameter except these two is a setting.
     flags = {name: value for name, value in context.params.items() if name not in {"version", "end_with_stdin"}}
     settings = settings_given(flags)
     with show_failure_on_desktop(settings, ends_with_stdin=end_with_stdin):
@@ -189,11 +189,11 @@ def node(
 
 
 def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
-    """Run a node with these flags; the exit code."""
+    """Run a node with these flags, after the first-run set-up if it is needed. Returns the exit code."""
     from neuroshard.config.loading import load_settings
 
     loaded = load_settings(flags, os.environ)
-    from neuroshard.node.first_run import asks_first, run_first  # only now: mistakes are told before
+    from neuroshard.node.first_run import asks_first, run_first  # slow import: wrong settings are reported before it
     from neuroshard.node.launch import run_node
 
     if not asks_first(loaded, ends_with_stdin=ends_with_stdin):
@@ -203,7 +203,7 @@ def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:
-    """Options before a command belong to no command: a limit that is silently not obeyed would be a trap."""
+    """Raise UsageError for options before a command, which would be ignored silently, such as a limit."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     lost = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if lost:
@@ -219,7 +219,7 @@ def main() -> None:
         command_of(app)(prog_name="neuroshard")
     except NeuroShardError as error:
         _end_with(error)
-    except OSError as error:  # of a file or folder that somebody named; others are defects, and their trace helps
+    except OSError as error:  # one with a file name is the user's to repair; any other is a defect: show its traceback
         if error.filename is None:
             raise
         named = str(error.filename)[:LONGEST_NAME]

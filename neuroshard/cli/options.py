@@ -1,4 +1,4 @@
-"""Options that several commands share, and how given flags become settings."""
+"""Options that several commands share, and the conversion of flags to settings."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ NoTraining = Annotated[bool, typer.Option("--no-training", help="Start without t
 Headless = Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log details.")]
-EndWithStdin = Annotated[  # for programs that start nodes and must not leave any behind
+EndWithStdin = Annotated[  # for programs that start nodes and must not leave any running
     bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")
 ]
 S3Endpoint = Annotated[
@@ -162,18 +162,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def given(**flags: object) -> dict[str, object]:
-    """Only the flags that were really given; the others are left to environment, file and defaults."""
+    """Keep only the flags that were given (not None); environment, config.toml and defaults decide the others."""
     return {key: value for key, value in flags.items() if value is not None}
 
 
 def settings_given(parameters: Mapping[str, object]) -> dict[str, object]:
-    """The settings that the flags of a node's command line name; `no_network` means network = false."""
+    """Convert the flags of a node's command line to settings; `no_network` becomes network = False."""
     from neuroshard.config.settings import OPPOSITES
 
     flags: dict[str, object] = {}
     for name, value in parameters.items():
-        if value is None or value is False or value in ([], ()):  # typer has had both for an option that is repeated
-            continue  # not given: left to environment, file and defaults
+        if value is None or value is False or value in ([], ()):  # typer versions differ for a repeatable option
+            continue  # not given: environment, config.toml or the default decides
         if name in OPPOSITES:
             flags[OPPOSITES[name]] = False
         else:
@@ -181,13 +181,13 @@ def settings_given(parameters: Mapping[str, object]) -> dict[str, object]:
     return flags
 
 
-_SETTINGS = {"genesis_source": "genesis", "run_id": "run"}  # where a parameter cannot have its setting's name
+_SETTINGS = {"genesis_source": "genesis", "run_id": "run"}  # parameters that cannot have the name of their setting
 
 
 def node_folder(data_dir: Path | None, *, demo: bool) -> Path:
-    """The data folder that a command means. Of several demos: the one that runs, else the one that ran last.
+    """The data folder for a command. With `demo`, that of the running demo, otherwise of the one that ran last.
 
-    Raises UsageError when several run.
+    Raises UsageError if several demos are running.
     """
     from neuroshard.config.loading import resolve_data_dir
 

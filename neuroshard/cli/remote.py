@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
 
 
-STOP_SECONDS = 120.0  # a final checkpoint on a slow disk, as long as services grant it
+STOP_SECONDS = 120.0  # time for a final checkpoint on a slow disk, the same as for a service
 PEERS_SHOWN = 10
 PATH_NAMES = {
     "data_dir": "data folder",
@@ -31,7 +31,7 @@ DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neu
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
+    """Add this module's commands, except `generate`, to the application."""
     for command in (status, pause, resume, stop, logs):
         app.command(command.__name__)(command)
 
@@ -63,13 +63,13 @@ def status(
 
 
 def watched_lines(answer: Mapping[str, Any]) -> list[str]:
-    """What changes in the status: it without the paths, which a terminal has no room for."""
+    """The lines of the status without the paths, which never change and for which a terminal has no space."""
     names = {PATH_NAMES.get(name, name) for name in answer["paths"]}
     return [line for line in status_lines(answer) if line[:12].strip() not in names]
 
 
 def status_lines(answer: Mapping[str, Any]) -> list[str]:
-    """The status for people, a fact a line."""
+    """The status as text, one fact per line."""
     training: Mapping[str, Any] = answer["training"]
     run: Mapping[str, Any] = answer.get("run") or {}
     loss, speed = training.get("loss_ema"), training["tokens_per_second"] or 0
@@ -97,7 +97,7 @@ def status_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def owner_policy_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """By which rule training pauses or is slowed down, until when, and what is looked at for that."""
+    """Rows for the rule that pauses or slows training, its end, limits on the network, and the sensor readings."""
     kindness: Mapping[str, Any] = answer["kindness"]
     decision: Mapping[str, Any] = kindness["decision"]
     rows: list[tuple[str, str]] = []
@@ -114,7 +114,7 @@ def owner_policy_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Who else is there, where this node can be reached, and what others type to join it."""
+    """Rows for the network's state, the peers, this node's addresses, and the command to join through it."""
     network: Mapping[str, Any] = answer["network"]
     swarm: Mapping[str, Any] | None = answer["swarm"]
     rows = [("network", f"{network['state']}: {network['explanation']}")]
@@ -137,7 +137,7 @@ def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def peer_line(peer: Mapping[str, Any]) -> str:
-    """One peer in a line."""
+    """Describe one peer on one line."""
     facts = [peer["state"] or "no report yet", f"{peer['tokens_per_second'] or 0:,.0f} tokens/s"]
     if peer["loss_ema"] is not None:
         facts.append(f"loss {peer['loss_ema']:.3f}")
@@ -158,13 +158,13 @@ def pause(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause training; nothing is lost."""
+    """Pause training. No work is lost."""
     from neuroshard.cli.client import connect
 
     if seconds is not None:
         from neuroshard.api.requests import LONGEST_PAUSE_SECONDS
 
-        if not 0 < seconds <= LONGEST_PAUSE_SECONDS:  # no number at all is neither
+        if not 0 < seconds <= LONGEST_PAUSE_SECONDS:  # NaN is refused, too
             raise UsageError(
                 f"A pause cannot last {seconds:g} seconds.",
                 f"Give at most {LONGEST_PAUSE_SECONDS:.0f} (a week); without --for it lasts until `neuroshard resume`.",
@@ -174,7 +174,7 @@ def pause(
 
 
 def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
-    """Go on training after a pause."""
+    """Resume training after a pause."""
     from neuroshard.cli.client import connect
 
     _print_answer(connect(data_dir, port, demo=demo).post("/api/training/resume"), as_json=as_json)
@@ -189,7 +189,7 @@ def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as
 
 
 def end_node(client: NodeClient, say: Callable[[str], None] | None = None) -> None:
-    """Ask the node to stop and wait until its process is gone. Raises NetworkRefusedError when it stays."""
+    """Stop the node and wait until its process has ended. Raises NetworkRefusedError after STOP_SECONDS."""
     from neuroshard.errors import NetworkRefusedError
 
     told = client.post("/api/shutdown")["message"]
@@ -200,14 +200,14 @@ def end_node(client: NodeClient, say: Callable[[str], None] | None = None) -> No
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The node still answers.", "Look at `neuroshard logs`.")
         time.sleep(0.1)
-    while client.holds_folder():  # so that the next start does not meet this one's end
+    while client.holds_folder():  # otherwise a start right after this command would find the folder locked
         if time.monotonic() > deadline:
             raise NetworkRefusedError("The process has not ended yet.", "Look at its log.")
         time.sleep(0.1)
 
 
 def _print_answer(answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """What a command led to: the node's words, or its whole answer on a line."""
+    """Print the result of a command: the node's message, or the whole response as one line of JSON."""
     typer.echo(json.dumps(answer) if as_json else answer["message"])
 
 
@@ -235,13 +235,13 @@ def _local_time(seconds: float) -> str:
 
 
 def _clock_words(moment: float, now: float) -> str:
-    """A coming time on the owner's clock: its day is told where it is not today's."""
+    """A future time in local time, with the date unless it is today."""
     then, today = (datetime.fromtimestamp(seconds).astimezone() for seconds in (moment, now))
     return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%A, %d %B, %H:%M}"
 
 
 def log_line(record: Mapping[str, Any]) -> str:
-    """A log record for people, in local time."""
+    """Format a log record as text, in local time."""
     return f"{_local_time(record['time'])} {record['level']:7} {record['message']}"
 
 
@@ -282,7 +282,7 @@ def generate(
 
 
 def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
-    """The text as it comes. Raises NetworkRefusedError when no node answers, RequestRefusedError for its refusal."""
+    """Yield the text as it arrives. Raises NetworkRefusedError without a node, RequestRefusedError for its refusal."""
     import httpx
 
     from neuroshard.cli.client import no_node
@@ -305,7 +305,7 @@ def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
 
 
 def _text_of(line: str) -> str:
-    """The text that one line of the event stream carries. Raises RequestRefusedError for an error on the way."""
+    """The text in one line of the event stream. Raises RequestRefusedError if the line reports an error."""
     from neuroshard.cli.client import RequestRefusedError
 
     if not line.startswith(_EVENT) or line == f"{_EVENT}[DONE]":

@@ -1,4 +1,4 @@
-"""`neuroshard run`: make a run that others can join, sign later versions, show it, make it a data set's default."""
+"""`neuroshard run`: create a run that others can join, sign later versions, show it, make it a data set's default."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def create(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the parameters of a run with your wallet, store them for your nodes, and print the line to join with."""
+    """Sign the parameters of a run with your wallet, store them for your nodes, and print the command to join it."""
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
@@ -78,7 +78,7 @@ def show(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a run and print its owner, version and parameters. Exit code 6 when it is not what its owner signed."""
+    """Verify a run and print its owner, version and parameters. Exit code 6 if it differs from the signed run."""
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.runs.offer import changed_fields
 
@@ -120,7 +120,10 @@ def publish(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a run the default of its data, which nodes without --run join: a signed run.json beside the manifest."""
+    """Make a run the default of its data set, which nodes without --run join.
+
+    The command writes a signed run.json next to the manifest.
+    """
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.default_run import publish_run
@@ -143,7 +146,7 @@ def publish(
 
 
 def _offer_of(named: str, data_dir: Path) -> RunOffer:
-    """The verified run in a file, or the one of this id in the data folder."""
+    """Read and verify a run from a file, or find it by its id in the data folder. Raises UsageError if not found."""
     from neuroshard.errors import UsageError
     from neuroshard.runs.stored_runs import RUN_ID_DIGITS, find_run, is_run_id, read_offer_file
     from neuroshard.types import RunId
@@ -165,7 +168,7 @@ def _file_of(offer: RunOffer) -> Path:
 
 
 def _check_file(file: Path, offer: RunOffer | None = None) -> None:
-    """Never write a run over something else: the file must be free, or hold a run; with an offer, that run."""
+    """Raise UsageError if writing would overwrite anything other than a run; with an offer, other than that run."""
     from neuroshard.errors import DataError, UsageError
     from neuroshard.runs.stored_runs import read_offer_file
 
@@ -213,13 +216,13 @@ def _print_made(
 
 
 def _holding(offer: RunOffer) -> list[tuple[int, RunParameters]]:
-    """The versions that hold at some outer step, each with its first, in order."""
+    """The versions that apply at some outer step, each with its first outer step, in order."""
     starts = {signed.parameters.holds_from_outer_step for signed in offer.versions}
     return [(start, offer.parameters_at(start)) for start in sorted(starts)]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"outer": {"momentum": 0.9}} as {"outer.momentum": "0.9"}."""
+    """Flatten nested values: {"outer": {"momentum": 0.9}} becomes {"outer.momentum": "0.9"}."""
     flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -106,7 +106,7 @@ def demo(
 
 
 def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
-    """Run a demo with these flags; the exit code."""
+    """Run a demo with these flags and return the exit code. Several nodes share the CPU threads."""
     from neuroshard.host.computer import default_threads
     from neuroshard.node.demo import demo_token
     from neuroshard.node.launch import run_node
@@ -117,7 +117,7 @@ def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
 
 
 def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:
-    """Settings of a demo, which makes a run of its own: `run` and `peer` do not hold, and a warning says so."""
+    """Load the settings of a demo. It creates its own run, so `run` and `peer` are ignored with a warning."""
     from neuroshard.config.loading import load_settings, source_name
 
     loaded = load_settings(flags, environment)
@@ -168,15 +168,15 @@ def trainer(
 ) -> None:
     """Send data through the layers that other nodes of a run hold, without holding any: no GPU, little memory.
 
-    A run takes any number of them. Each reads data of its own and says where they go on before it sends them. Without
-    --data-dir it has the folder `trainer` in the per-user folder, so that it can run beside a node.
+    A run can have any number of trainers; each reads different data. The default data folder is `trainer` in the
+    per-user folder, so that a trainer can run next to a node.
     """
     from neuroshard.config.folders import default_data_dir
     from neuroshard.config.loading import load_settings
 
     flags = settings_given({name: value for name, value in context.params.items() if name != "end_with_stdin"})
     loaded = load_settings(flags, os.environ, default_data_dir() / TRAINER_FOLDER)
-    from neuroshard.node.launch import run_node  # only now: this takes a while, and mistakes are told before
+    from neuroshard.node.launch import run_node  # slow import: wrong settings are reported before it
 
     raise typer.Exit(run_node(loaded, is_trainer=True, ends_with_stdin=end_with_stdin))
 
@@ -192,9 +192,9 @@ def seed(
     log_json: LogJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Help nodes find each other: a stateless node that trains nothing and needs no token. Prints its addresses.
+    """Help nodes find each other: a stateless node that does not train and needs no token. Prints its addresses.
 
-    Run two, the second with an address of the first as --peer, so that losing one changes nothing.
+    Run two of them, the second with an address of the first as --peer, so that the network survives the loss of one.
     """
     from neuroshard.node.seed import run_seed, seed_settings
 

@@ -17,7 +17,7 @@ MOST_TITLE_CHARACTERS = 120  # Windows shows 127
 
 
 class Mood(Enum):
-    """The icon's colour."""
+    """State of the node that the icon shows; the value is the icon's colour."""
 
     WORKING = "#3457d5"
     RESTING = "#8a8f98"
@@ -26,7 +26,7 @@ class Mood(Enum):
 
 @dataclass(frozen=True)
 class TrayView:
-    """One look at the node."""
+    """Title, mood and enabled menu entries of the icon at one moment."""
 
     title: str
     mood: Mood
@@ -36,7 +36,7 @@ class TrayView:
 
 
 def tray_view(status: Mapping[str, Any] | None) -> TrayView:
-    """The view of an answer of /api/status; None if no node answers."""
+    """Make the view for a response of /api/status; None means that no node answers."""
     if status is None:
         return TrayView("NeuroShard: no node is running", Mood.RESTING, False, False, False)
     state = str(status.get("state"))
@@ -57,10 +57,10 @@ class TrayNode:
         self._data_dir = data_dir
         self._demo = demo
         self._open_page = open_page
-        self.seen = tray_view(None)  # at the last look
+        self.seen = tray_view(None)  # result of the last `look`
 
     def look(self) -> TrayView:
-        """The current state for the icon."""
+        """Request the node's current state, store it in `seen` and return it."""
         self.seen = self._look()
         return self.seen
 

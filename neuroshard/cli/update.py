@@ -1,4 +1,4 @@
-"""`neuroshard update`: looks for a newer version, installs it, and takes it back; each only when told to."""
+"""`neuroshard update`: look for a newer version, install it, or undo the update; each only on the user's command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 @app.command()
 def check(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Ask the publisher whether there is a newer version; installs nothing."""
+    """Ask the publisher whether there is a newer version. Nothing is installed."""
     from neuroshard import __version__
     from neuroshard.update.checking import notice
 
@@ -44,9 +44,9 @@ def check(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Install the newer version: fetch, verify, stop the node at a checkpoint, start the new one.
+    """Install the newer version: download and verify it, stop the node at a checkpoint, and start the new version.
 
-    When it does not come up the old one runs again. Autostart and settings stay as they are.
+    If the new version does not start, the old one runs again. Autostart and settings do not change.
     """
     from neuroshard import __version__
     from neuroshard.cli.update_node import LocalNode
@@ -98,7 +98,7 @@ def _look(settings: Settings) -> AvailableUpdate | None:
 
 
 def _installation() -> Installation:
-    """The installation this program runs from. Raises UsageError when somebody else looks after it."""
+    """The installation of this program. Raises UsageError if the installer did not create it."""
     from neuroshard.config.folders import installation_root
     from neuroshard.errors import UsageError
     from neuroshard.update.installation import Installation
@@ -123,7 +123,7 @@ def _show_progress(is_terminal: bool, done: int, size: int) -> None:
 
 
 def _print_step(step: str) -> None:
-    if step == "going back":  # it may take as long as a final checkpoint, and nobody should press Ctrl+C once more
+    if step == "going back":  # it may take as long as a final checkpoint: the user should not press Ctrl+C again
         typer.echo("The node is started again by the version from before.", err=True)
 
 

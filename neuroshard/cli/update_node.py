@@ -1,4 +1,4 @@
-"""The node of this computer, as an update stops it, starts it again by another version, and watches it come up."""
+"""The running node during an update: stop it, start it again with another version, and wait until it works."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import UpdateFailedError
 
 COME_UP_SECONDS = 180.0
-STOP_SECONDS = 300.0  # nothing cuts a final checkpoint short here, as a service manager would
-SETTLED_SECONDS = 20.0  # one that still waits for data or others then, and answers, has come up as well
+STOP_SECONDS = 300.0  # long enough for a final checkpoint, which a service manager would interrupt earlier
+SETTLED_SECONDS = 20.0  # a node that answers for this time counts as started, even if it waits for data or peers
 LOOK_SECONDS = 0.1
 UNIT = "neuroshard.service"
 OUTPUT = "after-update.log"
@@ -34,23 +34,23 @@ GETTING_READY = frozenset({"starting", "waiting_for_data", "waiting_for_stages"}
 
 @dataclass(frozen=True)
 class FoundNode:
-    """How a node was started."""
+    """Command line, environment, working folder and service of a running node, for starting it again."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
-    unit: str | None  # of the service manager that started it
+    unit: str | None  # service unit that started it; None: no service manager
 
 
 class LocalNode:
-    """The node with this data folder, whose program must be one of the installation's versions."""
+    """Controls the node with this data folder. Its program must be one of the installation's versions."""
 
     def __init__(self, data_dir: Path, installation: Installation) -> None:
         self._data_dir = data_dir
         self._versions = installation.root / VERSIONS
 
     def running(self) -> FoundNode | None:
-        """The node that holds the data folder. Raises UpdateFailedError when it could not be started again."""
+        """Find the node that holds the data folder. Raises UpdateFailedError if it could not be started again."""
         owner = read_lock_owner(self._data_dir)
         if owner is None:
             return None
@@ -66,7 +66,7 @@ class LocalNode:
         return FoundNode(self._arguments(line), _clean(environment), Path(folder), _unit_of(process.pid))
 
     def stop(self, node: RunningNode) -> None:
-        """End what holds the data folder, if anything does, after a final checkpoint. Raises UpdateFailedError."""
+        """Stop the process that holds the data folder, if any, after a final checkpoint. Raises UpdateFailedError."""
         del node
         deadline = time.monotonic() + STOP_SECONDS
         is_asked = False
@@ -77,7 +77,7 @@ class LocalNode:
             time.sleep(LOOK_SECONDS)
 
     def start(self, program: Path, version: str, node: RunningNode) -> None:
-        """Start it again by this program and wait until it is up. Raises UpdateFailedError; nothing then runs."""
+        """Start the node with this program and wait until it works. Raises UpdateFailedError; it is then ended."""
         if not isinstance(node, FoundNode):
             raise TypeError("a node of this control is needed")
         output = self._data_dir / "logs" / OUTPUT
@@ -85,7 +85,7 @@ class LocalNode:
         _wait_until_up(process, self._data_dir, version, output)
 
     def prove(self, program: Path, version: str) -> None:
-        """A demo node that does not train, in a folder of its own, comes up. Raises UpdateFailedError."""
+        """Check that a demo node without training starts in a temporary folder. Raises UpdateFailedError."""
         with tempfile.TemporaryDirectory(prefix="neuroshard-update-", ignore_cleanup_errors=True) as folder:
             arguments = ("demo", "--no-training", "--headless", "--port", "0", "--data-dir", folder)
             output = Path(folder) / "output"
@@ -95,9 +95,10 @@ class LocalNode:
             _end(process)
 
     def settle(self, program: Path, version: str, node: RunningNode) -> str:
-        """Give the node back to the service manager that had started it, if any.
+        """Return the node to the service manager that had started it, if any.
 
-        Where that cannot start it, it is started as before; what comes back then says so. Raises UpdateFailedError.
+        If the service cannot start it, it is started without the service, and the returned sentence reports this.
+        Raises UpdateFailedError.
         """
         if not isinstance(node, FoundNode) or node.unit is None:
             return ""
@@ -114,7 +115,7 @@ class LocalNode:
         return ""
 
     def _start_unit(self, unit: str, version: str) -> None:
-        """Start the service and wait until its node is up. Raises UpdateFailedError."""
+        """Start the service and wait until its node works. Raises UpdateFailedError."""
         _systemctl("start", unit)
 
         def is_over() -> bool:
@@ -127,11 +128,11 @@ class LocalNode:
             raise UpdateFailedError(f"{unit} does not get to work, see `journalctl --user -u {unit}`")
 
     def _arguments(self, line: Sequence[str]) -> tuple[str, ...]:
-        """What follows the program's name. Raises UpdateFailedError for a node that is not of this installation."""
+        """Arguments after the program's name. Raises UpdateFailedError for a node that an update cannot start again."""
         places = [index for index, word in enumerate(line) if self._is_ours(word)]
         if not places:
             raise UpdateFailedError("The running node is not of this installation.", BY_HAND)
-        # an environment's interpreter lies there too: the last of them that is the program counts
+        # The interpreter of a Python environment is in the same folder: only the word named neuroshard is the program.
         programs = [index for index in places if Path(line[index]).stem == "neuroshard"]
         if not programs:
             raise UpdateFailedError("The running node was started in an unusual way.", BY_HAND)
@@ -154,13 +155,13 @@ BY_HAND = "Stop it with `neuroshard stop`, update, and start it again."
 def _spawn(
     program: Path, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a process that outlives this one and whose output goes to a file. Raises UpdateFailedError."""
+    """Start a process that outlives this one, with its output in a file. Raises UpdateFailedError."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("wb") as file:
             return subprocess.Popen(  # noqa: S603 - a version whose digest was signed
                 [str(program), *arguments],
-                env={**environment, "NEUROSHARD_BROWSER": "false"},  # its dashboard is open already
+                env={**environment, "NEUROSHARD_BROWSER": "false"},  # the dashboard is already open
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -173,7 +174,7 @@ def _spawn(
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], data_dir: Path, version: str, output: Path) -> None:
-    """Return once the node answers as this version and works. Raises UpdateFailedError; it is then ended."""
+    """Wait until the node answers as this version and works. Otherwise end it and raise UpdateFailedError."""
     try:
         is_up = _comes_up(lambda: process.poll() is not None, data_dir, version)
     except BaseException:
@@ -187,7 +188,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], data_dir: Path, version: st
 
 
 def _comes_up(is_over: Callable[[], bool], data_dir: Path, version: str) -> bool:
-    """Whether it answers in time and works, or has waited for others for a while."""
+    """Whether the node works within COME_UP_SECONDS, or has answered for SETTLED_SECONDS while it gets ready."""
     begun = time.monotonic()
     answered: float | None = None
     while time.monotonic() - begun < COME_UP_SECONDS and not is_over():
@@ -205,7 +206,7 @@ def _comes_up(is_over: Callable[[], bool], data_dir: Path, version: str) -> bool
 
 
 def _state(data_dir: Path, version: str) -> str | None:
-    """What the node with this folder does, once it answers as the version."""
+    """State of the node with this folder; None until it answers as this version."""
     try:
         status = connect(data_dir, None).get("/api/status")
     except (NetworkRefusedError, RequestRefusedError, UsageError):
@@ -214,7 +215,7 @@ def _state(data_dir: Path, version: str) -> str | None:
 
 
 def _ask_to_stop(data_dir: Path) -> bool:
-    """Whether a node has heard that it should end; one that starts or ends has not."""
+    """Ask the node to stop, and return whether it accepted. A node that is starting or ending may not answer."""
     try:
         connect(data_dir, None).post("/api/shutdown")
     except (NetworkRefusedError, RequestRefusedError, UsageError):
@@ -223,7 +224,7 @@ def _ask_to_stop(data_dir: Path) -> bool:
 
 
 def _systemctl(command: str, unit: str) -> None:
-    """Tell the user's service manager. Raises UpdateFailedError with its words."""
+    """Run a command of the user's service manager. Raises UpdateFailedError with its error output."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments
             [shutil.which("systemctl") or "systemctl", "--user", command, unit],
@@ -238,7 +239,7 @@ def _systemctl(command: str, unit: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask for a clean end, then insist."""
+    """Terminate a process; kill it if it has not ended after 60 s."""
     process.terminate()
     try:
         process.wait(60)
@@ -254,7 +255,7 @@ def _last_words(output: Path) -> str:
 
 
 def _clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a frozen program told its own processes."""
+    """The environment without the variables that a frozen program sets for its own processes."""
     kept = {key: value for key, value in environment.items() if not key.startswith("_PYI_")}
     if sys.platform.startswith("linux") and "LD_LIBRARY_PATH_ORIG" in kept:
         kept["LD_LIBRARY_PATH"] = kept.pop("LD_LIBRARY_PATH_ORIG")
@@ -262,7 +263,7 @@ def _clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unit_of(pid: int) -> str | None:
-    """The user service that a process belongs to."""
+    """The user service to which a process belongs; None if it is not NeuroShard's service."""
     with suppress(OSError):
         groups = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
         if any(line.rsplit("/", 1)[-1] == UNIT and "/user@" in line for line in groups.splitlines()):

@@ -1,4 +1,4 @@
-"""`neuroshard wallet`: make a wallet phrase, show what a token stands for, back an identity up and restore it."""
+"""`neuroshard wallet`: make a wallet phrase, show the wallet of a token, back up an identity and restore it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new(
     words: Annotated[int, typer.Option(help="Length of the phrase: 12 or 24 words.")] = 12,
     as_json: AsJson = False,
 ) -> None:
-    """Print a new wallet phrase. It is stored nowhere: write it down."""
+    """Print a new wallet phrase. It is not stored anywhere: write it down."""
     from neuroshard.errors import UsageError
     from neuroshard.identity import Wallet, new_phrase, parse_token
 
@@ -56,7 +56,7 @@ def show(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the wallet of a token, and the node identity that this computer has in the data folder."""
+    """Show the wallet of a token, and the identity of the node in the data folder."""
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
     from neuroshard.identity import NodeKey
@@ -68,7 +68,7 @@ def show(
         "wallet_id": wallet.wallet_id,
         "public_key": wallet.public_key.hex(),
         "token_kind": kind,
-        "node_id": NodeKey.load_or_create(key).node_id if key.exists() else None,  # showing makes no key
+        "node_id": NodeKey.load_or_create(key).node_id if key.exists() else None,  # `show` must not create a key
         "node_key": str(key),
     }
     if as_json:
@@ -89,7 +89,7 @@ def backup(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the wallet's token and this computer's node key to a file that only a passphrase opens."""
+    """Write the wallet's token and this computer's node key to a file encrypted with a passphrase."""
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import back_up
 
@@ -106,7 +106,7 @@ def restore(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a backed up identity into the data folder. It refuses where another one is."""
+    """Restore an identity from a backup into the data folder. Another identity there is never overwritten."""
     from neuroshard.config.instance_lock import read_lock_owner
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.errors import UsageError
@@ -121,7 +121,7 @@ def restore(
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> str:
-    """From a file, without the line's end, or typed unseen. Raises TokenError without a file or a terminal to ask."""
+    """Read the passphrase from a file, or from the terminal without echo. Raises TokenError without either."""
     from neuroshard.config.loading import read_token_file
     from neuroshard.errors import TokenError
 
