@@ -1,1 +1,1 @@
-"""The REST API and the dashboard: reads the status board, sends typed commands, never touches live objects."""
+"""The REST API and the dashboard. They read the status board and send typed commands, but never use live objects."""

@@ -1,6 +1,6 @@
 """Access to the API: the secret in its file, sessions derived from it, entry keys, and the decision per request.
 
-The decision is pure: it depends on the headers of one request and the time."""
+The decision is pure: it depends only on the headers of one request and the time."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ LONGEST_COOKIE: Final = 200
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """Makes and checks sessions. A new API secret ends all of them."""
+    """Makes and checks session cookies, CSRF tokens and entry keys. A new API secret makes all of them invalid."""
 
     secret: str
     port: int
 
     @property
     def cookie_name(self) -> str:
-        """Cookies are shared by all ports of a host name, therefore the port is part of the name."""
+        """Name of the session cookie. It contains the port, because all ports of a host share their cookies."""
         return f"neuroshard_session_{self.port}"
 
     def is_secret(self, candidate: str) -> bool:
-        """Whether this is the API secret, in constant time."""
+        """Whether the candidate is the API secret, compared in constant time."""
         return hmac.compare_digest(self.secret.encode(), candidate.encode("utf-8", "replace"))
 
     def new_cookie(self, origin: str, now: float) -> str:
-        """Value of a cookie for pages of exactly this origin."""
+        """Make a cookie value that is valid for pages of exactly this origin, for SESSION_SECONDS."""
         expiry = int(now) + SESSION_SECONDS
         nonce = secrets.token_urlsafe(16)
         return f"{expiry}.{nonce}.{self._seal('session', origin, str(expiry), nonce)}"
@@ -55,20 +55,20 @@ class SessionKeys:
         return genuine and now < int(expiry)
 
     def csrf_token(self, cookie: str) -> str:
-        """The token that only a page which may read our answers can know."""
+        """CSRF token of a session. Only a page that may read this node's responses can know it."""
         return self._seal("csrf", cookie)
 
     def accepts_csrf(self, cookie: str, token: str) -> bool:
-        """Whether the token belongs to the cookie, in constant time."""
+        """Whether the CSRF token belongs to the cookie, compared in constant time."""
         return hmac.compare_digest(self.csrf_token(cookie).encode(), token.encode("utf-8", "replace"))
 
     def new_entry_key(self, now: float, seconds: int) -> str:
-        """A key that opens a session instead of the secret, for so long."""
+        """Make a key that opens a session instead of the secret, valid for this number of seconds."""
         expiry, nonce = str(int(now) + seconds), secrets.token_urlsafe(16)
         return f"{expiry}.{nonce}.{self._seal('entry', expiry, nonce)}"
 
     def entry_expiry(self, key: str, now: float) -> int | None:
-        """Until when an entry key is valid; None for one that is not ours or has expired."""
+        """Expiry of an entry key in seconds since the epoch; None for an expired key or one of another secret."""
         parts = key.split(".")
         if len(key) > LONGEST_COOKIE or len(parts) != 3 or not (parts[0].isascii() and parts[0].isdigit()):
             return None
@@ -77,7 +77,7 @@ class SessionKeys:
         return int(expiry) if genuine and now < int(expiry) else None
 
     def _seal(self, *parts: str) -> str:
-        """HMAC-SHA256 under the secret over length-prefixed parts, in hex."""
+        """HMAC-SHA256 under the secret, in hex. The length prefixes keep ("a", "bc") and ("ab", "c") apart."""
         key = hashlib.sha256(b"neuroshard/api-session" + self.secret.encode()).digest()
         message = b"".join(len(part := text.encode()).to_bytes(4) + part for text in parts)
         return hmac.new(key, message, hashlib.sha256).hexdigest()
@@ -94,7 +94,7 @@ HOW_TO_AUTHORISE = (
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What the decision rests on; header names in lower case."""
+    """The parts of a request that decide about access; header names are in lower case."""
 
     method: str
     path: str
@@ -102,56 +102,61 @@ class RequestFacts:
 
     @classmethod
     def of(cls, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestFacts:
-        """Facts of an ASGI request."""
+        """Read the facts of an ASGI request."""
         decoded = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
         return cls(method, path, decoded)
 
     def all(self, name: str) -> list[str]:
-        """Every value of a header."""
+        """Every value of a header; `name` is in lower case."""
         return [value for key, value in self.headers if key == name]
 
     def one(self, name: str) -> str | None:
-        """The only value of a header, None when it is absent or ambiguous."""
+        """The only value of a header; None if it is absent or occurs more than once."""
         values = self.all(name)
         return values[0] if len(values) == 1 else None
 
     @property
     def reads_only(self) -> bool:
-        """Whether the method promises to change nothing."""
+        """Whether the method is one that changes nothing."""
         return self.method in READING_METHODS
 
     @property
     def bearer(self) -> str | None:
-        """The secret in the Authorization header."""
+        """The secret in the Authorization header; None without one."""
         scheme, _, value = (self.one("authorization") or "").partition(" ")
         return value.strip() if scheme.lower() == "bearer" else None
 
     def cookie(self, name: str) -> str | None:
-        """A cookie's value."""
+        """The value of a cookie; None if it is absent or the header cannot be parsed."""
         try:
             cookies = SimpleCookie(self.one("cookie") or "")
         except CookieError:
-            return None  # a damaged header is the same as none: the caller asks for the secret
+            return None  # a damaged header counts as absent: the caller then asks for the secret
         return cookies[name].value if name in cookies else None
 
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """The rules of DESIGN 3.2 for one server."""
+    """Decides which requests one server accepts.
+
+    A request that changes something needs the secret, or a session in the dashboard's own page with its CSRF token. A
+    request that reads needs one of both only if `secret_for_everything`. Requests from foreign pages, or for a host
+    name that is not this node's, are always refused.
+    """
 
     hosts: HostPolicy
     sessions: SessionKeys
-    secret_for_everything: bool  # the server can be reached from other computers, or shows a new wallet
+    secret_for_everything: bool  # true if other computers can reach the server, or if it shows a new wallet
     public_paths: frozenset[str]  # the dashboard's own files, readable without a secret
 
     @classmethod
     def for_server(cls, host: str, port: int, secret: str, public_paths: Iterable[str]) -> AccessPolicy:
-        """Policy of a server bound to `host` and `port`."""
+        """Make the policy of a server bound to `host` and `port`."""
         hosts = HostPolicy.for_host(host, port)
         return cls(hosts, SessionKeys(secret, port), not is_loopback(host), frozenset({SESSION_PATH, *public_paths}))
 
     def check(self, request: RequestFacts, now: float) -> None:
-        """Let a request pass. Raises AccessDeniedError (403) or MissingSecretError (401)."""
+        """Return if the request is allowed. Raises AccessDeniedError (403) or MissingSecretError (401) otherwise."""
         origin = self._own_origin(request)
         self._refuse_foreign_page(request, origin)
         if request.reads_only:
@@ -160,11 +165,11 @@ class AccessPolicy:
             return
         if request.path == SESSION_PATH:
             self._refuse_form(request)
-            return  # the secret is in the body: the route compares it
+            return  # the secret is in the body; the route compares it
         self._require_owner(request, origin, now)
 
     def is_authenticated(self, request: RequestFacts, now: float) -> bool:
-        """Whether the request carries the secret or a session."""
+        """Whether the request has the secret or a valid session. A wrong bearer secret fails despite a session."""
         if request.bearer is not None:
             return self.sessions.is_secret(request.bearer)
         cookie = request.cookie(self.sessions.cookie_name)
@@ -172,14 +177,14 @@ class AccessPolicy:
         return cookie is not None and host is not None and self.sessions.accepts(cookie, origin_of(host), now)
 
     def _own_origin(self, request: RequestFacts) -> str:
-        """The origin of pages under the request's Host. Raises AccessDeniedError for a name that is not ours."""
+        """Origin of pages under the request's Host. Raises AccessDeniedError if it does not name this node."""
         host = request.one("host")
         if host is None or not self.hosts.allows(host):
             raise AccessDeniedError("The Host header does not name this node.", f"Use {self.hosts.url}/.")
         return origin_of(host)
 
     def _refuse_foreign_page(self, request: RequestFacts, origin: str) -> None:
-        """Raise AccessDeniedError for what a page of another origin makes a browser send."""
+        """Raise AccessDeniedError for a request that a page of another origin caused. Following a link is allowed."""
         if any(value.lower() != origin for value in request.all("origin")):
             raise AccessDeniedError("Pages of another origin may not use this node.")
         if request.one("sec-fetch-site") in {"cross-site", "same-site"}:
@@ -188,7 +193,7 @@ class AccessPolicy:
                 raise AccessDeniedError("Pages of another site may not use this node.")
 
     def _refuse_form(self, request: RequestFacts) -> None:
-        """Raise AccessDeniedError for a body that a plain HTML form can send."""
+        """Raise AccessDeniedError for a body that a plain HTML form can send: browsers send it across origins."""
         kind = (request.one("content-type") or "").partition(";")[0].strip().lower()
         if kind in FORM_TYPES:
             raise AccessDeniedError("Forms are refused.", "Send JSON.")
@@ -202,7 +207,7 @@ class AccessPolicy:
             raise MissingSecretError("This node answers only with its API secret.", HOW_TO_AUTHORISE)
 
     def _require_owner(self, request: RequestFacts, origin: str, now: float) -> None:
-        """Raise unless the request carries the secret, or comes from our own page in a session of ours."""
+        """Raise unless the request has the secret, or comes from the dashboard's own page in a valid session."""
         if request.bearer is not None:
             self._require_secret(request.bearer)
             return
@@ -228,9 +233,9 @@ LONGEST_CHARACTERS = 200
 
 
 def load_or_create_secret(data_dir: Path) -> str:
-    """The secret in `<data-dir>/api-secret` (mode 0600), made when missing.
+    """Read the secret in `<data-dir>/api-secret` (mode 0600); create it if it is missing.
 
-    Raises StorageError when the file cannot be read or written, or does not hold a secret.
+    Raises StorageError when the file cannot be read or written, or does not contain a secret.
     """
     path = NodePaths.below(data_dir).api_secret
     try:
@@ -243,7 +248,7 @@ def load_or_create_secret(data_dir: Path) -> str:
 
 
 def _create(path: Path, secret: str) -> None:
-    """Write the file whole or not at all; when two processes start at once, the first one's secret stays."""
+    """Write the file completely or not at all. If two processes start at once, the first one's secret stays."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -252,7 +257,7 @@ def _create(path: Path, secret: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, path)  # unlike a rename it never replaces another start's secret
+            os.link(temporary, path)  # unlike a rename, a link never replaces the secret of another start
         except FileExistsError:
             return
         except OSError:  # a file system without hard links
@@ -262,7 +267,7 @@ def _create(path: Path, secret: str) -> None:
 
 
 def _read(path: Path) -> str:
-    """The stored secret, its file closed to everybody else. Raises StorageError for an unusable one."""
+    """Read the stored secret and make its file private. Raises StorageError if its length is wrong."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
         path.chmod(0o600)
     with path.open(encoding="ascii") as file:
@@ -273,18 +278,18 @@ def _read(path: Path) -> str:
 
 
 ENTRY_SECONDS = 600
-FRAGMENT = "setup-key="  # after the # of an address: never sent, so in no log of a server
+FRAGMENT = "setup-key="  # after the # of an address: browsers never send it, so no server logs it
 
 
 class EntryKeys:
-    """Keys that were used up are remembered until they have expired; used by one event loop only."""
+    """Accepts every entry key once: used keys are remembered until they expire. Only one event loop may use it."""
 
     def __init__(self, sessions: SessionKeys) -> None:
         self._sessions = sessions
-        self._used: dict[str, int] = {}  # to when each would be valid, seconds since the epoch
+        self._used: dict[str, int] = {}  # expiry of each used key, seconds since the epoch
 
     def admit(self, key: str, now: float) -> bool:
-        """Whether this is a key that nobody has used yet; it is used up now."""
+        """Whether the key is valid and was not used before. It counts as used from now on."""
         self._used = {known: expiry for known, expiry in self._used.items() if expiry > now}
         expiry = self._sessions.entry_expiry(key, now)
         if expiry is None or key in self._used:
@@ -294,5 +299,5 @@ class EntryKeys:
 
 
 def entry_address(url: str, secret: str, port: int, now: float) -> str:
-    """The address that opens the wizard at `url` once; whoever may read the API secret can make one."""
+    """Make an address that opens the wizard at `url` once, within ENTRY_SECONDS. It needs only the API secret."""
     return f"{url}/#{FRAGMENT}{SessionKeys(secret, port).new_entry_key(now, ENTRY_SECONDS)}"

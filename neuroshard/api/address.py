@@ -1,7 +1,7 @@
-"""The address of the API: the host names that mean this node, the check of Host headers, and binding the port.
+"""The address of the API: the host names of this node, the check of Host headers, and binding the port.
 
-The check defends against DNS rebinding and foreign pages. Binding happens before any thread starts, so that a busy
-port is an error in plain words."""
+The check defends against DNS rebinding and foreign pages. The port is bound before any thread starts, so that a busy
+port is reported as a clear error."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::
 
 @dataclass(frozen=True)
 class HostPolicy:
-    """The names under which this node answers, its port, and the address that its owner opens."""
+    """The host names and the port of this node's API, and the address that its owner opens."""
 
     names: frozenset[str]  # lower case, IPv6 in brackets
     port: int
-    any_address: bool  # bound to every address of this computer: then any literal address names it
+    any_address: bool  # bound to every address of this computer: any literal address is then accepted
     url: str
 
     @classmethod
     def for_host(cls, host: str, port: int) -> HostPolicy:
-        """Policy of a server bound to `host` (a name or an address) and `port`."""
+        """Make the policy of a server bound to `host` (a name or an address) and `port`."""
         names = set(LOOPBACK_NAMES)
         if host in WILDCARDS:
             own = socket.gethostname().lower()
@@ -40,20 +40,20 @@ class HostPolicy:
         return cls(frozenset(names), port, host in WILDCARDS, dashboard_url(host, port))
 
     def allows(self, host_header: str) -> bool:
-        """Whether a request with this Host header means this node."""
+        """Whether this Host header names this node."""
         match = HOST_HEADER.fullmatch(host_header.lower())
         if match is None:
             return False
         if match["port"] is not None and int(match["port"]) != self.port:
             return False
-        # A literal address cannot be rebound: a page that names it was served by it.
+        # DNS cannot rebind a literal address: a page whose origin is that address was served by it.
         return match["name"] in self.names or (self.any_address and is_address(match["name"]))
 
 
 def local_name(host: str) -> str:
-    """The host in a URL under which programs on this computer reach a server bound to `host`."""
+    """Host part of the URL at which programs on this computer reach a server bound to `host`."""
     if host.lower() == "localhost":
-        return "127.0.0.1"  # what is bound then, where a computer has both
+        return "127.0.0.1"  # `bind` prefers IPv4 if localhost has both addresses
     if not is_address(host):
         return host.lower()
     address = ipaddress.ip_address(host)
@@ -63,17 +63,17 @@ def local_name(host: str) -> str:
 
 
 def local_url(host: str, port: int) -> str:
-    """Where programs on this computer reach a server bound to `host` and `port`."""
+    """URL at which programs on this computer reach a server bound to `host` and `port`."""
     return f"http://{local_name(host)}:{port}"
 
 
 def dashboard_url(host: str, port: int) -> str:
-    """The same for people, who know this computer by its name."""
+    """The URL of `local_url` for people, with localhost instead of 127.0.0.1."""
     return local_url(host, port).replace("//127.0.0.1:", "//localhost:")
 
 
 def is_address(name: str) -> bool:
-    """Whether the name part of a Host header is a literal address."""
+    """Whether the name part of a Host header is a literal IP address; an IPv6 address may be in brackets."""
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -82,14 +82,14 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server bound to `host` can be reached from this computer only."""
+    """Whether only this computer can reach a server bound to `host`."""
     if host == "localhost":
         return True
     return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def origin_of(host_header: str) -> str:
-    """The Origin of a page that was served under this Host header."""
+    """Origin of a page that was served under this Host header."""
     return f"http://{host_header.lower()}"
 
 
@@ -97,24 +97,24 @@ BACKLOG = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one (`getsockname` tells it). The caller closes it.
+    """Open a listening, non-blocking socket. Port 0 selects a free one; `getsockname` returns it.
 
-    Raises NetworkRefusedError that names the port and what to do.
+    The caller closes the socket. Raises NetworkRefusedError with the port and the action to take.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 first
         listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # the latter for a name that no domain can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a domain name
         why = getattr(error, "strerror", None) or error
         raise NetworkRefusedError(f"The address {host} cannot be used: {why}.", "Choose another --host.") from error
     try:
-        if os.name == "posix":  # elsewhere this option would let two programs share a port
+        if os.name == "posix":  # on Windows this option would let two programs share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)  # already now: requests made while the server starts wait instead of failing
+        listener.listen(BACKLOG)  # listen now: requests during the server's start wait instead of failing
         listener.setblocking(False)
     except OSError as error:
         listener.close()
@@ -123,7 +123,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _refusal(host: str, port: int, error: OSError) -> NetworkRefusedError:
-    """The error for people."""
+    """The error for the user, with an action that fits the cause."""
     if error.errno == errno.EADDRINUSE:
         action = "Another program uses it: stop that program, or choose another port with --port."
         return NetworkRefusedError(f"Port {port} on {host} is busy.", action)

@@ -1,4 +1,4 @@
-"""Assemble the applications: the node's API, and the set-up wizard that runs before there is a token."""
+"""Assemble the two applications: the node's API, and the set-up wizard of a node without a token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = ["ApiContext", "ApiLimits", "create_app"]
 
 
 def create_app(context: ApiContext) -> FastAPI:
-    """The API of one node. `app.state.views` and `app.state.broadcaster` are for the server and for tests."""
+    """Make the API of one node. The server and tests use `app.state.views` and `app.state.broadcaster`."""
     static = dashboard_files()
     access = AccessPolicy.for_server(context.host, context.port, context.secret, static)
     views = RenderedViews(context.board)
@@ -62,7 +62,7 @@ def create_app(context: ApiContext) -> FastAPI:
         title="NeuroShard node",
         version=context.board.current().version,
         description=DESCRIPTION,
-        docs_url=None,  # they load scripts from elsewhere
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,
         responses=PROBLEM_RESPONSES,
@@ -91,21 +91,21 @@ SETUP_DESCRIPTION = "A node that waits to be set up. Every call needs the API se
 
 @dataclass(frozen=True)
 class SetupContext:
-    """Everything the wizard may touch."""
+    """Everything that the wizard's application may use."""
 
     desk: SetupDraft
     secret: str
-    host: str  # loopback, always
+    host: str  # always a loopback address
     port: int
     stop: Callable[[str], object]
     clock: Callable[[], float] = time.time  # seconds since the epoch
 
 
 def create_setup_app(context: SetupContext) -> FastAPI:
-    """The application of a node without a token."""
+    """Make the application of a node without a token: the set-up wizard, its session and the dashboard's files."""
     static = dashboard_files()
     policy = AccessPolicy.for_server(context.host, context.port, context.secret, static)
-    # other users of this computer reach loopback, too: they must not read the words of a new wallet
+    # Other users of this computer can also reach loopback: they must not read the words of a new wallet.
     access = replace(policy, secret_for_everything=True, public_paths=policy.public_paths | {"/health"})
     app = FastAPI(
         title="NeuroShard node, not set up yet",

@@ -41,43 +41,47 @@ MODEL_NAME = "neuroshard"
 
 
 def model_names(status: NodeStatus) -> tuple[str, ...]:
-    """Names under which the model in training answers; none before there is one."""
+    """Names that clients can use for the model in training; none before there is one."""
     if status.model is None:
         return ()
     return (MODEL_NAME, f"{MODEL_NAME}-{status.run.run_id[:12]}") if status.run else (MODEL_NAME,)
 
 
 def require_model(name: str, status: NodeStatus) -> None:
-    """Raise UnknownModelError when no model of this name is here."""
+    """Raise UnknownModelError if this node has no model with this name."""
     names = model_names(status)
     if name not in names:
         raise UnknownModelError(f"There is no model {name!r} here.", f"Models: {', '.join(names) or 'none yet'}.")
 
 
 class CompletionSlots:
-    """How many completions may run at once; used by one event loop only."""
+    """Counts the completions that run at once, up to a limit. Only one event loop may use it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.taken = 0
 
     def take(self) -> None:
-        """Take a slot. Raises TooManyRequestsError when there is none."""
+        """Take a slot. Raises TooManyRequestsError if all slots are taken."""
         if self.taken >= self._limit:
             raise TooManyRequestsError(f"{self._limit} completions are running already.", "Try again in a moment.")
         self.taken += 1
 
     def give_back(self) -> None:
-        """Free a slot."""
+        """Free a slot that was taken."""
         self.taken -= 1
 
 
 class Generation:
-    """One running Generate command, read from the event loop that made this object."""
+    """One running Generate command. Only the event loop that made this object may read it.
+
+    The node delivers pieces on threads of its own; `_put` moves them to the event loop. None in the queue marks the
+    end: the command's future is done, or the generation was cancelled.
+    """
 
     def __init__(self, context: ApiContext, request: CompletionRequest) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[GeneratedText | None] = asyncio.Queue()  # at most one a token
+        self._pieces: asyncio.Queue[GeneratedText | None] = asyncio.Queue()  # bounded: at most one per token
         self._deadline = self._loop.time() + context.limits.completion_seconds
         self._cancelled = Event()
         command = Generate(
@@ -94,19 +98,19 @@ class Generation:
         self._answer.add_done_callback(self._finish)
 
     def cancel(self) -> None:
-        """Stop the node's work on this completion, and the iteration."""
+        """Stop the node's work on this completion, and end `next_piece` with None."""
         self._cancelled.set()
         self._put(None)
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether somebody stopped it."""
+        """Whether `cancel` was called."""
         return self._cancelled.is_set()
 
     async def next_piece(self) -> GeneratedText | None:
-        """The next piece, None after the last one.
+        """Wait for the next piece; None after the last one.
 
-        Raises CommandTimeoutError at the deadline, and whatever the node answers with.
+        Raises CommandTimeoutError at the deadline, and the error of the node if the command failed.
         """
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -115,11 +119,11 @@ class Generation:
             self.cancel()
             raise CommandTimeoutError("The completion took too long.", "Ask for fewer tokens.") from error
         if piece is None and self._answer.done():
-            self._answer.result()
+            self._answer.result()  # raises the error of a command that failed
         return piece
 
     def summary(self) -> GenerationSummary:
-        """Usage counts, once the pieces have ended."""
+        """Usage counts. Call it after `next_piece` has returned None without a cancellation."""
         answer = self._answer.result(timeout=0)
         if not isinstance(answer, GenerationSummary):
             raise NeuroShardError("The node answered something else than was asked.")
@@ -132,12 +136,12 @@ class Generation:
         self._put(None)
 
     def _put(self, piece: GeneratedText | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the server stopped and nobody waits
+        with suppress(RuntimeError):  # the loop is closed: the server stopped, so no client waits
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
 
 class CompletionWriter:
-    """Answers of one completion in OpenAI's shape."""
+    """Builds the response to one completion request in the format of OpenAI's API."""
 
     def __init__(self, identity: str, created: int, request: CompletionRequest) -> None:
         self._identity = identity
@@ -145,7 +149,7 @@ class CompletionWriter:
         self._request = request
 
     async def whole(self, generation: Generation) -> CompletionBody:
-        """The finished completion."""
+        """Wait for the end of the generation and return the whole completion."""
         texts = [self._request.prompt_text] if self._request.echo else []
         while (piece := await generation.next_piece()) is not None:
             texts.append(piece.text)
@@ -153,9 +157,9 @@ class CompletionWriter:
         return self._body("".join(texts), summary.finish_reason, usage_of(summary))
 
     async def stream(self, generation: Generation, first: GeneratedText | None) -> AsyncGenerator[bytes]:
-        """The completion as Server-Sent Events, beginning with a piece that was already read.
+        """Yield the completion as Server-Sent Events, starting with the piece `first`, which was already read.
 
-        An error that comes after the first piece is sent as OpenAI's error object: the status is out already.
+        An error after the first piece is sent as OpenAI's error object, because the status line was already sent.
         """
         try:
             async for body in self._bodies(generation, first):
@@ -192,7 +196,7 @@ class CompletionWriter:
 
 
 def usage_of(summary: GenerationSummary) -> Usage:
-    """Counts in OpenAI's shape."""
+    """Convert the usage counts to the format of OpenAI's API."""
     return Usage(
         prompt_tokens=summary.prompt_tokens,
         completion_tokens=summary.completion_tokens,
@@ -204,17 +208,17 @@ def _data(json_bytes: bytes) -> bytes:
     return b"data: " + json_bytes + b"\n\n"
 
 
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # the client is gone: it never receives this status
 
 
 def completion_routes(context: ApiContext) -> APIRouter:
-    """GET /v1/models and POST /v1/completions."""
+    """Make the routes GET /v1/models and POST /v1/completions."""
     router = APIRouter(tags=["completions"])
     slots = CompletionSlots(context.limits.completions)
 
     @router.get("/v1/models")
     async def models() -> ModelsBody:
-        """Names under which the model in training answers."""
+        """List the names that can be used for the model in training."""
         status = context.board.current()
         created, owner = int(status.started_at), status.wallet_id or "neuroshard"
         return ModelsBody(data=[ModelCard(id=name, created=created, owned_by=owner) for name in model_names(status)])
@@ -237,7 +241,7 @@ def completion_routes(context: ApiContext) -> APIRouter:
             if not body.stream:
                 whole = await unless_disconnected(request, writer.whole(generation))
                 return Response(whole.model_dump_json(), media_type=JSON)
-            # The first piece before the headers: what goes wrong until then gets a proper status.
+            # Wait for the first piece before the headers are sent: an error until then still gets its own status.
             first = await unless_disconnected(request, generation.next_piece())
             handed_over = True
             return WatchedStream(writer.stream(generation, first), generation.cancel, lambda: _end(slots, generation))
@@ -251,6 +255,6 @@ def completion_routes(context: ApiContext) -> APIRouter:
 
 
 def _end(slots: CompletionSlots, generation: Generation) -> None:
-    """Free the slot and make sure that the node works on it no more."""
+    """Free the slot, and cancel the generation so that the node stops working on it."""
     generation.cancel()
     slots.give_back()

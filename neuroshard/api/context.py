@@ -33,7 +33,7 @@ from neuroshard.types import JsonValue
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """What the API is willing to carry at once."""
+    """Limits on requests, event streams and completions."""
 
     header_bytes: int = 16_384
     body_bytes: int = 1 << 20
@@ -41,13 +41,13 @@ class ApiLimits:
     event_streams: int = 100
     completions: int = 4
     completion_seconds: float = 300.0
-    heartbeat_seconds: float = 15.0  # of a silent event stream
-    events_per_second: float = 4.0  # statuses, at most
+    heartbeat_seconds: float = 15.0  # interval of comments on an event stream without events
+    events_per_second: float = 4.0  # maximum rate of status events
 
 
 @dataclass(frozen=True)
 class ApiContext:
-    """Everything the API may touch. `port` is the port really bound; `host` what it was bound to."""
+    """Everything that the API may use. `host` and `port` are the address that was actually bound."""
 
     board: StatusBoard
     commands: CommandChannel
@@ -57,13 +57,13 @@ class ApiContext:
     host: str
     port: int
     counters: Counters = field(default_factory=Counters)
-    redactor: Redactor = field(default_factory=Redactor)  # knows the secrets of this node
+    redactor: Redactor = field(default_factory=Redactor)  # contains the secrets of this node
     limits: ApiLimits = field(default_factory=ApiLimits)
     clock: Callable[[], float] = time.time  # seconds since the epoch
 
 
 def deadline_seconds(command: Command) -> float:
-    """How long a client waits for a command."""
+    """Seconds that a client waits for the result of a command."""
     match command:
         case SaveCheckpoint() | Resume():
             return 60.0  # gigabytes move to or from the disk or the accelerator
@@ -72,13 +72,13 @@ def deadline_seconds(command: Command) -> float:
         case UpdateSettings():
             return 10.0
         case Shutdown():
-            return 5.0  # then it is queued: a node that still starts stops as soon as it can
+            return 5.0  # the command stays queued: a node that is still starting stops as soon as it can
         case Generate():
             return 300.0
 
 
 def require_ready(status: NodeStatus) -> None:
-    """Raise NotReadyError, with the node's own words, when it cannot carry out commands."""
+    """Raise NotReadyError with the node's reason if it cannot carry out commands in this state."""
     match status.state:
         case NodeState.STARTING:
             raise NotReadyError(f"The node is still starting: {status.state_reason}", "Try again in a few seconds.")
@@ -93,7 +93,7 @@ def require_ready(status: NodeStatus) -> None:
 async def carry_out(context: ApiContext, command: Command) -> CommandResult:
     """Send a command and wait for its result.
 
-    Raises NotReadyError, CommandTimeoutError, and whatever the node answers with.
+    Raises NotReadyError, CommandTimeoutError, and the error of the node if the command failed.
     """
     require_ready(context.board.current())
     answer = await answer_within(context.commands.send(command), deadline_seconds(command))
@@ -101,7 +101,7 @@ async def carry_out(context: ApiContext, command: Command) -> CommandResult:
 
 
 async def shut_down(context: ApiContext, reason: str) -> CommandResult:
-    """Ask the node to stop; this works in every state, also while it starts."""
+    """Ask the node to stop, in any state, also during its start. Raises NotReadyError if the queue is full."""
     status = context.board.current()
     if status.state is NodeState.STOPPING:
         return CommandResult(NodeState.STOPPING, "The node is stopping already.")
@@ -114,15 +114,15 @@ async def shut_down(context: ApiContext, reason: str) -> CommandResult:
 
 
 async def answer_within(future: Future[CommandAnswer], seconds: float) -> CommandAnswer:
-    """The answer of a command, however it comes. Raises CommandTimeoutError after `seconds`.
+    """Wait for the result of a command. Raises CommandTimeoutError after `seconds`, and the error of the command.
 
-    The future is never cancelled: the node may be carrying the command out and must be able to set its result.
+    The future is never cancelled: the node may be carrying out the command and must be able to set its result.
     """
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
     def wake(_: Future[CommandAnswer]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the server stopped and nobody waits
+        with suppress(RuntimeError):  # the loop is closed: the server stopped, so no client waits
             loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(wake)
@@ -137,7 +137,7 @@ async def answer_within(future: Future[CommandAnswer], seconds: float) -> Comman
 
 
 def expect_result(answer: CommandAnswer) -> CommandResult:
-    """The result of a command other than Generate. Raises NeuroShardError for another kind of answer."""
+    """Check that the answer is a CommandResult, as for every command except Generate. Raises NeuroShardError."""
     if not isinstance(answer, CommandResult):
         raise NeuroShardError("The node answered something else than was asked.")
     return answer

@@ -29,7 +29,7 @@ folder <code>web</code>) and start the node again. Installed packages contain th
 
 @dataclass(frozen=True)
 class StaticFile:
-    """One file of the dashboard."""
+    """One file of the dashboard, held in memory, with its response headers."""
 
     content: bytes
     media_type: str
@@ -37,7 +37,7 @@ class StaticFile:
 
 
 def dashboard_files(folder: Traversable | None = None) -> dict[str, StaticFile]:
-    """Files by URL path, `/` being the page; only the explaining page when the dashboard was not built."""
+    """Read the dashboard's files by URL path; `/` is the page. If it was not built, a page explains that."""
     root = folder if folder is not None else files("neuroshard.api").joinpath("static")
     found = dict(_files(root, "/")) if root.is_dir() else {}
     page = found.pop("/index.html", None)
@@ -46,7 +46,7 @@ def dashboard_files(folder: Traversable | None = None) -> dict[str, StaticFile]:
 
 
 def dashboard_routes(found: dict[str, StaticFile]) -> list[Route]:
-    """One exact route for each file: no path of a request ever reaches the file system."""
+    """Make one exact route per file: the path of a request never reaches the file system."""
     return [Route(path, _endpoint(file), methods=["GET"], include_in_schema=False) for path, file in found.items()]
 
 
@@ -62,7 +62,7 @@ def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, StaticFile]]
 
 
 def _media_type(name: str) -> str:
-    """Type by ending; Windows may have a wrong one for scripts in its registry."""
+    """Media type by the file's extension. Scripts are fixed, because the registry of Windows may have a wrong type."""
     if name.endswith((".js", ".mjs")):
         return "text/javascript; charset=utf-8"
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -1,4 +1,4 @@
-"""The diagnostic report: one archive that an owner can give to others, without secrets and personal data."""
+"""The diagnostic report: one archive without secrets and personal data, which an owner can give to others."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from neuroshard.telemetry.logs import FILE_NAME, LogLine
 from neuroshard.telemetry.redaction import Redactor, Scrubber
 from neuroshard.types import JsonValue
 
-MOST_PART_BYTES: Final = 500_000  # of one file, before it is compressed
+MOST_PART_BYTES: Final = 500_000  # limit per file, before compression
 PACKAGES: Final = ("neuroshard", "torch", "numpy", "libp2p", "trio", "fastapi", "uvicorn", "pydantic", "psutil")
-ZIP_BEGINS: Final = 315_532_800.0  # 1980: no earlier date has a place in a zip file
+ZIP_BEGINS: Final = 315_532_800.0  # 1980: a zip file cannot store an earlier date
 ZIP_ENDS: Final = 4_102_444_800.0
 README: Final = """A report about one NeuroShard node, for those who help to find out what is wrong with it.
 
@@ -47,11 +47,11 @@ Read it before you give it away: a folder or a data source that you named yourse
 
 
 def diagnostic_archive(context: ApiContext, now: float) -> bytes:
-    """A zip file of a few megabytes at most; reads the end of the log file. `now` in seconds since the epoch."""
+    """Make the report, a zip file of at most a few megabytes. Reads the log file; `now` is seconds since the epoch."""
     redactors = (context.redactor, Redactor(context.secret))
     scrubber = Scrubber(redactors, phrase_word_list(), Path.home(), platform.node())
     buffer = io.BytesIO()
-    date = datetime.fromtimestamp(min(max(now, ZIP_BEGINS), ZIP_ENDS), UTC)  # whatever this computer's date is
+    date = datetime.fromtimestamp(min(max(now, ZIP_BEGINS), ZIP_ENDS), UTC)  # the computer's date may be wrong
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in _parts(context, scrubber):
             entry = zipfile.ZipInfo(f"neuroshard-report/{name}", date.timetuple()[:6])
@@ -61,7 +61,7 @@ def diagnostic_archive(context: ApiContext, now: float) -> bytes:
 
 
 def archive_name(now: float) -> str:
-    """Name of the file, with the date in UTC."""
+    """File name of a report, with the date in UTC."""
     return f"neuroshard-report-{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M}.zip"
 
 
@@ -101,7 +101,7 @@ def _version(package: str) -> str | None:
 
 
 def _status(status: NodeStatus, age_seconds: float) -> dict[str, JsonValue]:
-    """The status without the other nodes and without the ways to reach this node."""
+    """The status without the other nodes and without the command to join through this node."""
     private = replace(status, network=replace(status.network, join_line=""))
     shown = cast("dict[str, JsonValue]", as_python(private))
     del shown["peers"]
@@ -114,7 +114,7 @@ def _line(line: LogLine) -> str:
 
 
 def _end_of(path: Path) -> str:
-    """The last whole lines of a file; why there are none, when it cannot be read."""
+    """The last whole lines of a file, or the reason why it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -131,12 +131,12 @@ ZIP = "application/zip"
 
 
 def diagnostic_routes(context: ApiContext) -> APIRouter:
-    """POST /api/diagnostics: a command, so that it needs the owner."""
+    """Make the route POST /api/diagnostics. It is a POST, so that it needs the owner's authorisation."""
     router = APIRouter(tags=["status"])
 
     @router.post("/api/diagnostics", response_class=Response, responses={200: {"content": {ZIP: {}}}})
     async def diagnostics(body: NoMembers | None = None) -> Response:
-        """A zip file with versions, settings, status and log, without secrets, home folder and public addresses."""
+        """Download a zip file with versions, settings, status and log, without secrets and personal data."""
         del body
         now = context.clock()
         content = await asyncio.to_thread(diagnostic_archive, context, now)

@@ -1,4 +1,4 @@
-"""The event stream: the status when it changed and log lines as Server-Sent Events, and the task that sends them."""
+"""The event stream: status changes and log lines as Server-Sent Events, and the task that sends them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from neuroshard.telemetry.logs import LogLine
 
 HEARTBEAT = b": nothing new\n\n"
 START = b"retry: 2000\n\n"
-MOST_WAITING_LINES = 256  # of one slow client; it sees the gap in their numbers and can read /api/logs
-MOST_LOG_LINES = 200  # at once
+MOST_WAITING_LINES = 256  # per client; a slow one sees the gap in their numbers and can read /api/logs
+MOST_LOG_LINES = 200  # per broadcast
 
 _LOG = logging.getLogger(__name__)
 
 
 def encode_event(name: str, json: bytes, identity: int | None = None) -> bytes:
-    """One event; JSON of our own making contains no line break. `identity` comes back as Last-Event-ID."""
+    """Encode one event. `json` must not contain a line break; clients send `identity` back as Last-Event-ID."""
     prefix = b"" if identity is None else b"id: %d\n" % identity
     return prefix + b"event: " + name.encode() + b"\ndata: " + json + b"\n\n"
 
 
 def log_event(line: LogLine) -> bytes:
-    """One log line. Its sequence number is the event's id, so that a client resumes after the last one it got."""
+    """Encode a log line. Its sequence number is the event's id, so that a client resumes after its last line."""
     return encode_event("log", as_json(line), line.sequence)
 
 
 class Subscriber:
-    """Events that wait for one client: the newest status only, and a bounded number of log lines."""
+    """Events that wait for one client: only the newest status, and a bounded number of log lines."""
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._lines: deque[bytes] = deque(maxlen=MOST_WAITING_LINES)
@@ -48,22 +48,22 @@ class Subscriber:
         self._closed = False
 
     def offer_line(self, event: bytes) -> None:
-        """Queue a log line; a client that is too slow loses the oldest ones."""
+        """Queue a log line. A client that reads too slowly loses its oldest lines."""
         self._lines.append(event)
         self._changed.set()
 
     def offer_status(self, event: bytes) -> None:
-        """Replace the status that waits."""
+        """Replace the waiting status, if there is one."""
         self._status = event
         self._changed.set()
 
     def close(self) -> None:
-        """End the stream."""
+        """End the stream: `chunks` wakes up and finishes."""
         self._closed = True
         self._changed.set()
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """What to write to the client, until the stream is closed."""
+        """Yield the bytes to send, until the stream is closed. Without events it yields regular heartbeats."""
         yield START
         while not self._closed:
             try:
@@ -81,7 +81,7 @@ class Subscriber:
 
 
 class Broadcaster:
-    """All event streams of one server; its task runs only while somebody listens."""
+    """All event streams of one server. Its task runs only while at least one stream is open."""
 
     def __init__(self, context: ApiContext, views: RenderedViews) -> None:
         self._context = context
@@ -95,13 +95,13 @@ class Broadcaster:
 
     @property
     def stream_count(self) -> int:
-        """Open streams."""
+        """Number of open streams."""
         return len(self._subscribers)
 
     def subscribe(self, after: int | None) -> Subscriber:
-        """A new stream: the status first, log lines after `after` (None: only new ones), then what happens.
+        """Open a stream: log lines after `after` (None: only new ones) and the status first, then all new events.
 
-        Raises NotReadyError when too many are open or the server stops.
+        Raises NotReadyError if too many streams are open or the server stops.
         """
         if self._closed:
             raise NotReadyError("The node is stopping.")
@@ -109,6 +109,8 @@ class Broadcaster:
             raise NotReadyError(
                 f"{self._limits.event_streams} event streams are open already.", "Close a dashboard and try again."
             )
+        # There is no await below, so the task cannot broadcast a line between the replay up to `_last_line` and the
+        # registration of the subscriber: no line is lost or sent twice.
         if self._task is None:
             self._last_line = self._context.log_ring.last_sequence
             self._sent_tag = self._views.get(whole_status).tag
@@ -117,14 +119,14 @@ class Broadcaster:
         subscriber = Subscriber(self._limits.heartbeat_seconds)
         if after is not None:
             for line in self._context.log_ring.newest(MOST_LOG_LINES):
-                if after < line.sequence <= self._last_line:  # later ones come with the broadcast
+                if after < line.sequence <= self._last_line:  # the task broadcasts the later lines
                     subscriber.offer_line(log_event(line))
         subscriber.offer_status(self._status_event())
         self._subscribers.add(subscriber)
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Forget a stream; the last one stops the task."""
+        """Close and remove a stream. After the last one the task stops."""
         subscriber.close()
         self._subscribers.discard(subscriber)
         if not self._subscribers and self._task is not None:
@@ -132,7 +134,7 @@ class Broadcaster:
             self._task = None
 
     def close(self) -> None:
-        """End every stream and accept no more."""
+        """End every stream and refuse new ones."""
         self._closed = True
         for subscriber in list(self._subscribers):
             self.unsubscribe(subscriber)
@@ -163,7 +165,7 @@ class Broadcaster:
         return encode_event("status", self._views.get(whole_status).body)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A broadcaster that failed ends its streams: their clients connect again and start a new one."""
+        """End all streams if the task failed: their clients connect again, which starts a new task."""
         if task.cancelled() or task is not self._task:
             return
         _LOG.error("the event broadcaster failed", exc_info=task.exception())
@@ -173,7 +175,7 @@ class Broadcaster:
 
 
 def stream_routes(broadcaster: Broadcaster) -> APIRouter:
-    """GET /api/events."""
+    """Make the route GET /api/events."""
     router = APIRouter(tags=["status"])
 
     @router.get("/api/events", response_class=Response, responses={200: {"content": {EVENT_STREAM: {}}}})
@@ -181,9 +183,9 @@ def stream_routes(broadcaster: Broadcaster) -> APIRouter:
         after: Annotated[int | None, Query(ge=0, le=LAST_SEQUENCE)] = None,
         last_event_id: Annotated[str | None, Header(max_length=40)] = None,
     ) -> Response:
-        """Server-Sent Events: `status` when it has changed, and `log`.
+        """Stream Server-Sent Events: `status` after every change, and `log` for every log line.
 
-        Log lines are numbered; a reconnecting client sends the last number as Last-Event-ID (or `after`) and gets
+        Log lines are numbered. A reconnecting client sends the last number as Last-Event-ID (or `after`) and receives
         the lines it missed. Other routes have entity tags: read them again with If-None-Match.
         """
         subscriber = broadcaster.subscribe(last_line(last_event_id, after))
@@ -193,7 +195,7 @@ def stream_routes(broadcaster: Broadcaster) -> APIRouter:
 
 
 def last_line(last_event_id: str | None, after: int | None) -> int | None:
-    """The log line a client has seen; browsers give the header when they connect again."""
+    """Number of the last log line that a client has. The header, which browsers send, overrides `after`."""
     if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
         return int(last_event_id)
     return after

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Guard:
-    """ASGI middleware around every route."""
+    """ASGI middleware that checks every request before any route, and answers errors that no route has handled."""
 
     app: ASGIApp
     access: AccessPolicy
@@ -41,11 +41,10 @@ class Guard:
     clock: Callable[[], float]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no WebSocket is offered
+        if scope["type"] != "http":  # the API has no WebSockets
             return
         response = GuardedResponse(send)
         facts = RequestFacts.of(scope["method"], scope["path"], scope["headers"])
@@ -61,7 +60,7 @@ class Guard:
                 return  # too late for an answer; the server closes the connection
             problem = render(problem_of(error), scope["path"])
             if has_body(facts):
-                problem.headers["connection"] = "close"  # what was not read is not waited for
+                problem.headers["connection"] = "close"  # the rest of the body will not be read
             await problem(scope, receive, response.send)
 
 
@@ -73,7 +72,7 @@ class GuardedResponse:
         self.started = False
 
     async def send(self, message: Message) -> None:
-        """Pass a message of the response on."""
+        """Forward a message of the response, with the security headers added to its start."""
         if message["type"] == "http.response.start":
             self.started = True
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), *SECURITY_HEADERS]
@@ -84,7 +83,7 @@ class GuardedResponse:
 
 
 def refuse_long_headers(facts: RequestFacts, limits: ApiLimits) -> None:
-    """Raise HeadersTooLargeError for more than a browser ever sends."""
+    """Raise HeadersTooLargeError if all headers together are longer than `limits.header_bytes`."""
     if sum(len(name) + len(value) for name, value in facts.headers) > limits.header_bytes:
         raise HeadersTooLargeError(f"The headers are longer than {limits.header_bytes:,} bytes.")
 
@@ -95,9 +94,9 @@ def has_body(facts: RequestFacts) -> bool:
 
 
 async def bounded_body(facts: RequestFacts, receive: Receive, limits: ApiLimits) -> Receive:
-    """Read the body, at most `limits.body_bytes` within `limits.body_seconds`, and give it out again.
+    """Read the body, at most `limits.body_bytes` within `limits.body_seconds`, and return a receive that replays it.
 
-    Raises BodyTooLargeError, without reading when the length is announced, and RequestTooSlowError.
+    Raises BodyTooLargeError, without reading if the announced length is too large, and RequestTooSlowError.
     """
     if not has_body(facts):
         return receive
@@ -122,7 +121,7 @@ async def bounded_body(facts: RequestFacts, receive: Receive, limits: ApiLimits)
 
 
 def replayed(first: Message, receive: Receive) -> Receive:
-    """A receive that gives `first` once and then goes on with the real one."""
+    """Make a receive that returns `first` once and then continues with the real one."""
     waiting = [first]
 
     async def receive_again() -> Message:

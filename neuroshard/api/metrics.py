@@ -1,4 +1,4 @@
-"""The snapshot and the counters as Prometheus text; each request has its own registry, nothing is global."""
+"""The snapshot and the counters as Prometheus text. Each request has its own registry, so that nothing is global."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PREFIX: Final = "neuroshard_"
 
 
 def known_gauges(values: Iterable[tuple[str, str, float | None]]) -> Iterator[Metric]:
-    """A gauge of each (name, help, value) whose value is a number."""
+    """Yield a gauge for each (name, help, value) whose value is a finite number."""
     for name, help_text, value in values:
         if value is not None and isfinite(value):
             yield GaugeMetricFamily(PREFIX + name, help_text, value)
 
 
 def data_metrics(status: NodeStatus) -> Iterator[Metric]:
-    """Nothing before the manifest was read, or while this node reads no data."""
+    """Metrics of the training data; none before the manifest was read, or on a node that reads no data."""
     data = status.data
     if data is None or not data.source:
         return
@@ -58,7 +58,7 @@ def data_metrics(status: NodeStatus) -> Iterator[Metric]:
 
 
 def pipeline_metrics(status: NodeStatus) -> Iterator[Metric]:
-    """Nothing before the run's stages are known; nothing of microbatches where none are driven."""
+    """Metrics of the stages, once they are known, and of the microbatches, if this node drives any."""
     if status.pipeline is not None:
         yield from _stages(status.pipeline.stages)
         if status.pipeline.flow is not None:
@@ -127,7 +127,7 @@ _BY_REASON = ("stage", "reason")
 
 
 def round_metrics(status: NodeStatus) -> Iterator[Metric]:
-    """Counts since this node's start; no value for a stage without rounds, but for zeros of what is counted."""
+    """Counts of certified rounds since this node's start, and the phases of each stage's last round."""
     completed = _counter("rounds_completed", "Certified rounds that completed", _BY_STAGE)
     abandoned = _counter("rounds_abandoned", "Certified rounds that came to nothing here", _BY_REASON)
     accepted = _counter("round_contributions_accepted", "Contributions to completed rounds", _BY_STAGE)
@@ -159,29 +159,28 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 
 def metrics_text(status: NodeStatus, counters: Sequence[CounterValue], age_seconds: float) -> bytes:
-    """Everything a scrape sees when the newest snapshot is so old."""
+    """Encode all metrics in Prometheus' text format. `age_seconds` is the age of the snapshot."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Values([*snapshot_metrics(status, age_seconds), *_counted(counters)]))
     return generate_latest(registry)
 
 
 class _Values(Collector):
-    """Hands ready values to a registry."""
+    """Passes finished values to a registry."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = tuple(metrics)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing to check for duplicates: the registry holds this collector only."""
+        """Return nothing: the registry holds only this collector, so there are no duplicates to check."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """The values."""
         return self._metrics
 
 
 def snapshot_metrics(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:
-    """Gauges and counters of one snapshot; what is not known is left out."""
+    """Gauges and counters of one snapshot. Unknown values are left out."""
     yield InfoMetricFamily(PREFIX + "node", "This node", {"version": status.version, "node_id": status.node_id or ""})
     states = GaugeMetricFamily(PREFIX + "state", "1 for the state the node is in", labels=["state"])
     for state in NodeState:

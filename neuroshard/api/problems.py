@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: one table from error class to status, one shape for all of them."""
+"""Errors as RFC 9457 problem documents. One table maps error classes to HTTP status codes."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ MOST_DETAIL_CHARACTERS = 1_000
 
 
 class AccessDeniedError(NeuroShardError):
-    """A request that comes from somewhere it must not come from."""
+    """The request comes from a foreign page, or names a host that is not this node."""
 
 
 class MissingSecretError(NeuroShardError):
-    """A request without the API secret, or with a wrong one."""
+    """The request has no API secret or session, or a wrong one."""
 
 
 class BodyTooLargeError(NeuroShardError):
-    """A request body above the limit."""
+    """The request body is larger than the limit."""
 
 
 class HeadersTooLargeError(NeuroShardError):
-    """Request headers above the limit."""
+    """The request headers are longer than the limit."""
 
 
 class RequestTooSlowError(NeuroShardError):
-    """A request whose body did not arrive in time."""
+    """The request body did not arrive in time."""
 
 
 class UnknownModelError(NeuroShardError):
-    """A completion asked from a model that is not here."""
+    """A completion names a model that this node does not have."""
 
 
 class TooManyRequestsError(NeuroShardError):
-    """More completions at once than the node carries."""
+    """More completions are running at once than the limit allows."""
 
 
 class WrongFieldsError(UsageError):
-    """A form with fields that cannot be used; `fields` has (name, message) of each."""
+    """Some fields of a form have wrong values; `fields` contains (name, message) for each."""
 
     def __init__(self, *fields: tuple[str, str]) -> None:
         super().__init__(" ".join(message for _, message in fields))
@@ -75,10 +75,10 @@ class WrongFieldsError(UsageError):
 
 
 class CommandTimeoutError(NeuroShardError):
-    """A command that was not answered within its deadline; it may still be carried out."""
+    """The node did not answer a command within its deadline. The command may still be carried out."""
 
 
-# From special to general: the first class an error is an instance of decides.
+# From special to general: the first class that matches decides.
 STATUS_OF_ERROR: tuple[tuple[type[NeuroShardError], int], ...] = (
     (AccessDeniedError, 403),
     (MissingSecretError, 401),
@@ -110,14 +110,14 @@ HEADERS_OF_STATUS: Mapping[int, Mapping[str, str]] = {
 
 
 class ProblemError(BaseModel):
-    """One member of a request that was refused."""
+    """One wrong member of a request."""
 
     location: str
     message: str
 
 
 class ProblemBody(BaseModel):
-    """RFC 9457 problem document; `action` says what to do, `error` is OpenAI's shape (only below /v1)."""
+    """RFC 9457 problem document. `action` is what to do; `error` has OpenAI's format and exists only below /v1."""
 
     type: str
     title: str
@@ -131,7 +131,7 @@ class ProblemBody(BaseModel):
 
 @dataclass(frozen=True)
 class Problem:
-    """An error on its way to the client."""
+    """An error response before it is encoded."""
 
     status: int
     detail: str
@@ -142,7 +142,7 @@ class Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """What a client is told about an error; nothing of an unexpected one."""
+    """Convert an error to a problem. Details of an unexpected error are not shown to the client."""
     match error:
         case NeuroShardError():
             status = next(status for kind, status in STATUS_OF_ERROR if isinstance(error, kind))
@@ -158,7 +158,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def render(problem: Problem, path: str) -> Response:
-    """The problem document as a response to a request for `path`."""
+    """Encode the problem document as the response to a request for `path`."""
     title = HTTPStatus(problem.status).phrase
     detail = problem.detail[:MOST_DETAIL_CHARACTERS]
     body: dict[str, object] = {
@@ -175,12 +175,12 @@ def render(problem: Problem, path: str) -> Response:
     if path.startswith("/v1/"):  # clients of OpenAI's API read this member
         body["error"] = openai_error(problem)
     headers = {**HEADERS_OF_STATUS.get(problem.status, {}), **problem.headers}
-    # ASCII escapes: whatever a client sent, even half a surrogate pair, can be told back to it
+    # ASCII escapes: any text of the client, even half a surrogate pair, can be sent back to it.
     return Response(json.dumps(body, ensure_ascii=True), problem.status, headers, MEDIA_TYPE)
 
 
 def openai_error(problem: Problem) -> dict[str, str | None]:
-    """The error object of OpenAI's API."""
+    """Convert a problem to the error object of OpenAI's API."""
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     fallback = "invalid_request_error" if problem.status < 500 else "server_error"
     code = "model_not_found" if problem.kind == "urn:neuroshard:problem:unknown-model" else None
@@ -189,7 +189,7 @@ def openai_error(problem: Problem) -> dict[str, str | None]:
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Make an application answer the errors that a route or its validation raises with problem documents."""
+    """Register handlers that answer the errors of routes and of their validation with problem documents."""
 
     async def respond(request: Request, error: Exception) -> Response:
         problem, path = problem_of(error), request.url.path
@@ -203,7 +203,7 @@ def answer_errors(app: FastAPI) -> None:
 
 
 def _kind(error: NeuroShardError) -> str:
-    """A stable name of the error's class: UnknownModelError is urn:neuroshard:problem:unknown-model."""
+    """Stable URN of the error's class: UnknownModelError is urn:neuroshard:problem:unknown-model."""
     name = type(error).__name__.removesuffix("Error")
     words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)
     return f"urn:neuroshard:problem:{words.lstrip('-')}"

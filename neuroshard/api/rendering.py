@@ -1,4 +1,4 @@
-"""Answers as JSON: status values through their type adapters, and the bytes of a route, made once per snapshot."""
+"""Responses as JSON: status values through their type adapters, and the bytes of a route, made once per snapshot."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from neuroshard.types import JsonValue as SharedJson
 
 
 def encodable(text: str) -> str:
-    """Text with `?` for what UTF-8 cannot encode, such as the undecodable bytes of a file name."""
+    """Replace by `?` what UTF-8 cannot encode, such as the undecodable bytes of a file name."""
     return text.encode("utf-8", "replace").decode()
 
 
 def encodable_if_text(value: object) -> object:
-    """Text made encodable, anything else as it is."""
+    """Apply `encodable` to a text; return any other value unchanged."""
     return encodable(value) if isinstance(value, str) else value
 
 
@@ -35,19 +35,19 @@ Text = Annotated[str, BeforeValidator(encodable_if_text)]
 
 
 class ResponseBody(BaseModel):
-    """Base of the answers that are not status values."""
+    """Base class of response bodies that are not status values."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
 
 
 class RequestBody(BaseModel):
-    """Base of what a client sends: exact types, no unknown members, no numbers beyond the finite ones."""
+    """Base class of request bodies: exact types, no unknown members, only finite numbers."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def finite_json(value: SharedJson) -> SharedJson:
-    """A JSON value with null for every number that JSON cannot represent, and encodable texts."""
+    """Replace every number that is not finite by null, and make every text encodable."""
     match value:
         case str():
             return encodable(value)
@@ -66,27 +66,27 @@ JSON = "application/json"
 
 @cache
 def adapter_of(kind: type[Any]) -> TypeAdapter[Any]:
-    """The type adapter of a status value; building one takes milliseconds."""
+    """The type adapter of a status value. It is cached, because building one takes milliseconds."""
     return TypeAdapter(kind)
 
 
 def as_python(value: object) -> SharedJson:
-    """A status value as plain dictionaries and lists, as JSON shows it."""
+    """Convert a status value to the dictionaries and lists of its JSON form."""
     plain: Any = adapter_of(type(value)).dump_python(value, by_alias=True)
     return finite_json(cast("SharedJson", plain))
 
 
 def as_json(value: object) -> bytes:
-    """A status value as JSON. Numbers that are not finite are null."""
+    """Encode a status value as JSON. Numbers that are not finite become null."""
     try:
         return adapter_of(type(value)).dump_json(value, by_alias=True)
-    except PydanticSerializationError:  # text that UTF-8 cannot encode: slower, and rare
+    except PydanticSerializationError:  # a text that UTF-8 cannot encode; this path is slower, and rare
         return json.dumps(as_python(value), ensure_ascii=False).encode()
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A body and its entity tag."""
+    """A response body and its entity tag."""
 
     body: bytes
     tag: str
@@ -96,12 +96,16 @@ Summary = Callable[[NodeStatus], object]
 
 
 def whole_status(status: NodeStatus) -> NodeStatus:
-    """Everything about this node except what has a route of its own."""
+    """Everything about this node except the parts that have a route of their own."""
     return status
 
 
 class RenderedViews:
-    """JSON of summaries of the newest snapshot; used by one event loop only."""
+    """Caches the JSON of the newest snapshot's summaries. Only one event loop may use it.
+
+    The cache belongs to one version of the snapshot, and is emptied when that snapshot becomes too old: its stale
+    values are then hidden, although its version stays the same.
+    """
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
@@ -111,7 +115,7 @@ class RenderedViews:
         self.rendered = 0  # number of serialisations
 
     def get(self, summary: Summary) -> Rendered:
-        """The summary of the newest snapshot."""
+        """Return the JSON of a summary of the newest snapshot, from the cache if possible."""
         version, status = self._board.versioned()
         age = self._board.age()
         if (key := (version, is_old(age))) != self._key:
@@ -124,7 +128,7 @@ class RenderedViews:
         return self._rendered[summary]
 
     def respond(self, request: Request, summary: Summary) -> Response:
-        """The summary as an answer; 304 for a client that has it already."""
+        """Make the response with the summary; 304 if the client already has it, by its If-None-Match header."""
         rendered = self.get(summary)
         headers = {"ETag": rendered.tag}
         if rendered.tag in [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]:

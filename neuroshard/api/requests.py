@@ -1,4 +1,4 @@
-"""Bodies of requests, and of the answers to commands, sessions and completions."""
+"""Bodies of requests, and of the responses to commands, sessions and completions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LONGEST_PAUSE_SECONDS = 7 * 86_400.0
 
 
 class PauseRequest(RequestBody):
-    """POST /api/training/pause; without a duration the pause lasts until somebody resumes."""
+    """POST /api/training/pause. Without a duration the pause lasts until training is resumed."""
 
     duration_seconds: float | None = Field(default=None, gt=0, le=LONGEST_PAUSE_SECONDS)
 
 
 class NoMembers(RequestBody):
-    """A body for calls that need none: `{}` or nothing."""
+    """Body of a call without parameters: `{}` or nothing."""
 
 
 SettingName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_.-]+$")]
@@ -29,7 +29,7 @@ class ConfigChanges(RootModel[Annotated[dict[SettingName, JsonValue], Field(min_
 
 
 class CommandBody(ResponseBody):
-    """202: what the command led to."""
+    """202: the result of a command."""
 
     state: Text = Field(description="state of the node afterwards")
     message: Text
@@ -37,13 +37,13 @@ class CommandBody(ResponseBody):
 
 
 class SessionRequest(RequestBody):
-    """POST /api/session: the API secret, typed in by the owner."""
+    """POST /api/session: the API secret that the owner entered."""
 
     secret: str = Field(min_length=1, max_length=200)
 
 
 class SessionBody(ResponseBody):
-    """What the dashboard needs to send commands."""
+    """The session of the dashboard, with the token that it needs to send commands."""
 
     authenticated: bool
     secret_required: bool = Field(description="true: the owner must enter the API secret first")
@@ -63,7 +63,7 @@ class StreamOptions(RequestBody):
 
 
 class CompletionRequest(RequestBody):
-    """POST /v1/completions; members of OpenAI's call that would change the answer are refused, not ignored."""
+    """POST /v1/completions. Unsupported members of OpenAI's API that would change the result are refused."""
 
     model: str = Field(default="neuroshard", max_length=200)
     prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=1)]
@@ -85,12 +85,12 @@ class CompletionRequest(RequestBody):
 
     @property
     def prompt_text(self) -> str:
-        """The one prompt."""
+        """The single prompt, which the body may contain as a list."""
         return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
 
     @property
     def stop_sequences(self) -> tuple[str, ...]:
-        """The stop sequences, none to four."""
+        """The stop sequences, from none to four."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -106,7 +106,7 @@ class CompletionChoice(ResponseBody):
 
 
 class Usage(ResponseBody):
-    """Real tokens of the model's own tokenizer."""
+    """Counts in tokens of the model's own tokenizer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -114,7 +114,7 @@ class Usage(ResponseBody):
 
 
 class CompletionBody(ResponseBody):
-    """Answer of POST /v1/completions, and the shape of each streamed piece."""
+    """Response of POST /v1/completions, and of each streamed piece."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -125,7 +125,7 @@ class CompletionBody(ResponseBody):
 
 
 class ModelCard(ResponseBody):
-    """One name under which the model in training answers."""
+    """One name of the model in training."""
 
     id: str
     object: Literal["model"] = "model"
@@ -134,7 +134,7 @@ class ModelCard(ResponseBody):
 
 
 class ModelsBody(ResponseBody):
-    """GET /v1/models."""
+    """GET /v1/models: the names of the model in training."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -56,16 +56,16 @@ LAST_SEQUENCE = 2**63 - 1
 
 
 def samples(status: NodeStatus) -> SamplesStatus:
-    """Texts that the model in training wrote to the same prompts at steps 0, 10, 100, 1,000 and each double."""
+    """Texts that the model in training wrote for the same prompts at steps 0, 10, 100, 1,000 and each double."""
     return status.samples
 
 
 def checkpoints(status: NodeStatus) -> CheckpointStatus:
-    """State that is safe on disk, and the loss that a kill would cause."""
+    """Checkpoints on disk, and the work that a kill at this moment would lose."""
     return status.checkpoints
 
 
-# path, declaration of the answer, how it follows from the snapshot (its docstring describes the route)
+# path, type of the response, function that makes it from the snapshot (its docstring describes the route)
 SNAPSHOT_ROUTES: Final[tuple[tuple[str, type, Summary], ...]] = (
     ("/api/training/verify", LearningSummary, learning_summary),
     ("/api/training/global", RunSummary, run_summary),
@@ -82,7 +82,7 @@ WORK_OF_SPAN: Final[dict[SpanName, Summary]] = {span: partial(work_summary, name
 
 
 def snapshot_routes(views: RenderedViews) -> APIRouter:
-    """Routes whose answer is a summary of the snapshot, rendered once per version, with an entity tag."""
+    """Make the routes that return a summary of the snapshot, with an entity tag. It is rendered once per version."""
     router = APIRouter(tags=["status"])
 
     def add(path: str, kind: type, summary: Summary) -> None:
@@ -97,7 +97,7 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
 
     @router.get("/api/contribution", response_model=WorkSummary)
     async def contribution(request: Request, span: SpanName = "day") -> Response:
-        """What this computer gave to training over the last day, the last week or all time."""
+        """Work of this computer for training over the last day, the last week or all time."""
         return views.respond(request, WORK_OF_SPAN[span])
 
     return router
@@ -113,7 +113,7 @@ class LogLines:
 
 @dataclass(frozen=True)
 class Health:
-    """GET /health: the process answers."""
+    """GET /health: the process answers, and the age of its newest snapshot."""
 
     status: Annotated[str, about('"ok", or "stale" when the node has published nothing for 30 s')]
     state: NodeState
@@ -122,18 +122,18 @@ class Health:
 
 
 def health_of(status: NodeStatus, age_seconds: float) -> Health:
-    """The health of a node whose newest snapshot has this age."""
+    """Health of a node whose newest snapshot has this age in seconds."""
     word = "stale" if is_old(age_seconds) else "ok"
     return Health(word, status.state, status.version, age_seconds)
 
 
 def live_routes(context: ApiContext) -> APIRouter:
-    """Routes whose answer changes without a new snapshot."""
+    """Make the routes whose response changes without a new snapshot: settings, log, health and metrics."""
     router = APIRouter(tags=["status"])
 
     @router.get("/api/config", response_model=dict[str, JsonValue])
     async def config() -> Response:
-        """Settings of this node and where each came from."""
+        """Settings of this node with the source of each value."""
         value = finite_json(context.config_view())
         return Response(CONFIG_ADAPTER.dump_json(cast("JsonValue", value)), media_type=JSON)
 
@@ -149,13 +149,13 @@ def live_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/health", response_model=Health)
     async def health() -> Response:
-        """The process answers; `status` tells whether the node still publishes."""
+        """Check that the process answers; `status` shows whether the node still publishes snapshots."""
         body = health_of(context.board.current(), context.board.age())
         return Response(as_json(body), media_type=JSON)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """Prometheus text format."""
+        """Metrics in Prometheus' text format."""
         age = context.board.age()
         text = metrics_text(fresh(context.board.current(), age), context.counters.snapshot(), age)
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
@@ -164,17 +164,17 @@ def live_routes(context: ApiContext) -> APIRouter:
 
 
 def action_routes(context: ApiContext) -> APIRouter:
-    """Pause, resume, checkpoint, shutdown and configuration; each answers 202 with the resulting state."""
+    """Make the routes that send a command to the node. Each answers 202 with the resulting state."""
     router = APIRouter(tags=["actions"])
 
     @router.post("/api/training/pause", status_code=202)
     async def pause(body: PauseRequest | None = None) -> CommandBody:
-        """Pause training, for a while or until it is resumed. Nothing is lost; accelerator memory is freed."""
+        """Pause training for some seconds or until it is resumed. No work is lost; accelerator memory is freed."""
         return body_of(await carry_out(context, Pause(body.duration_seconds if body else None)))
 
     @router.post("/api/training/resume", status_code=202)
     async def resume(body: NoMembers | None = None) -> CommandBody:
-        """Go on training."""
+        """Resume training after a pause."""
         del body
         return body_of(await carry_out(context, Resume()))
 
@@ -186,20 +186,20 @@ def action_routes(context: ApiContext) -> APIRouter:
 
     @router.post("/api/shutdown", status_code=202)
     async def shutdown(body: NoMembers | None = None) -> CommandBody:
-        """Save a final checkpoint and end the node."""
+        """Save a final checkpoint and stop the node."""
         del body
         return body_of(await shut_down(context, "asked through the API"))
 
     @router.patch("/api/config", status_code=202)
     async def change_config(body: ConfigChanges) -> CommandBody:
-        """Change settings of this node; `details` holds what was really stored."""
+        """Change settings of this node; `details` contains the values that were stored."""
         return body_of(await carry_out(context, UpdateSettings(body.root)))
 
     return router
 
 
 def body_of(result: CommandResult) -> CommandBody:
-    """The result of a command as an answer."""
+    """Convert the result of a command to a response body."""
     details: dict[str, JsonValue] | None = None
     if result.details is not None:
         details = CommandBody.model_validate(
@@ -209,12 +209,15 @@ def body_of(result: CommandResult) -> CommandBody:
 
 
 def session_routes(access: AccessPolicy, clock: Callable[[], float], entries: EntryKeys | None = None) -> APIRouter:
-    """Opening a session; its Host and Origin were checked before. With `entries` it is the wizard's."""
+    """Make the routes that open a session; `Guard` has checked Host and Origin before.
+
+    `entries` is given for the set-up wizard, where an entry key also opens a session.
+    """
     router = APIRouter(tags=["session"])
 
     @router.get("/api/session", response_model=SessionBody)
     async def read_session(request: Request) -> Response:
-        """Open or renew the session; with --host only for one that was opened with the API secret."""
+        """Open or renew the session. A node with --host only renews one that was opened with the API secret."""
         facts = RequestFacts.of(request.method, request.url.path, request.headers.raw)
         known = access.is_authenticated(facts, clock())
         if access.secret_for_everything and not known:
@@ -230,7 +233,7 @@ def session_routes(access: AccessPolicy, clock: Callable[[], float], entries: En
         return _open(RequestFacts.of(request.method, request.url.path, request.headers.raw))
 
     def _open(facts: RequestFacts) -> Response:
-        """Keep a valid cookie, so that the pages of several tabs share one, or give a new one."""
+        """Keep a valid cookie, so that several tabs share one session; otherwise set a new cookie."""
         now, origin = clock(), origin_of(facts.one("host") or "")
         known = facts.cookie(access.sessions.cookie_name)
         cookie = known if known and access.sessions.accepts(known, origin, now) else None

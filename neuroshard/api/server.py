@@ -1,6 +1,6 @@
 """Run the application in its own thread on a bound socket, with limits on connections.
 
-A client cannot hold a connection open by sending nothing, and the number of connections is bounded."""
+A client that sends nothing cannot keep a connection open, and the number of connections is bounded."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from neuroshard.api.problems import Problem, render
 from neuroshard.errors import NotReadyError
 
 MOST_CONNECTIONS: Final = 256
-SILENCE_SECONDS: Final = 10.0  # for a whole request head to arrive
-STALL_SECONDS: Final = 30.0  # for a client to read what was sent
-MOST_HEADER_BYTES: Final = 32_768  # of a head that has not come to its end
+SILENCE_SECONDS: Final = 10.0  # time for a whole request head to arrive
+STALL_SECONDS: Final = 30.0  # time for a client to read the sent data
+MOST_HEADER_BYTES: Final = 32_768  # limit of an incomplete request head
 
 
 class GuardedConnection(H11Protocol):
     """Uvicorn's HTTP/1.1 protocol with three limits.
 
-    A connection without a request in progress is idle. The one idle for longest gives way when there are too many;
-    one that is idle since it was opened, or in the middle of a request's head, ends after SILENCE_SECONDS (uvicorn
-    itself ends those that wait for a next request). A client that does not read for STALL_SECONDS is cut off.
+    A connection without a request in progress is idle. If there are more than MOST_CONNECTIONS, the one that has been
+    idle for longest is closed. A connection that has sent no complete request head ends after SILENCE_SECONDS; uvicorn
+    itself ends those that wait for a next request. A client that does not read for STALL_SECONDS is disconnected.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class GuardedConnection(H11Protocol):
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Take a new connection, at the cost of the one that was idle for longest if need be."""
+        """Accept a new connection. If there are too many, close the one that has been idle for longest."""
         super().connection_made(transport)
         self._listen_for_silence()
         if len(self.connections) > MOST_CONNECTIONS:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and start or stop waiting for the rest of a request's head."""
+        """Process received bytes, and start or stop the timer for the rest of a request's head."""
         super().data_received(data)
         if self._in_progress():
             self._idle_since = None
@@ -64,31 +64,31 @@ class GuardedConnection(H11Protocol):
             self._listen_for_silence()
 
     def on_response_complete(self) -> None:
-        """A response went out: idle, or on to a request that came with the last one."""
+        """Mark the connection as idle, unless a pipelined request is already in progress."""
         self._idle_since = self.loop.time()
         super().on_response_complete()
         if self._in_progress():
             self._idle_since = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Stop the timers."""
         self._stop_listening()
         self._stop_stall()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not read: wait for it, but not forever."""
+        """Start the timer after which a client that does not read is disconnected."""
         super().pause_writing()
         self._stop_stall()
         self._stall = self.loop.call_later(STALL_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Stop the timer: the client reads again."""
         self._stop_stall()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a problem document."""
+        """Answer bytes that are not HTTP with a problem document, and close the connection."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
@@ -104,18 +104,18 @@ class GuardedConnection(H11Protocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close at once, without waiting for unsent bytes."""
+        """Close the connection at once; unsent bytes are dropped."""
         self.transport.abort()
 
     def _make_room(self) -> None:
-        """Give up the connection that is idle for longest; this new one when all others are at work."""
+        """Close the connection that has been idle for longest; it is this new one if all others are busy."""
         connections = cast("set[object]", self.connections)
         open_ones = [
             other for other in connections if isinstance(other, GuardedConnection) and not other.transport.is_closing()
         ]
         if len(open_ones) > MOST_CONNECTIONS:
             idle = [(other._idle_since, id(other), other) for other in open_ones if other._idle_since is not None]
-            min(idle)[2].abort()  # this one is idle as well: there is always one
+            min(idle)[2].abort()  # never empty: this new connection is idle too
 
     def _in_progress(self) -> bool:
         """Whether a request was read and its response is not complete."""
@@ -140,12 +140,12 @@ __all__ = ["ApiServer", "bind"]
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
-GRACE_SECONDS: Final = 1  # for answers in progress at the stop
+GRACE_SECONDS: Final = 1  # time for responses in progress when the server stops
 THREAD_NAME: Final = "neuroshard-api"
 
 
 class _Server(Server):
-    """Uvicorn's server without its ten wake-ups per second; event streams end before it waits for open requests."""
+    """Uvicorn's server without its ten wake-ups per second. It ends event streams before it waits for open requests."""
 
     def __init__(self, config: Config, broadcaster: Broadcaster | None) -> None:
         super().__init__(config)
@@ -156,6 +156,8 @@ class _Server(Server):
 
     def request_exit(self) -> None:
         """Let the server end. Any thread may call this, also before the server runs."""
+        # The order matters: `main_loop` stores `_loop` before it reads `should_exit`, and here it is the reverse. So
+        # either this thread sees the loop, or `main_loop` sees the flag; the request cannot be lost.
         self.should_exit = True
         loop = self._loop
         if loop is not None:
@@ -163,25 +165,22 @@ class _Server(Server):
                 loop.call_soon_threadsafe(self._exit.set)
 
     async def main_loop(self) -> None:
-        """Serve until `request_exit`."""
         self._loop = asyncio.get_running_loop()
         if not self.should_exit:
             await self._exit.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
         await super().startup(sockets)
         self.serving.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop serving."""
         if self._broadcaster is not None:
             self._broadcaster.close()
         await super().shutdown(sockets)
 
 
 class ApiServer:
-    """The API's thread. Signals stay with the main thread, logging with whoever configured it."""
+    """Runs the API in a thread. It neither handles signals nor configures logging."""
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         config = Config(
@@ -202,11 +201,11 @@ class ApiServer:
         )
         self._server = _Server(config, getattr(app.state, "broadcaster", None))
         self._listener = listener
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)  # a stop waits 5 s at most
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)  # `stop` waits at most 5 s
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Return when requests are answered. Raises NotReadyError when the server could not start."""
+        """Start the thread and return when it answers requests. Raises NotReadyError if the server did not start."""
         self._thread.start()
         if not self._server.serving.wait(START_SECONDS):
             self.stop()
@@ -215,13 +214,13 @@ class ApiServer:
             raise NotReadyError("The API ended while it started.", "Look at the log.")
 
     def stop(self) -> None:
-        """End open streams, let answers in progress finish for a second, and join the thread."""
+        """End open streams, give responses in progress a second to finish, and join the thread for at most 5 s."""
         self._server.request_exit()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the server's thread is running."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -229,4 +228,4 @@ class ApiServer:
             self._server.run(sockets=[self._listener])
         finally:
             self._ended.set()
-            self._server.serving.set()  # wakes start() when the server died before it served
+            self._server.serving.set()  # wakes start() if the server failed before it served

@@ -1,6 +1,6 @@
-"""The set-up wizard: a draft of the first run, kept in memory only, its bodies and its routes.
+"""The set-up wizard: a draft of the first settings in memory, its request and response bodies, and its routes.
 
-Nothing is stored before the owner finishes. One event loop uses the draft."""
+Nothing is stored before the owner finishes. Only one event loop uses the draft."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SetupWallet(ResponseBody):
 
 
 class SetupFolder(ResponseBody):
-    """The data folder."""
+    """The chosen data folder, with the space and the wallet in it."""
 
     path: Text
     fixed_by: Text | None = Field(description="the flag or variable that decides it, if one does")
@@ -52,7 +52,7 @@ class SetupFolder(ResponseBody):
 
 
 class SetupField(ResponseBody):
-    """One setting."""
+    """One setting that the wizard asks for."""
 
     value: JsonValue = Field(description="null: the default, or what is measured")
     fixed_by: Text | None = Field(description="the flag or variable that decides it, if one does")
@@ -61,7 +61,7 @@ class SetupField(ResponseBody):
 
 
 class SetupAutostart(ResponseBody):
-    """Starting with the computer."""
+    """Whether the node will start with the computer, and how."""
 
     possible: bool
     how: Text = Field(description="what would be written where, or why it is not possible")
@@ -79,7 +79,7 @@ class SetupBody(ResponseBody):
 
 
 class WalletRequest(RequestBody):
-    """POST /api/setup/wallet: make one, enter one, or take the one that the data folder holds."""
+    """POST /api/setup/wallet: create a wallet, enter one, or use the one in the data folder."""
 
     source: Literal["create", "enter", "found"]
     phrase: str | None = Field(default=None, max_length=MAX_TOKEN_CHARACTERS)
@@ -87,13 +87,13 @@ class WalletRequest(RequestBody):
 
 
 class BackupRequest(RequestBody):
-    """POST /api/setup/backup: the asked words, in order."""
+    """POST /api/setup/backup: the requested words of the phrase, in order."""
 
     words: list[Annotated[str, Field(max_length=100)]] = Field(max_length=24)
 
 
 class ChoicesRequest(RequestBody):
-    """POST /api/setup/choices: what the owner chose; settings that are not named stay as they are."""
+    """POST /api/setup/choices: the owner's choices; settings that are not named keep their values."""
 
     data_dir: str | None = Field(default=None, max_length=LONGEST_PATH)
     settings: dict[SettingName, JsonValue] = Field(default_factory=dict[str, JsonValue], max_length=64)
@@ -115,23 +115,23 @@ WalletOrigin = Literal["created", "entered", "found"]
 
 @dataclass(frozen=True)
 class DraftWallet:
-    """A wallet that nothing on this computer stores yet, unless it was found here."""
+    """The wallet of the draft. It is not stored on this computer yet, unless it was found in the data folder."""
 
     origin: WalletOrigin
     wallet_id: WalletId
     token: SecretStr
-    asked: tuple[int, ...] = ()  # places of the words that the owner must give back, from 1
+    asked: tuple[int, ...] = ()  # positions, from 1, of the words that the owner must repeat
     is_confirmed: bool = True
     warning: str | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What the owner must write down now; nothing once that was proved."""
+        """The words that the owner must write down; empty once the owner has repeated some of them."""
         return () if self.is_confirmed else tuple(self.token.get_secret_value().split())
 
 
 def created_wallet() -> DraftWallet:
-    """A new wallet of twelve words, three of which will be asked back."""
+    """Create a wallet of twelve words, three of which the owner must repeat."""
     phrase = new_phrase(12)
     places = sorted(secrets.SystemRandom().sample(range(1, 13), ASKED_BACK))
     wallet = Wallet.from_secret(parse_token(phrase))
@@ -139,7 +139,7 @@ def created_wallet() -> DraftWallet:
 
 
 def entered_wallet(text: str, *, is_text: bool, origin: WalletOrigin = "entered") -> DraftWallet:
-    """The wallet of a phrase or key that the owner has typed; another text only when that is said to be meant.
+    """The wallet of a phrase or key that the owner entered. Any other text needs `is_text`.
 
     Raises WrongFieldsError for the field `phrase`.
     """
@@ -159,7 +159,7 @@ def entered_wallet(text: str, *, is_text: bool, origin: WalletOrigin = "entered"
 
 
 def confirmed_wallet(wallet: DraftWallet, answers: tuple[str, ...]) -> DraftWallet:
-    """The wallet once its owner gave the asked words back. Raises WrongFieldsError, one entry for each wrong word."""
+    """Confirm the wallet with the requested words. Raises WrongFieldsError with one entry per wrong word."""
     if wallet.is_confirmed:
         return wallet
     words = wallet.words
@@ -180,7 +180,7 @@ PATIENCE_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class SetupFacts:
-    """What is known of the computer. `measured` is what a setting that is not given leads to here."""
+    """Facts about this computer. `measured` contains the effective values of settings that are not given."""
 
     measured: Mapping[str, JsonValue]
     autostart_possible: bool
@@ -189,7 +189,7 @@ class SetupFacts:
 
 @dataclass(frozen=True)
 class Finished:
-    """How storing went."""
+    """Result of storing the draft: the address of the dashboard, and a warning about a part that failed."""
 
     url: str
     warning: str | None = None
@@ -200,7 +200,10 @@ Finish = Callable[[FirstSettings, bool], Finished]  # the choices and whether to
 
 @dataclass
 class SetupDraft:
-    """The draft of a first run. Calls raise WrongFieldsError for what the owner can mend, and change nothing then."""
+    """The draft of the first settings.
+
+    Methods raise WrongFieldsError for values that the owner can correct, and then change nothing.
+    """
 
     loaded: LoadedSettings
     surroundings: SetupFacts
@@ -208,10 +211,10 @@ class SetupDraft:
     wallet: DraftWallet | None = None
     data_dir: Path = field(init=False)
     settings: dict[str, JsonValue] = field(init=False)
-    clock: Callable[[], float] = time.monotonic  # seconds, standing still while the computer sleeps
+    clock: Callable[[], float] = time.monotonic  # seconds; may stand still while the computer sleeps
     autostart: bool = False
     is_chosen: bool = False
-    seen_at: float = field(init=False)  # when a page has last asked for anything
+    seen_at: float = field(init=False)  # time of the last request of a page, by `clock`
 
     def __post_init__(self) -> None:
         self.seen_at = self.clock()
@@ -220,7 +223,7 @@ class SetupDraft:
         self.settings = {key: _plain(getattr(self.loaded.settings, key)) for key in FIELDS if given[key] != "default"}
 
     def view(self) -> SetupBody:
-        """What the page shows."""
+        """The state of the draft as the page shows it. It also records that a page is open."""
         self.seen_at = self.clock()
         wallet = self.wallet
         shown = wallet and SetupWallet(
@@ -246,7 +249,7 @@ class SetupDraft:
         )
 
     def choose_wallet(self, wish: WalletRequest) -> None:
-        """Make a wallet, take the phrase that was typed, or the one in the data folder."""
+        """Create a wallet, or use the entered phrase or the wallet in the data folder."""
         match wish.source:
             case "create":
                 self.wallet = created_wallet()
@@ -256,13 +259,13 @@ class SetupDraft:
                 self.wallet = found_wallet(self.data_dir)
 
     def confirm(self, words: list[str]) -> None:
-        """Compare the words that the owner gives back."""
+        """Compare the words that the owner repeats. Raises UsageError without a wallet."""
         if self.wallet is None:
             raise UsageError("There is no wallet yet.", "Make or enter one first.")
         self.wallet = confirmed_wallet(self.wallet, tuple(words))
 
     def choose(self, choices: ChoicesRequest) -> None:
-        """Check folder and settings and remember them."""
+        """Check the folder, the settings and autostart together, and keep them if all are valid."""
         wrong = [fault for key, value in choices.settings.items() if (fault := self._fault_of(key, value))]
         data_dir = self.data_dir
         if choices.data_dir is not None and self._fixed_by("data_dir") is None:
@@ -280,7 +283,7 @@ class SetupDraft:
         self.is_chosen = True
 
     def finish(self) -> Finished:
-        """Store everything. Raises NeuroShardError when that fails."""
+        """Store everything. Raises UsageError without a confirmed wallet, and NeuroShardError if storing fails."""
         wallet = self.wallet
         if wallet is None or not wallet.is_confirmed:
             raise UsageError("There is no wallet that was backed up yet.", "Go back to the first step.")
@@ -296,7 +299,7 @@ class SetupDraft:
             raise WrongFieldsError(("data_dir", f"{error.message} {error.action}".strip())) from error
 
     def is_abandoned(self) -> bool:
-        """Whether no page has asked for so long that nobody will come back to it; an open one asks all the time."""
+        """Whether no page sent a request for PATIENCE_SECONDS. An open page sends requests all the time."""
         return self.clock() - self.seen_at > PATIENCE_SECONDS
 
     def _field(self, key: str) -> SetupField:
@@ -326,7 +329,7 @@ class SetupDraft:
 
 
 def usable_folder(text: str) -> Path:
-    """The folder that was typed. Raises UsageError, StorageError when nothing could be written there; makes nothing."""
+    """Check an entered folder; nothing is created. Raises UsageError, or StorageError if it cannot be written."""
     named = text.strip()
     folder = expanded(named)
     if not named or not folder.is_absolute():
@@ -342,7 +345,7 @@ def usable_folder(text: str) -> Path:
 
 
 def existing_part(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there. Raises StorageError when nobody may look."""
+    """The folder itself, or its nearest existing parent. Raises StorageError if it cannot be accessed."""
     try:
         return next(place for place in (folder, *folder.parents) if place.exists())
     except (OSError, StopIteration) as error:
@@ -350,7 +353,7 @@ def existing_part(folder: Path) -> Path:
 
 
 def free_megabytes(folder: Path) -> int | None:
-    """Space on the disk of a folder that need not be there yet; None when nobody can tell."""
+    """Free space on the disk of a folder, which need not exist, in megabytes of 10^6 bytes; None if not known."""
     try:
         return shutil.disk_usage(existing_part(folder)).free // 1_000_000
     except (OSError, StorageError):
@@ -358,7 +361,7 @@ def free_megabytes(folder: Path) -> int | None:
 
 
 def wallet_in(folder: Path) -> str | None:
-    """The id of the wallet that a first run left in a folder; None without a usable one."""
+    """Id of the wallet that an earlier set-up stored in a folder; None without a usable one."""
     try:
         return found_wallet(folder).wallet_id
     except WrongFieldsError:
@@ -366,7 +369,7 @@ def wallet_in(folder: Path) -> str | None:
 
 
 def found_wallet(folder: Path) -> DraftWallet:
-    """The wallet that a first run left in a folder. Raises WrongFieldsError for the field `data_dir`."""
+    """The wallet that an earlier set-up stored in a folder. Raises WrongFieldsError for the field `data_dir`."""
     try:
         token = stored_token(folder)
         if token is None:
@@ -377,7 +380,7 @@ def found_wallet(folder: Path) -> DraftWallet:
 
 
 def _plain(value: object) -> JsonValue:
-    """The value of a setting that the wizard asks for: none of them is a list."""
+    """A setting's value as JSON. No setting of the wizard is a list."""
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
@@ -390,29 +393,29 @@ WAITING = "This node waits to be set up in the browser."
 
 
 def setup_routes(desk: SetupDraft, stop: Callable[[str], object]) -> APIRouter:
-    """The wizard's own routes, and the two that commands for a running node ask for."""
+    """Make the wizard's routes, and the two routes that commands for a running node use: shutdown and health."""
     router = APIRouter(tags=["setup"])
 
     @router.get("/api/setup")
     async def read_setup() -> SetupBody:
-        """What was chosen so far and what can be; a new wallet's words as long as they were not given back."""
+        """Choices so far and possible values; the words of a new wallet until some were repeated."""
         return desk.view()
 
     @router.post("/api/setup/wallet")
     async def choose_wallet(body: WalletRequest) -> SetupBody:
-        """Make a wallet, enter one, or take the one of the data folder. Stored nowhere yet."""
+        """Create a wallet, enter one, or use the one in the data folder. It is not stored yet."""
         desk.choose_wallet(body)
         return desk.view()
 
     @router.post("/api/setup/backup")
     async def confirm_backup(body: BackupRequest) -> SetupBody:
-        """Prove that the words were written down."""
+        """Repeat some words of the new wallet, to confirm that they were written down."""
         desk.confirm(body.words)
         return desk.view()
 
     @router.post("/api/setup/choices")
     async def choose(body: ChoicesRequest) -> SetupBody:
-        """Choose data folder, limits and when to work. Stored nowhere yet; `errors` of a problem names the fields."""
+        """Choose data folder, limits and training times. Nothing is stored yet; `errors` lists wrong fields."""
         desk.choose(body)
         return desk.view()
 
@@ -425,20 +428,20 @@ def setup_routes(desk: SetupDraft, stop: Callable[[str], object]) -> APIRouter:
 
     @router.post("/api/shutdown", status_code=202)
     async def shut_down(body: NoMembers | None = None) -> CommandBody:
-        """End without storing anything."""
+        """Stop without storing anything."""
         del body
         stop("asked through the API")
         return CommandBody(state="stopping", message="The node is stopping. Nothing was stored.")
 
     @router.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process lives."""
+        """Check that the process answers."""
         return {"status": "setup"}
 
     @router.api_route("/v1/{rest:path}", methods=ANSWERED, include_in_schema=False)
     @router.api_route("/api/{rest:path}", methods=ANSWERED, include_in_schema=False)
     async def other(rest: str) -> None:
-        """Whatever a node would answer."""
+        """Refuse the other routes of a node with 503."""
         del rest
         raise NotReadyError(WAITING, "Finish in its page: `neuroshard` opens it again.")
 

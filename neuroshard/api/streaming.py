@@ -1,4 +1,4 @@
-"""Responses that last: they notice at once when their client goes away."""
+"""Long responses that end as soon as their client disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClientGoneError(Exception):
 
 
 class WatchedStream(StreamingResponse):
-    """Writes chunks until they end; `stop` is called when the client goes away, `finished` always and once."""
+    """Writes chunks until they end. It calls `stop` if the client disconnects, and `finished` exactly once."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], stop: Callable[[], None], finished: Callable[[], None]) -> None:
         super().__init__(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
@@ -29,7 +29,6 @@ class WatchedStream(StreamingResponse):
         self._finished = finished
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the response."""
         del scope
         watcher = asyncio.get_running_loop().create_task(self._watch(receive))
         try:
@@ -54,13 +53,13 @@ class WatchedStream(StreamingResponse):
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`. Raises ClientGoneError, after cancelling the work, when the client goes away first."""
+    """Wait for the result of `work`. If the client disconnects first, cancel the work and raise ClientGoneError."""
     loop = asyncio.get_running_loop()
     result = loop.create_task(work)
     gone = loop.create_task(disconnected(request.receive))
