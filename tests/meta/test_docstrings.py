@@ -20,7 +20,6 @@ EMPTY_TODAY: dict[str, int] = {
     "dataset": 2,
     "exchange": 1,
     "network": 8,
-    "node": 0,
     "optim": 1,
     "state": 13,
 }
