@@ -15,7 +15,7 @@ from neuroshard.identity.signing import hash_parts
 from neuroshard.status.data import ShardUse
 from neuroshard.types import JsonValue, NodeId, RunId, ShardId, ShardRange
 
-BLOCK_SHARDS = 64  # one shard in so many is held out
+BLOCK_SHARDS = 64  # one shard of each block is held out
 _SHARD_DOMAIN = "neuroshard/shard"
 _HELD_OUT_DOMAIN = "neuroshard/held-out"
 _HELD_OUT_FIRST_DOMAIN = "neuroshard/held-out-first"
@@ -23,10 +23,10 @@ _HELD_OUT_FIRST_DOMAIN = "neuroshard/held-out-first"
 
 @dataclass(frozen=True)
 class Assignment:
-    """The shards of one node in one run, in the order in which it reads them.
+    """The shards of one node in one run, in the order in which the node reads them.
 
-    `total_shards` is the number pinned by the run, so that growth of the data set moves nobody.
-    Raises DataError when there is no shard left to train on after one was held out.
+    `total_shards` is the number that the run pins, so a data set that grows does not change the assignment. Raises
+    DataError when no shard is left to train on after one was held out.
     """
 
     run_id: RunId
@@ -42,17 +42,17 @@ class Assignment:
 
     @property
     def length(self) -> int:
-        """Shards in one pass: all but the held-out ones."""
+        """Number of shards in one pass: all except the held-out ones."""
         return self.total_shards - held_out_count(self.total_shards)
 
     @property
     def first_rank(self) -> int:
-        """Place of the node's first shard among the `length` shards that are not held out."""
+        """Rank of the node's first shard among the `length` shards that are not held out."""
         first = primary_shard(self.run_id, self.node_id, self.total_shards)
         return _trainable_before(self.run_id, first, self.total_shards) % self.length
 
     def shard_at(self, order: int) -> ShardId:
-        """The shard read at place `order` (0, 1, ...; every `length` places the same shards come again)."""
+        """Return the shard read at place `order` (0, 1, ...); the sequence repeats after `length` places."""
         if order < 0:
             raise ValueError(f"order must not be negative, got {order}")
         rank = (self.first_rank + order) % self.length
@@ -60,23 +60,23 @@ class Assignment:
 
 
 def primary_shard(run_id: RunId, node_id: NodeId, total_shards: int) -> ShardId:
-    """SHA-256("neuroshard/shard", run, node) mod total; when it is held out, reading starts at the next one."""
+    """Return SHA-256("neuroshard/shard", run, node) mod total; if it is held out, reading starts at the next shard."""
     return ShardId(int.from_bytes(hash_parts(_SHARD_DOMAIN, run_id, node_id)) % total_shards)
 
 
 def held_out_count(total_shards: int) -> int:
-    """One shard in 64, at least one."""
+    """Return the number of held-out shards: one in 64, at least one."""
     return max(1, total_shards // BLOCK_SHARDS)
 
 
 def held_out_shard(run_id: RunId, block: int, total_shards: int) -> ShardId:
-    """The held-out shard of a block: the index with the lowest SHA-256("neuroshard/held-out", run, index)."""
+    """Return a block's held-out shard: the index with the lowest SHA-256("neuroshard/held-out", run, index)."""
     start, stop = _block_bounds(block, total_shards)
     return ShardId(min(range(start, stop), key=lambda index: hash_parts(_HELD_OUT_DOMAIN, run_id, index)))
 
 
 def held_out_shards(run_id: RunId, total_shards: int) -> Iterator[ShardId]:
-    """All held-out shards, beginning with the block that the hash of the run names; lazily, since there may be many."""
+    """Yield all held-out shards, starting with the block that the run's hash selects; lazy, as there may be many."""
     count = held_out_count(total_shards)
     first = int.from_bytes(hash_parts(_HELD_OUT_FIRST_DOMAIN, run_id)) % count
     return (held_out_shard(run_id, (first + i) % count, total_shards) for i in range(count))
@@ -87,26 +87,26 @@ def _block_of(shard: int, total_shards: int) -> int:
 
 
 def _block_bounds(block: int, total_shards: int) -> tuple[int, int]:
-    """First index and end of a block; the last block takes the remainder of the division by 64."""
+    """Return the first index and the end of a block; the last block includes the remainder of the division by 64."""
     is_last = block == held_out_count(total_shards) - 1
     return block * BLOCK_SHARDS, total_shards if is_last else (block + 1) * BLOCK_SHARDS
 
 
 def _trainable_before(run_id: RunId, shard: int, total_shards: int) -> int:
-    """How many shards with a lower index are not held out: every block before has lost one, this block perhaps."""
+    """Count the trainable shards with a lower index: each earlier block holds out one, this block possibly too."""
     block = _block_of(shard, total_shards)
     return shard - block - (1 if held_out_shard(run_id, block, total_shards) < shard else 0)
 
 
 def _trainable_of_rank(run_id: RunId, rank: int, total_shards: int) -> ShardId:
-    """The inverse of _trainable_before."""
+    """Return the trainable shard of this rank, the inverse of _trainable_before."""
     block = min(rank // (BLOCK_SHARDS - 1), held_out_count(total_shards) - 1)
     index = rank + block
     return ShardId(index + 1 if index >= held_out_shard(run_id, block, total_shards) else index)
 
 
 class RotationReason(StrEnum):
-    """Why a node went on to another shard."""
+    """Why a node moved on to another shard."""
 
     EXHAUSTED = "exhausted"  # every window was used
     MEMORISED = "memorised"  # losses are flat and almost zero
@@ -131,20 +131,20 @@ _EXPLANATIONS = {
 class Rotation:
     """A node's change to another shard. Losses cannot be recomputed by others, so peers take this on its signature."""
 
-    shard: ShardId  # read from now on
+    shard: ShardId  # read from this step on
     first_step: int  # the first step that uses it
-    reason: RotationReason  # why the shard before it was left
+    reason: RotationReason  # why the node left the previous shard
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The value to sign."""
+        """Return the value to sign."""
         return {"shard": self.shard, "first_step": self.first_step, "reason": self.reason.value}
 
 
 @dataclass(frozen=True)
 class RotationRule:
-    """Thresholds of an early rotation (DESIGN 3.4); losses in nats a token."""
+    """Thresholds of an early rotation; losses in nats per token."""
 
-    losses: int = 20  # how many recent losses are looked at
+    losses: int = 20  # number of recent losses to compare
     memorised_variance: float = 0.02
     memorised_mean: float = 0.05
     held_out_margin: float = 1.0
@@ -156,10 +156,10 @@ DEFAULT_ROTATION_RULE = RotationRule()
 def plateau_reason(
     losses: Sequence[float], held_out_loss: float | None, rule: RotationRule = DEFAULT_ROTATION_RULE
 ) -> RotationReason | None:
-    """Whether the training losses noted on the current shard ask for the next one, and why.
+    """Return why the training losses on the current shard require the next shard, or None.
 
-    Fewer than `rule.losses` losses never do, so that one lucky step moves nobody. Non-finite losses never do either:
-    comparisons with them are false.
+    With fewer than `rule.losses` losses the answer is None, so one lucky step moves no node. Non-finite losses also
+    give None, because comparisons with them are false.
     """
     recent = losses[-rule.losses :]
     if len(recent) < rule.losses:
@@ -180,9 +180,9 @@ MOST_ROWS = 24
 def shards_by_use(
     assignment: Assignment, order: int, held_out: Iterable[ShardId], cached: Iterable[ShardId]
 ) -> dict[ShardId, ShardUse]:
-    """What each shard is for: the one in use, those that follow, those held out, then what else is cached.
+    """Map each shard to its use: in use, upcoming, held out, or only cached.
 
-    A shard has the first use that it comes up with; at most MOST_ROWS are told.
+    A shard has the first use in this order that applies. The result has at most MOST_ROWS entries.
     """
     uses: dict[ShardId, ShardUse] = {assignment.shard_at(order): ShardUse.IN_USE}
     for place in range(order + 1, order + 1 + min(UPCOMING, assignment.length - 1)):
@@ -196,12 +196,12 @@ def shards_by_use(
     return uses
 
 
-MAX_RANGES = 16  # that are told; of more the longest
-CELLS = 128  # of the picture of a data set, at most
+MAX_RANGES = 16  # reported at most; the longest are kept
+CELLS = 128  # at most, in the picture of a data set
 
 
 def ranges_of(shards: Iterable[int], most: int = MAX_RANGES) -> tuple[ShardRange, ...]:
-    """Ascending ranges of these shards; the longest ones when there are more than `most`."""
+    """Return ascending ranges of these shards; only the longest ones when there are more than `most`."""
     ranges: list[list[int]] = []
     for shard in sorted(set(shards)):
         if ranges and ranges[-1][1] == shard:
@@ -213,14 +213,14 @@ def ranges_of(shards: Iterable[int], most: int = MAX_RANGES) -> tuple[ShardRange
 
 
 def has_shard(ranges: Sequence[ShardRange], shard: int) -> bool:
-    """Whether the shard is in one of them."""
+    """Return whether one of the ranges contains the shard."""
     return any(one.start <= shard < one.stop for one in ranges)
 
 
 def copies_by_cell(held: Iterable[Sequence[ShardRange]], total_shards: int) -> tuple[float, ...]:
-    """How many nodes have a shard, as a mean over each of at most CELLS equal stretches of the data set.
+    """Return the mean number of copies per shard in each of at most CELLS equal stretches of the data set.
 
-    `held` has the ranges of every node. Each node counts in each shard once, its ranges being disjoint.
+    `held` has the ranges of every node. The ranges of a node are disjoint, so it counts once for each shard.
     """
     cells = min(CELLS, total_shards)
     bounds = [cell * total_shards // cells for cell in range(cells + 1)]
@@ -235,7 +235,7 @@ def copies_by_cell(held: Iterable[Sequence[ShardRange]], total_shards: int) -> t
 
 
 def _cell_of(shard: int, bounds: Sequence[int]) -> int:
-    """The cell that a shard lies in; past the last one for a shard that the data set does not have."""
+    """Return the cell of a shard; an index past the last cell for a shard that the data set does not have."""
     total, cells = bounds[-1], len(bounds) - 1
     if shard >= total:
         return cells
@@ -246,7 +246,7 @@ def _cell_of(shard: int, bounds: Sequence[int]) -> int:
 
 
 def covered_shard_count(held: Iterable[Sequence[ShardRange]], total_shards: int) -> int:
-    """How many shards at least one node has."""
+    """Count the shards that at least one node has."""
     every = sorted((one.start, min(one.stop, total_shards)) for ranges in held for one in ranges)
     count = reached = 0
     for start, stop in every:

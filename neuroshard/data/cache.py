@@ -1,4 +1,4 @@
-"""The shard cache: shard files as they were downloaded, a storage limit, least recently used eviction."""
+"""The shard cache: shard files as downloaded, a storage limit, and least-recently-used eviction."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _Place = tuple[ShardId, str]  # a shard and the beginning of its key
 
 
 class CacheFileWriter:
-    """Writes a shard's file while it arrives; a Sink. All methods block on the disk."""
+    """Writes a shard's file while it arrives (a Sink). All methods block on the disk."""
 
     def __init__(self, path: Path) -> None:
         """Raises DiskFullError or StorageError."""
@@ -78,7 +78,7 @@ class CacheFileWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the file, unless it was renamed; one that cannot be removed goes with the next start."""
+        """Remove the file unless it was renamed; if that fails, the next start removes it."""
         self._file.close()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
@@ -90,32 +90,32 @@ class CacheFileWriter:
             raise storage_error(self.path, error) from error
 
     def restart(self) -> None:
-        """Forget everything written. Raises DiskFullError or StorageError."""
+        """Discard everything written. Raises DiskFullError or StorageError."""
         self._file.close()
         self._open()
 
     def write(self, data: bytes) -> None:
-        """Append. Raises DiskFullError or StorageError."""
+        """Append bytes. Raises DiskFullError or StorageError."""
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]  # a raw write may take a part only
+                rest = rest[self._file.write(rest) :]  # a raw write may be partial
         except OSError as error:
             raise storage_error(self.path, error) from error
 
     def finish(self) -> None:
-        """Close the file. It is not synced: after a crash it does not match its digest, and is fetched again."""
+        """Close the file without a sync: after a crash it does not match its digest and is downloaded again."""
         self._file.close()
 
 
 class ShardCache:
-    """Keeps shards under `folder`, together never above `limit_bytes`, a download in progress included.
+    """Keeps shards under `folder`, together never above `limit_bytes`, including a download in progress.
 
-    What lies in the folder `beside` counts too: the descriptions of data sets.
+    Files in the folder `beside` (the descriptions of data sets) count towards the limit too.
 
     A shard is found by its id and a 32-byte key that names its exact contents (its digest). All methods block on the
-    disk: call them from a worker thread. They may be called from several. A file has the bytes that were downloaded, so
-    what one run left here serves another run, and other nodes.
+    disk: call them from a worker thread. Several threads may call them. A file has the bytes that were downloaded, so
+    another run or another node can use it too.
     """
 
     def __init__(self, folder: Path, *, limit_bytes: int, beside: Path | None = None) -> None:
@@ -138,17 +138,17 @@ class ShardCache:
             raise storage_error(folder, error) from error
 
     def usage(self) -> tuple[int, int]:
-        """Cached shards, and the bytes that they and what counts with them take."""
+        """Return the number of cached shards, and the bytes that they and the counted folder take."""
         with self._lock:
             return len(self._files), self._shard_bytes() + self._beside_bytes()
 
     def contains(self, shard: ShardId, key: bytes) -> bool:
-        """Whether the shard is there; its contents are checked by `get` only."""
+        """Return whether the shard is cached; only `get` checks its contents."""
         with self._lock:
             return _place(shard, key) in self._files
 
     def get(self, shard: ShardId, key: bytes, form: ShardForm) -> CachedShard | None:
-        """The shard, its digest checked, or None. A damaged file is removed.
+        """Return the shard after checking its digest, or None. A damaged file is removed.
 
         Raises UnwritableError without a folder.
         """
@@ -169,18 +169,18 @@ class ShardCache:
         return CachedShard(shard, tokens, int(tokens.max()))
 
     def size_of(self, shard: ShardId, key: bytes) -> int | None:
-        """Bytes that the shard takes, None when it is not here."""
+        """Return the bytes that the shard takes, or None when it is not cached."""
         with self._lock:
             file = self._files.get(_place(shard, key))
             return None if file is None else file.size
 
     def shards(self) -> tuple[ShardId, ...]:
-        """The shards that are here, in their order; of any data set."""
+        """Return the ids of the cached shards of any data set, in ascending order."""
         with self._lock:
             return tuple(sorted({file.shard for file in self._files.values()}))
 
     def file(self, shard: ShardId, key: bytes) -> Path | None:
-        """The file of a shard, checked, to send to other nodes; None when it is not here."""
+        """Return the checked file of a shard, to send to other nodes; None when it is not cached."""
         with self._lock:
             file = self._files.get(_place(shard, key))
             if file is None:
@@ -195,10 +195,10 @@ class ShardCache:
             return file.path
 
     def reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> bool:
-        """Set bytes aside for a download, removing the least recently used shards, but none of `keep`.
+        """Reserve bytes for a download: remove the least recently used shards, but none of `keep`.
 
-        False when they fit only after another reservation was released. Raises StorageError when they never fit,
-        UnwritableError without a folder.
+        Returns False when the bytes fit only after another reservation is released. Raises StorageError when they can
+        never fit, UnwritableError without a folder.
         """
         with self._lock:
             self._check_folder()
@@ -215,37 +215,38 @@ class ShardCache:
             return True
 
     def make_room(self, needed_bytes: int, keep: Collection[ShardId]) -> bool:
-        """Remove the least recently used shards, but none of `keep`, until so many bytes fit; False if never."""
+        """Remove least recently used shards, but none of `keep`, until the bytes fit; False if they never fit."""
         with self._lock:
             return self.folder.is_dir() and self._make_room(needed_bytes, keep)
 
     def release(self, shard: ShardId, keep: Collection[ShardId]) -> None:
-        """End a reservation. What was fetched stays, unless it and `keep` became too much: the limit may have sunk."""
+        """End a reservation; shards are removed if they exceed the limit, which may have been lowered meanwhile."""
         with self._lock:
             self._reserved.pop(shard, None)
             self._shrink(self._room(), {*keep, shard})
 
     def change_limit(self, limit_bytes: int, keep: Collection[ShardId]) -> None:
-        """Obey another limit at once: the least recently used shards go, but none of `keep`."""
+        """Apply another limit at once: remove the least recently used shards, but none of `keep`."""
         with self._lock:
             self.limit_bytes = limit_bytes
             self._shrink(self._room(), keep)
 
     def release_all(self, keep: Collection[ShardId]) -> None:
-        """Remove every shard but those of `keep`: the disk is full."""
+        """Remove every shard except those in `keep`, because the disk is full."""
         with self._lock:
             for file in self._removable(keep):
                 self._remove(file)
 
     def writer(self, shard: ShardId, key: bytes) -> CacheFileWriter:
-        """Where to write a shard's file. Raises DiskFullError or StorageError."""
+        """Open a writer for a shard's file. Raises DiskFullError or StorageError."""
         number, beginning = _place(shard, key)
         return CacheFileWriter(self.folder / f"shard_{number}-{beginning}.part")
 
     def take(self, shard: ShardId, key: bytes, form: ShardForm, writer: CacheFileWriter) -> CachedShard:
-        """Keep what was written. When the form has a digest, the bytes were compared with it before.
+        """Add the written file to the cache. With a digest in the form, the caller has already compared the bytes.
 
-        Raises DataError for what is no shard or has other ids, DiskFullError or StorageError when it cannot be written.
+        Raises DataError for a file that is not a shard or has other ids, DiskFullError or StorageError when it cannot
+        be written.
         """
         number, beginning = _place(shard, key)
         writer.finish()
@@ -268,12 +269,12 @@ class ShardCache:
         return CachedShard(shard, tokens, largest)
 
     def _check_folder(self) -> None:
-        """Raises UnwritableError when it was moved away: what lies in it counts, and may come back whole."""
+        """Raise UnwritableError when the folder was moved away: its files still count and may come back."""
         if not self.folder.is_dir():
             raise UnwritableError(f"The data cache {self.folder} is not there any more.", "Put it back.")
 
     def _room(self) -> int:
-        """Bytes that shards may take at present."""
+        """Return the bytes that shards may take at present."""
         return self.limit_bytes - sum(self._reserved.values()) - self._beside_bytes()
 
     def _make_room(self, needed_bytes: int, keep: Collection[ShardId]) -> bool:
@@ -299,17 +300,17 @@ class ShardCache:
             with os.scandir(self._beside) as found:
                 return sum(entry.stat().st_size for entry in found if entry.is_file())
         except OSError:
-            return 0  # nothing was kept yet, or just now replaced
+            return 0  # no folder yet, or a file was just replaced
 
     def _shrink(self, most_bytes: int, keep: Collection[ShardId]) -> None:
-        """Remove the least recently used shards, but none of `keep`, until the others take so many bytes at most."""
+        """Remove least recently used shards, but none of `keep`, until the others take at most `most_bytes`."""
         for file in self._removable(keep):
             if self._shard_bytes() <= most_bytes:
                 break
             self._remove(file)
 
     def _remove(self, file: _CacheFile) -> None:
-        """A file that the system does not let go (mapped, on Windows; on a read-only disk) stays counted."""
+        """Remove a file; one that the system does not release (mapped on Windows, read-only disk) stays counted."""
         try:
             file.path.unlink(missing_ok=True)
         except OSError:
@@ -327,9 +328,9 @@ def _digest_of(path: Path) -> str:
 
 
 def _touch(path: Path) -> None:
-    """Note the time of use; the file system's own stamp is coarser than two uses may be apart."""
+    """Record the time of use, because two uses may be closer than the file system's own time resolution."""
     now = time.time_ns()
-    with contextlib.suppress(OSError):  # a read-only disk can be read
+    with contextlib.suppress(OSError):  # shards on a read-only disk are still usable
         os.utime(path, ns=(now, now))
 
 

@@ -1,4 +1,4 @@
-"""Opens a data set: checks manifest and tokenizer against signature and pins, loads digest pages on demand."""
+"""Opens a data set: checks manifest and tokenizer against signature and pins, and loads digest pages on demand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Genesis:
         return "Unverified data: the manifest has neither a signature nor digests."
 
     def pins(self, next_merge_id: int) -> GenesisPins:
-        """What a new run on this data set fixes; `next_merge_id` is that of the loaded tokenizer table."""
+        """Return the pins of a new run on this data set; `next_merge_id` is that of the loaded tokenizer table."""
         return GenesisPins(
             root=self.manifest.root(),
             total_shards=self.manifest.total_shards,
@@ -78,7 +78,7 @@ class Genesis:
         )
 
     async def shard_digest(self, shard: ShardId) -> bytes | None:
-        """SHA-256 of a shard file, None when the data set names no digests; fetches the shard's page when needed."""
+        """Return the SHA-256 of a shard file, or None without digests; downloads the shard's page when needed."""
         if not self.manifest.pages:
             return None
         page, entry = divmod(shard, PAGE_DIGESTS)
@@ -91,7 +91,7 @@ class Genesis:
             return self._pages[page][entry * DIGEST_BYTES : (entry + 1) * DIGEST_BYTES]
 
     def known_digest(self, shard: ShardId) -> bytes | None:
-        """SHA-256 of a shard file as far as its page is in memory."""
+        """Return the SHA-256 of a shard file if its page is in memory, otherwise None."""
         page, entry = divmod(shard, PAGE_DIGESTS)
         digests = self._pages.get(page, b"")
         return digests[entry * DIGEST_BYTES : (entry + 1) * DIGEST_BYTES] or None
@@ -106,10 +106,10 @@ class Genesis:
 
 @dataclass(frozen=True)
 class TokenizerLoader:
-    """Brings tokenizer tables: from the store, else by the name of their digest.
+    """Loads tokenizer tables from the store, otherwise from the source under the name of their digest.
 
-    Under that every table stays, whatever the data set grows to. One that was put together by hand may have its only
-    table as tokenizer.json alone.
+    A table stays under that name when the data set grows. A data set that was assembled by hand may have its only table
+    as tokenizer.json alone.
     """
 
     fetcher: Fetcher
@@ -117,9 +117,9 @@ class TokenizerLoader:
     most_bytes: int
 
     async def load(self, digest: str, give_up_after: int) -> bytes:
-        """The table of this digest; waits while the source cannot be reached.
+        """Return the table of this digest; waits while the source cannot be reached.
 
-        Raises DataError when each of its places was missing or wrong so many times.
+        Raises DataError after `give_up_after` answers from each of its places that were missing or wrong.
         """
         stored = self.store.read(tokenizer_copy(digest), digest)
         if stored is not None:
@@ -142,7 +142,7 @@ class TokenizerLoader:
         return data
 
     async def load_unnamed(self, give_up_after: int) -> bytes:
-        """The table of a data set whose manifest names none."""
+        """Return the table of a data set whose manifest names none."""
         request = FileRequest(TOKENIZER_NAME, 2, self.most_bytes, give_up_after=give_up_after)
         return await self.fetcher.fetch_bytes(request, bytes)
 
@@ -159,8 +159,8 @@ async def open_genesis(
     """Open the data set of a source; with `pins`, exactly the part of it that the run was created with.
 
     `store` keeps manifest, pages and tokenizer by their digests, so that a pinned run starts without its source. Waits
-    as long as the source cannot be reached (see `fetcher.active()`). Raises DataError after `give_up_after` answers
-    that were missing or wrong, or when the data set is not the pinned one.
+    while the source cannot be reached (see `fetcher.active()`). Raises DataError after `give_up_after` answers that
+    were missing or wrong, or when the data set is not the pinned one.
     """
     if pins is not None and pins.signing_key is not None:
         trust = ManifestTrust(signing_key=pins.signing_key, was_signed=True)
@@ -186,9 +186,9 @@ async def open_genesis(
 async def load_page(
     fetcher: Fetcher, store: MetadataStore, manifest: DataSetManifest, page: int, give_up_after: int | None = None
 ) -> bytes:
-    """The digests of a page, from the store or the source; what the data set grew by since is cut off.
+    """Return the digests of a page, from the store or the source, without entries added since the manifest.
 
-    Raises DataError after `give_up_after` answers that were missing or wrong; never without.
+    Raises DataError after `give_up_after` answers that were missing or wrong; with None it never gives up.
     """
     digest, entries = manifest.pages[page], manifest.page_entries(page)
     stored = store.read(page_copy(digest), digest)
@@ -212,9 +212,9 @@ async def pinned_part(
     pins: GenesisPins,
     give_up_after: int | None = None,
 ) -> DataSetManifest:
-    """The manifest as it was for the pinned number of shards. Raises WrongDataSetError when it cannot be that.
+    """Return the manifest as it was for the pinned number of shards. Raises WrongDataSetError if there is none.
 
-    Raises DataError when a page that tells is missing or wrong `give_up_after` times.
+    Raises DataError when a page that is needed for this is missing or wrong `give_up_after` times.
     """
     if manifest.total_shards < pins.total_shards:
         raise WrongDataSetError(
@@ -239,7 +239,7 @@ async def pinned_part(
 async def _cut(
     fetcher: Fetcher, store: MetadataStore, manifest: DataSetManifest, total_shards: int, give_up_after: int | None
 ) -> DataSetManifest:
-    """The first `total_shards` shards: the last page they touch is a prefix of the present one."""
+    """Return a manifest of the first `total_shards` shards: their last page is a prefix of the present one."""
     last = (total_shards - 1) // PAGE_DIGESTS
     whole = await load_page(fetcher, store, manifest, last, give_up_after)
     prefix = whole[: manifest.page_entries(last, total_shards) * DIGEST_BYTES]
@@ -255,7 +255,7 @@ async def _cut(
 
 
 def _stored_manifest(store: MetadataStore, pins: GenesisPins | None) -> tuple[DataSetManifest, bytes] | None:
-    """The copy made when the run was first opened; the pinned root proves it, without a signature."""
+    """Return the copy stored when the run was first opened; the pinned root proves it without a signature."""
     if pins is None:
         return None
     data = store.find(manifest_copy(pins.root))
@@ -264,7 +264,7 @@ def _stored_manifest(store: MetadataStore, pins: GenesisPins | None) -> tuple[Da
 
 
 def pinned_manifest(data: bytes, pins: GenesisPins | None) -> DataSetManifest | None:
-    """The manifest of exactly the pinned data, whoever gave it: the root proves it, without a signature."""
+    """Return the manifest if it is of exactly the pinned data: the root proves it, whatever its origin."""
     try:
         manifest = parse_manifest(data)
     except DataError:

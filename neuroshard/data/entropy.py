@@ -1,4 +1,4 @@
-"""What token frequencies alone tell: the yardstick for a model that has learned more than them."""
+"""The entropy of token frequencies: a baseline that a model must beat to have learned more than frequencies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 
 def unigram_entropy(counts: NDArray[np.integer[Any]]) -> float:
-    """H = -sum p ln p in nats a token, for counts (vocabulary,): the loss of a model that knows frequencies only.
+    """Return H = -sum p ln p in nats per token, for counts (vocabulary,): the loss of a frequency-only model.
 
-    Raises ValueError when nothing was counted.
+    Raises ValueError when the counts are all zero.
     """
     total = int(counts.sum())
     if total == 0:

@@ -1,4 +1,4 @@
-"""The stream of batches of one node: exact to the window, ahead of training, and patient with its source."""
+"""The stream of batches of one node: resumes at the exact window, loads ahead, and waits for its source."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from neuroshard.types import DataPosition, NodeId, RunId, ShardId
 
 _LOG = logging.getLogger(__name__)
 _ROTATIONS_KEPT = 1000
-_MOST_UNUSABLE = 3  # shards in a row that may be skipped because they are missing or damaged
+_MOST_UNUSABLE = 3  # consecutive missing or damaged shards that may be skipped
 _SEARCH_NAME = "a usable shard"
 
 
@@ -63,19 +63,19 @@ class _Reader:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The pinned sequences that nobody trains on."""
+    """The pinned sequences that no node trains on."""
 
     sequences: Tensor  # (count, sequence_length + 1) int64
-    unigram_entropy: float  # nats a token, over the whole shards they come from
+    unigram_entropy: float  # nats per token, over all tokens of their shards
 
 
 class DataFeed:
-    """Batches for one node of one run.
+    """Provides the batches of one node in one run.
 
-    `start` is where to resume (`Batch.position` of the last batch trained on) and `start_node` the node that position
-    belongs to: under another node the assignment starts anew, and `status().explanation` says so. `vocabulary_size` ids
-    are of the run: what the data set's table learned beyond them is read as its parts. All methods belong to
-    the event loop's thread; `run` fetches the next shard ahead, yet everything works without it.
+    `start` is where to resume (`Batch.position` of the last batch trained on) and `start_node` is the node that this
+    position belongs to. For another node the assignment starts from its beginning, and `status().explanation` reports
+    it. The run has `vocabulary_size` ids: tokens that the data set's table learned beyond them are read as their parts.
+    All methods belong to the event loop's thread. `run` downloads the next shard ahead of time, but is not required.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DataFeed:
         self._next_ready = False
         self._moved = Signal()
         genesis.store.make_room = self._make_room
-        cache.change_limit(cache.limit_bytes, keep={self._position.shard})  # it may have been higher at the last start
+        cache.change_limit(cache.limit_bytes, keep={self._position.shard})  # the last limit may have been higher
 
     @property
     def position(self) -> DataPosition:
@@ -122,28 +122,28 @@ class DataFeed:
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
-        """Changes of shard since this feed was made, oldest first; the newest 1,000."""
+        """Changes of shard since this feed was created, oldest first; at most the newest 1,000."""
         return tuple(self._rotations)
 
     def limit_storage(self, limit_bytes: int) -> None:
-        """Let the cache take so much at most, at once; the shard in use stays."""
+        """Apply a storage limit to the cache at once; the shard in use stays."""
         if limit_bytes == self._cache.limit_bytes:
             return
         self._cache.change_limit(limit_bytes, keep={self._position.shard})
-        self._look_ahead()  # the next shard may have had to go, or has room at last
+        self._look_ahead()  # the next shard may have been removed, or may fit now
 
     async def run(self) -> None:
-        """Fetch the current shard and then always the next one, until cancelled."""
+        """Download the current shard and then always the next one, until cancelled."""
         while True:
             count = self._moved.count
             current, following = self._position, self._place(self._position.order + 1)
             is_loaded = await self._prefetch(current.shard, keep=set())
             is_next_loaded = is_loaded and await self._prefetch(following.shard, keep={current.shard})
-            self._next_ready = is_next_loaded and count == self._moved.count  # else it is another one that follows now
+            self._next_ready = is_next_loaded and count == self._moved.count  # otherwise the position has moved
             await self._moved.wait(after=count)
 
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
-        """The next (sequences, sequence_length) batch; may span shards. Waits while data are unavailable.
+        """Return the next (sequences, sequence_length) batch; it may span shards. Waits while data are unavailable.
 
         `step` is the training step that will use it, for the record of rotations. When cancelled, nothing is consumed.
         Raises DataError when no shard of the assignment can be used, StorageError when the storage limit is too small.
@@ -169,7 +169,7 @@ class DataFeed:
         return batch
 
     async def held_out(self, count: int = 32) -> HeldOut:
-        """The pinned held-out sequences, the same for every node of the run; waits while data are unavailable.
+        """Return the pinned held-out sequences, equal on every node of the run; waits while data are unavailable.
 
         Fewer than `count` when the held-out shards have no more windows. Raises DataError when they have none.
         """
@@ -178,11 +178,11 @@ class DataFeed:
         return HeldOut(self._held_out.sequences[:count], self._held_out.unigram_entropy)
 
     async def held_out_sequences(self, count: int = 32) -> Tensor:
-        """(count, sequence_length + 1) int64, see `held_out`."""
+        """Return the (count, sequence_length + 1) int64 sequences of `held_out`."""
         return (await self.held_out(count)).sequences
 
     def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
-        """Note the loss of a training step (nats a token), with the held-out loss when one was measured.
+        """Record the loss of a training step (nats per token) and the held-out loss if one was measured.
 
         On a plateau the next batch comes from the next shard.
         """
@@ -192,7 +192,7 @@ class DataFeed:
         self._early_reason = self._early_reason or plateau_reason(self._losses, held_out_loss, self._rule)
 
     def status(self) -> DataStatus:
-        """A snapshot for the dashboard; looks at memory only."""
+        """Return a snapshot for the dashboard, from memory only."""
         manifest = self._genesis.manifest
         length = self._assignment.length
         downloads = self._genesis.fetcher.active()
@@ -231,7 +231,7 @@ class DataFeed:
         return tuple(self._loader.standing(shard, use) for shard, use in uses.items())
 
     def _make_room(self, needed_bytes: int) -> bool:
-        """For a description of the data that is about to be kept."""
+        """Free cache space for a description of the data before it is written."""
         return self._cache.make_room(needed_bytes, keep={self._position.shard})
 
     def _place(self, order: int) -> DataPosition:
@@ -243,7 +243,8 @@ class DataFeed:
         return following
 
     def _commit(self, position: DataPosition, passed: list[Rotation]) -> None:
-        """The batch exists: only now does the position move."""
+        # The position moves only once the batch exists, so a cancelled or failed `next_batch` consumes no
+        # window.
         self._position = position
         if not passed:
             return
@@ -256,15 +257,15 @@ class DataFeed:
             _LOG.info("Shard %d from step %d: %s.", rotation.shard, rotation.first_step, rotation.reason.explanation)
 
     def _look_ahead(self) -> None:
-        """Let `run` see whether the next shard is there."""
+        """Wake `run` to check whether the next shard is loaded."""
         self._next_ready = False
         self._moved.notify()
 
     async def _usable_reader(self, position: DataPosition, passed: list[Rotation]) -> tuple[_Reader, DataPosition]:
-        """The shard at the position, or the first after it that can be read and has an unread window.
+        """Return the reader of the first usable shard at or after the position that has an unread window.
 
-        A source on which several shards in a row are missing or damaged is in trouble itself: then nothing is skipped,
-        and the search begins again at the position after a pause.
+        When several shards in a row are missing or damaged, the source itself has a fault: no shard is skipped, and
+        after a pause the search begins again at the position.
         """
         failures = 0
         while True:
@@ -314,7 +315,7 @@ class DataFeed:
         try:
             await self._loader.load(shard, keep={*keep, shard})
         except (UnusableShardError, StorageError) as error:
-            _LOG.info("Shard %d is not fetched ahead: %s", shard, error)  # whoever needs it meets the error again
+            _LOG.info("Shard %d is not fetched ahead: %s", shard, error)  # a later caller meets the error again
             return False
         return True
 
@@ -344,7 +345,7 @@ class DataFeed:
 
 
 def _restart_reason(assignment: Assignment, start: DataPosition | None, start_node: NodeId | None) -> str | None:
-    """Why a stored position does not belong to this assignment, or None."""
+    """Return why a stored position does not belong to this assignment, or None."""
     if start is None:
         return None
     if start_node is not None and start_node != assignment.node_id:

@@ -31,50 +31,50 @@ from neuroshard.data.transfer import (
 from neuroshard.errors import DataError, DataUnavailableError, StorageError
 from neuroshard.status.data import DownloadStatus
 
-REST_SECONDS = 30.0  # so long a source that could not be reached is not the first to be asked
+REST_SECONDS = 30.0  # an unreachable source is not asked first for this time
 
 
 class AlternativeSource(Protocol):
-    """Those who may have a file, whose `address` names its exact contents: a digest that is known before it comes.
+    """Peers that may have a file, whose `address` names its exact contents by a digest known in advance.
 
-    Nothing that they give is trusted: who gives something else is found out and left alone.
+    Nothing that they send is trusted: a peer that sends other bytes is detected and avoided.
     """
 
     def may_have(self, name: str, address: str) -> bool:
-        """Whether it makes sense to ask now."""
+        """Return whether a request makes sense now."""
         ...
 
     def open(self, name: str, address: str) -> AbstractAsyncContextManager[OpenedFile]:
         """Begin to read a file from its start.
 
-        Raises DataUnavailableError when nobody gives it, FileDamagedError for what is not the file.
+        Raises DataUnavailableError when no peer sends it, FileDamagedError when the bytes are not those of the file.
         """
         ...
 
 
 class SourceChoice:
-    """Who is asked next: the source first, the others when it fails, and the source again."""
+    """Selects the next place to ask: the source first, peers when the source fails, then the source again."""
 
     def __init__(self, rest_seconds: float = REST_SECONDS) -> None:
         self._rest_seconds = rest_seconds
         self._down_until = float("-inf")
 
     def note_source(self, now: float, *, is_down: bool) -> None:
-        """What the last attempt at the source has shown; seconds of the event loop's clock."""
+        """Record the result of the last attempt at the source; `now` in seconds of the event loop's clock."""
         self._down_until = now + self._rest_seconds if is_down else float("-inf")
 
     def asks_others(self, now: float, *, asked_others: bool | None) -> bool:
-        """Whether the next attempt goes to the others; `asked_others`: whether the last one at this file did."""
+        """Return whether the next attempt goes to peers; `asked_others` is whether the last one for this file did."""
         return now < self._down_until if asked_others is None else not asked_others
 
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_ORIGINS_KEPT = 64  # whoever fetched a file asks at once
+_ORIGINS_KEPT = 64  # callers ask right after their download
 
 
 class Fetcher:
-    """Fetches from one source; its attempts, errors and waiting times are visible in `active()`.
+    """Downloads from one source; attempts, errors and waiting times are visible in `active()`.
 
     `others` are asked for files with an address while the source fails. `rng` spreads the retries; `wall_clock`
     (seconds since the epoch) is for display only: waiting uses the event loop's monotonic clock, so a clock that jumps
@@ -91,7 +91,7 @@ class Fetcher:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.source = source
-        self.refused_files = 0  # damaged or wrong files that were thrown away
+        self.refused_files = 0  # damaged or wrong files that were discarded
         self.files_from_others = 0
         self._others = others
         self._choice = SourceChoice()
@@ -99,18 +99,18 @@ class Fetcher:
         self._policy = policy
         self._wall_clock = wall_clock
         self._active: dict[str, DownloadStatus] = {}
-        self._given_by_others: dict[str, bool] = {}  # the newest files last
+        self._given_by_others: dict[str, bool] = {}  # insertion order: the newest files last
 
     def active(self) -> tuple[DownloadStatus, ...]:
-        """Files on their way, oldest first; `retry_at` is set while one waits."""
+        """Return the files being downloaded, oldest first; `retry_at` is set while one waits."""
         return tuple(self._active.values())
 
     def is_from_others(self, name: str) -> bool:
-        """Whether others gave a file that was fetched lately, because the source failed."""
+        """Return whether peers sent this recently downloaded file because the source failed."""
         return self._given_by_others.get(name, False)
 
     async def fetch_bytes(self, request: FileRequest, check: Callable[[bytes], _T]) -> _T:
-        """Fetch a small file into memory; the answer is that of `check`, which raises DataError to refuse it."""
+        """Download a small file into memory and return the result of `check`, which raises DataError to refuse it."""
         sink = MemorySink()
 
         async def accept() -> _T:
@@ -119,9 +119,9 @@ class Fetcher:
         return await self._fetch(Transfer(request, sink), accept)
 
     async def fetch_into(self, request: FileRequest, sink: Sink, finish: Callable[[], _T]) -> _T:
-        """Fetch a large file into a sink; the answer is that of `finish`, which runs in a worker thread.
+        """Download a large file into a sink and return the result of `finish`, which runs in a worker thread.
 
-        Only bytes with the digest of the request are finished. `finish` raises DataError to refuse them.
+        `finish` runs only after the bytes matched the digest of the request. It raises DataError to refuse them.
         """
 
         async def accept() -> _T:
@@ -143,7 +143,7 @@ class Fetcher:
         await anyio.sleep(delay)
 
     def finished(self, name: str) -> None:
-        """Take a file off the list."""
+        """Remove a file from the list of active downloads."""
         self._active.pop(name, None)
 
     async def _fetch(
@@ -170,7 +170,7 @@ class Fetcher:
                     self._note_success(request.name, from_others=asked_others)
                     return value
                 is_refusal = not isinstance(failure, DataUnavailableError) or isinstance(failure, FileMissingError)
-                refusals += is_refusal and not asked_others  # what others do says nothing about the data set
+                refusals += is_refusal and not asked_others  # a peer's failure says nothing about the data set
                 if request.give_up_after is not None and refusals >= request.give_up_after:
                     raise failure
                 gained = transfer.size - transfer.farthest
@@ -183,7 +183,7 @@ class Fetcher:
                     shown = failure
                     self._choice.note_source(anyio.current_time(), is_down=not is_refusal and not has_gained)
                     if has_gained:
-                        asked_others = None  # the rest of it comes by Range
+                        asked_others = None  # resume the rest by Range
                     elif self._asks_others(request, asked_others):
                         continue
                 await self.wait(request.name, failure, failures)
@@ -191,7 +191,6 @@ class Fetcher:
             self.finished(request.name)
 
     def _asks_others(self, request: FileRequest, asked_others: bool | None) -> bool:
-        """Whether the next attempt goes to the others."""
         if self._others is None or not request.address or not self._others.may_have(request.name, request.address):
             return False
         return self._choice.asks_others(anyio.current_time(), asked_others=asked_others)
@@ -214,7 +213,7 @@ class Fetcher:
         return self._others.open(request.name, request.address)
 
     async def _attempt(self, intake: ChunkWriter, attempt: int, *, from_others: bool) -> None:
-        """One try to get the rest of a file. Every `progress_bytes` must come within `stall_seconds`."""
+        """Try once to get the rest of a file. Every `progress_bytes` must arrive within `stall_seconds`."""
         transfer = intake.transfer
         name = transfer.request.name
         stall = self._policy.stall_seconds

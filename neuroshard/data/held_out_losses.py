@@ -1,4 +1,4 @@
-"""Held-out losses: evaluations, their comparison sequence by sequence, and signed claims of losses. Pure."""
+"""Held-out losses: evaluations, paired comparison of them, and signed claims of losses. Pure."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from neuroshard.types import JsonValue, LayerRange, NodeId, RunId
 
 PINNED_SEQUENCES = 32
 TIME_SHARE = 0.02
-MIN_INTERVAL_SECONDS = 5.0  # nobody reads more points than that
+MIN_INTERVAL_SECONDS = 5.0  # no reader needs more points
 MAX_EVALUATIONS = 128
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss of each pinned sequence at one step, nats a token."""
+    """Loss of each pinned sequence at one step, in nats per token."""
 
     step: int
     time: float  # seconds since the epoch
     losses: tuple[float, ...]
-    measured_by: tuple[NodeId, ...] = ()  # nodes that hold the last stage and signed the losses; (): this node itself
-    claims: tuple[str, ...] = ()  # what they signed; only the newest evaluation keeps it
+    measured_by: tuple[NodeId, ...] = ()  # nodes with the last stage that signed the losses; empty: this node itself
+    claims: tuple[str, ...] = ()  # the signed claims; only the newest evaluation keeps them
 
     @property
     def mean(self) -> float:
-        """Mean nats a token."""
+        """Mean loss in nats per token."""
         return sum(self.losses) / len(self.losses)
 
     @property
     def is_finite(self) -> bool:
-        """Whether every loss is a number."""
+        """Whether every loss is finite."""
         return all(isfinite(loss) for loss in self.losses)
 
 
@@ -51,7 +51,7 @@ class PairedDifference:
     standard_error: float
 
     def exceeds(self, errors: float, margin: float) -> bool:
-        """Whether it is an improvement beyond `errors` standard errors and beyond `margin` nats."""
+        """Return whether the mean exceeds both `errors` standard errors and `margin` nats."""
         return isfinite(self.mean) and self.mean > margin and self.mean > errors * self.standard_error
 
 
@@ -68,9 +68,9 @@ def paired_difference(earlier: Evaluation, later: Evaluation) -> PairedDifferenc
 
 
 def evaluation_is_due(trained_seconds: float, cost_seconds: float | None) -> bool:
-    """Whether an evaluation that costs `cost_seconds` stays within 2 % of the time trained since the last one.
+    """Return whether an evaluation of `cost_seconds` stays within 2 % of the time trained since the last one.
 
-    The first one (cost unknown) is due at once: it is what all later ones are compared with.
+    The first one (cost unknown) is due at once, because all later ones are compared with it.
     """
     if cost_seconds is None:
         return True
@@ -78,7 +78,7 @@ def evaluation_is_due(trained_seconds: float, cost_seconds: float | None) -> boo
 
 
 class EvaluationRecord:
-    """Evaluations of a run, the first one kept for ever; in the middle every second one is dropped when it is full."""
+    """Evaluations of a run. A full record keeps the first one and drops every second one in the middle."""
 
     def __init__(self, evaluations: Sequence[Evaluation] = (), capacity: int = MAX_EVALUATIONS) -> None:
         self._capacity = capacity
@@ -94,12 +94,12 @@ class EvaluationRecord:
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """Oldest first; the first one is the baseline."""
+        """Evaluations, oldest first; the first one is the baseline."""
         return tuple(self._evaluations)
 
     @property
     def points(self) -> tuple[HeldOutPoint, ...]:
-        """The same for display."""
+        """The evaluations as points for display."""
         return tuple(self._points)
 
     def add(self, evaluation: Evaluation) -> None:
@@ -114,12 +114,12 @@ class EvaluationRecord:
             self._points = [self._points[i] for i in keep]
 
     def to_json(self) -> JsonValue:
-        """Rows for a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [_row(evaluation) for evaluation in self._evaluations]
 
     @classmethod
     def from_json(cls, rows: JsonValue) -> EvaluationRecord:
-        """The record of a checkpoint. Raises CheckpointError for rows that `to_json` cannot have written."""
+        """Read the record of a checkpoint. Raises CheckpointError for rows that `to_json` cannot have written."""
         if not isinstance(rows, list) or len(rows) > MAX_EVALUATIONS:
             raise CheckpointError("The evaluations of the checkpoint are malformed.")
         return cls([_evaluation(row) for row in rows])
@@ -138,7 +138,7 @@ def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
 
 
 def _texts(rest: Sequence[JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Nodes and claims. Raises CheckpointError for anything else."""
+    """Return nodes and claims. Raises CheckpointError for any other values."""
     match rest:
         case [[*nodes], [*claims]]:
             texts = [each for each in (*nodes, *claims) if isinstance(each, str)]
@@ -150,7 +150,7 @@ def _texts(rest: Sequence[JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _row(evaluation: Evaluation) -> JsonValue:
-    """What nobody else has measured is written as it always was."""
+    """Return the row of an evaluation; without other nodes' measurements it has the older, shorter form."""
     row: list[JsonValue] = [evaluation.step, evaluation.time, list(evaluation.losses)]
     return [*row, list(evaluation.measured_by), list(evaluation.claims)] if evaluation.measured_by else row
 
@@ -181,10 +181,10 @@ LossCheck: TypeAlias = Callable[[NodeId, str, Tensor, Tensor], SignedClaim]
 
 @dataclass(frozen=True)
 class Measured:
-    """What the last stage measured."""
+    """Losses that the last stage measured."""
 
     summed: Tensor  # (b,) nats over the tokens of each sequence
-    claim: SignedClaim | None = None  # of the node that measured it; None: this one
+    claim: SignedClaim | None = None  # of the node that measured it; None: this node
 
 
 @dataclass(frozen=True)
@@ -194,16 +194,16 @@ class MeasuredWith:
     run_id: RunId
     layers: LayerRange  # of the last stage
     outer_step: int  # of that stage
-    root: str = ""  # of its state, when that names the present weights
+    root: str = ""  # of the stage's state, if it names the present weights
 
 
 def claim_bytes(batch_size: int) -> int:
-    """The largest encoded claim about so many sequences."""
+    """Return the size of the largest encoded claim about `batch_size` sequences."""
     return 1536 + 32 * batch_size
 
 
 def nats_per_token(summed: Tensor, tokens: int) -> tuple[float, ...]:
-    """Losses (b,) summed over the tokens of each sequence -> what is told of them and kept."""
+    """Convert losses (b,), summed over the tokens of each sequence, to the means that are reported and stored."""
     means = cast("list[float]", (summed / tokens).tolist())  # pyright: ignore[reportUnknownMemberType]
     return tuple(round(loss, _DIGITS) for loss in means)
 
@@ -221,9 +221,9 @@ def signed_losses(
 def verified_losses(
     encoded: str, sender: NodeId, weights: MeasuredWith, labels: Tensor, summed: Tensor, *, now: float
 ) -> SignedClaim:
-    """The claim, when it is the sender's about exactly these losses, labels, layers and run; whatever the outer step.
+    """Return the claim if it is the sender's about these losses, labels, layers and run; any outer step is accepted.
 
-    Raises DataError that says what is wrong with it.
+    Raises DataError that names the difference.
     """
     claim = SignedClaim.decode(encoded.encode(), claim_bytes(len(labels)))
     payload = verify_claim(claim, DOMAIN, now, sender, MAX_AGE_SECONDS).payload

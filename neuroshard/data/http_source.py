@@ -1,4 +1,4 @@
-"""A Genesis folder behind HTTP: one attempt at one file. Repeating, resuming and checking is the fetcher's part.
+"""A Genesis folder behind HTTP: one attempt at one file. The fetcher repeats, resumes and checks.
 
 Redirects are followed within the same host only (and from http to https, never back): the data are verified, but a
 redirect could otherwise make this computer call services of its own network.
@@ -22,14 +22,14 @@ _OK, _PARTIAL, _UNCHANGED, _BEYOND_THE_END = 200, 206, 304, 416
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MISSING = frozenset({403, 404, 410})  # object stores answer 403 for a key they do not have
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
-_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")  # of the system; its words say the same
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")  # of the operating system; the message repeats it in words
 _DIGITS = re.compile(r"\d{1,18}")
 
 
 class HttpSource:
     """A Genesis folder at an http or https URL. Environment proxies are used, but never to reach this computer.
 
-    `redirect_advice` tells what to do about a redirect to another host, which is refused.
+    `redirect_advice` is the advice in the error for a redirect to another host, which is refused.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HttpSource:
     async def open(
         self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
     ) -> AsyncGenerator[OpenedFile]:
-        """Ask for a file, for the rest of it by Range with If-Range, or whether it is another one than `known`."""
+        """Request a file, its rest from `offset` (Range with If-Range), or a newer version than `known`."""
         headers = {"Accept-Encoding": "identity"}  # sizes and offsets must mean stored bytes
         if offset and validator:
             headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
@@ -71,7 +71,7 @@ class HttpSource:
             response = await self._send(self._base.join(name), headers)
         except httpx.HTTPError as error:
             raise _in_words(self._base.host, error) from error
-        except UnicodeError as error:  # a host name in a redirect that no domain can have
+        except UnicodeError as error:  # a redirect to an invalid host name
             raise DataUnavailableError(f"{self._base.host} redirects to something that is no URL.") from error
         body = _Body(response)
         try:
@@ -110,7 +110,7 @@ class HttpSource:
 
 
 def _opened(response: httpx.Response, body: _Body, name: str, offset: int) -> OpenedFile:
-    """Judge status and headers of an answer before its body is read."""
+    """Check status and headers of an answer before its body is read."""
     _refuse_status(response, name, offset)
     if response.headers.get("content-encoding", "identity") != "identity":
         raise FileDamagedError(f"{name} came compressed, although that was not asked for.")
@@ -140,15 +140,18 @@ def _refuse_status(response: httpx.Response, name: str, offset: int) -> None:
 
 
 def _validator(response: httpx.Response) -> str | None:
-    """A strong ETag, else the date: only those may stand in If-Range (RFC 9110, 13.1.5)."""
+    """Return a strong ETag, otherwise the date: If-Range allows only these (RFC 9110, 13.1.5)."""
     etag, date = response.headers.get("etag", ""), response.headers.get("last-modified")
     chosen = date if not etag else etag if etag.startswith('"') else None
     is_usable = chosen is not None and chosen.isascii() and len(chosen) <= _MAX_VALIDATOR_CHARACTERS
-    return chosen if is_usable else None  # what cannot be sent back is no validator
+    return chosen if is_usable else None  # a value that cannot be sent back is not a validator
 
 
 class _Body:
-    """The bytes of an answer, with errors in words. No generator: one left half-way would be collected uncleanly."""
+    """The bytes of an answer, with errors in words.
+
+    It is not a generator: one abandoned half-way would be closed by the garbage collector outside its task.
+    """
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -164,7 +167,8 @@ class _Body:
             raise _in_words(self._response.url.host, error) from error
 
     async def aclose(self) -> None:
-        """Close the connection, then let the generators inside httpx meet it: only so do they all end."""
+        # The connection is closed first. The generators inside httpx then fail on it, which is the only way to
+        # end all of them.
         await self._response.aclose()
         with suppress(httpx.HTTPError, httpx.StreamError, StopAsyncIteration):
             while True:

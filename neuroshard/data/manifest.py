@@ -38,7 +38,6 @@ class Fields:
         self._read: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether the field is there."""
         return name in self._value
 
     def integer(self, name: str, lowest: int, highest: int, default: int | None = None) -> int:
@@ -51,7 +50,7 @@ class Fields:
         return value
 
     def label(self, name: str) -> str:
-        """A short text; numbers are spelled out, an absent field is empty (dates and versions vary in form)."""
+        """Return a short text; numbers become text, an absent field is empty (dates and versions vary in form)."""
         value = self._take(name) if self.has(name) else ""
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise MalformedFieldError(f"{self._place}.{name} must be text")
@@ -61,23 +60,23 @@ class Fields:
         return text
 
     def hexadecimal(self, name: str, byte_count: int) -> str:
-        """Lower-case hex digits of exactly so many bytes."""
+        """Return lower-case hex digits of exactly `byte_count` bytes."""
         return self._hex(self._take(name), f"{self._place}.{name}", byte_count)
 
     def hexadecimals(self, name: str, byte_count: int, count: int) -> tuple[str, ...]:
-        """A list of exactly `count` such values."""
+        """Return a list of exactly `count` hex values of `byte_count` bytes each."""
         items = self.sequence(name, count, count)
         return tuple(self._hex(item, f"{self._place}.{name}[{i}]", byte_count) for i, item in enumerate(items))
 
     def mapping(self, name: str) -> Mapping[str, JsonValue]:
-        """An object, empty when the field is absent."""
+        """Return an object, empty when the field is absent."""
         value = self._take(name) if self.has(name) else _NOTHING
         if not isinstance(value, Mapping):
             raise MalformedFieldError(f"{self._place}.{name} must be an object")
         return value
 
     def sequence(self, name: str, shortest: int, longest: int) -> Sequence[JsonValue]:
-        """A list whose length is within limits."""
+        """Return a list whose length is within limits."""
         value = self._take(name)
         if not isinstance(value, Sequence) or isinstance(value, str) or not shortest <= len(value) <= longest:
             wanted = str(shortest) if shortest == longest else f"{shortest} to {longest}"
@@ -85,11 +84,11 @@ class Fields:
         return value
 
     def skip(self, name: str) -> None:
-        """Allow a field that is read elsewhere."""
+        """Accept a field that is read elsewhere."""
         self._read.add(name)
 
     def refuse_unknown(self) -> None:
-        """Raise when the object has fields nobody asked for."""
+        """Raise MalformedFieldError when the object has fields that were not read."""
         unknown = sorted(self._value.keys() - self._read)
         if unknown:
             raise MalformedFieldError(f"{self._place} has the unknown field {unknown[0][:40]!r}")
@@ -108,7 +107,7 @@ class Fields:
 
 
 MANIFEST_VERSIONS: Mapping[ShardFormat, int] = {"pt": 1, "bin": 2}  # `format_version`, by the form of the shards
-PAGE_DIGESTS = 4096  # SHA-256 digests a page
+PAGE_DIGESTS = 4096  # SHA-256 digests per page
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_SHARD_TOKENS = 16_000_000  # at most 64 MB per `.bin` file
 DEFAULT_SHARD_TOKENS = 2_500_000
@@ -130,7 +129,7 @@ class TokenizerEntry:
 
 @dataclass(frozen=True)
 class SourceCount:
-    """What one text source gave to the data set."""
+    """Documents and shards that one text source contributed to the data set."""
 
     shards: int = 0
     tokens: int = 0
@@ -140,7 +139,7 @@ class SourceCount:
 
 @dataclass(frozen=True)
 class DataSetManifest:
-    """Contents of manifest.json. Without `pages` it is the minimal form, whose shards nobody can verify."""
+    """Contents of manifest.json. Without `pages` it is the minimal form, whose shards cannot be verified."""
 
     total_shards: int
     total_tokens: int = 0
@@ -150,7 +149,7 @@ class DataSetManifest:
     created_at: str = ""
     updated_at: str = ""
     tokens_per_shard: int | None = None
-    shard_format: ShardFormat = "pt"  # that of the minimal form
+    shard_format: ShardFormat = "pt"  # the default is that of the minimal form
     tokenizers: tuple[TokenizerEntry, ...] = ()
     pages: tuple[str, ...] = ()  # SHA-256 of each digest page, hex
     signing_key: str | None = None  # hex, once its signature was checked
@@ -162,28 +161,27 @@ class DataSetManifest:
         return self.signing_key is not None
 
     def root(self) -> str:
-        """What a run pins, as hex: a hash over tokenizers, shard size, number of shards and digest pages."""
+        """The hex value that a run pins: a hash over tokenizers, shard size, number of shards and digest pages."""
         return self.minimal_root or genesis_root(self)
 
     def page_entries(self, page: int, total_shards: int | None = None) -> int:
-        """Digests in a page for the first `total_shards` shards (default: all)."""
+        """Return the number of digests in a page for the first `total_shards` shards (default: all)."""
         total = self.total_shards if total_shards is None else total_shards
         return max(0, min(PAGE_DIGESTS, total - page * PAGE_DIGESTS))
 
     def tokenizers_before(self, total_shards: int) -> tuple[TokenizerEntry, ...]:
-        """The tables in use when the data set had `total_shards` shards."""
+        """Return the tables in use when the data set had `total_shards` shards."""
         return tuple(entry for entry in self.tokenizers if entry.first_shard < total_shards)
 
     def tokenizer_of(self, shard: int) -> TokenizerEntry | None:
-        """The table that made a shard, None when the manifest names no tables."""
+        """Return the table that made a shard, or None when the manifest names no tables."""
         return next((entry for entry in reversed(self.tokenizers) if entry.first_shard <= shard), None)
 
     def shard_name(self, shard: ShardId) -> str:
-        """Name of a shard's file."""
         return f"shard_{shard}.{self.shard_format}"
 
     def shard_form(self, shard: ShardId) -> ShardForm:
-        """Form of a shard's file, for a data set that lists its tokenizer tables."""
+        """Return the form of a shard's file, for a data set that lists its tokenizer tables."""
         tokens, table = self.tokens_per_shard, self.tokenizer_of(shard)
         if tokens is None or table is None:
             raise ValueError("the minimal form of a manifest does not describe its shards")
@@ -216,17 +214,17 @@ class DataSetManifest:
 
 @dataclass(frozen=True)
 class ManifestTrust:
-    """What this node remembers about a source: the key a run pins, and whether it ever was signed."""
+    """The facts that this node remembers about a source: the key a run pins, and whether it was ever signed."""
 
     signing_key: str | None = None  # hex; only this key is accepted
     was_signed: bool = False  # then an unsigned manifest is refused
 
 
-UNKNOWN_SOURCE = ManifestTrust()  # nothing is remembered: a signature is trusted on first use
+UNKNOWN_SOURCE = ManifestTrust()  # no memory of the source: a signature is trusted on first use
 
 
 def genesis_root(manifest: DataSetManifest) -> str:
-    """SHA-256 over ("neuroshard/genesis-root", canonical JSON of what describes the shards), as hex."""
+    """Return the hex SHA-256 of "neuroshard/genesis-root" and the canonical JSON of the fields that describe shards."""
     value: dict[str, JsonValue] = {
         "format_version": MANIFEST_VERSIONS[manifest.shard_format],
         "total_shards": manifest.total_shards,
@@ -269,7 +267,7 @@ def parse_manifest(data: bytes, trust: ManifestTrust = UNKNOWN_SOURCE) -> DataSe
 
 
 def _checked_key(value: Mapping[str, JsonValue], trust: ManifestTrust) -> str | None:
-    """Hex key of a valid signature, None for an unsigned manifest that the trust allows; else DataError."""
+    """Return the hex key of a valid signature, None for a permitted unsigned manifest; otherwise raise DataError."""
     signature = value.get("signature")
     if signature is None:
         if trust.was_signed or trust.signing_key is not None:
@@ -320,7 +318,7 @@ def _read_fields(value: JsonValue) -> DataSetManifest:
 
 
 def read_shard_format(fields: Fields) -> ShardFormat:
-    """The form of the shards, by the field `format_version`."""
+    """Return the form of the shards from the field `format_version`."""
     lowest, highest = min(MANIFEST_VERSIONS.values()), max(MANIFEST_VERSIONS.values())
     version = fields.integer("format_version", lowest, highest)
     return next(form for form, number in MANIFEST_VERSIONS.items() if number == version)
@@ -376,30 +374,30 @@ def _read_pages(fields: Fields, total_shards: int) -> tuple[str, ...]:
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
-CHECKPOINTS_NAME = "checkpoints.json"  # of a populator
+CHECKPOINTS_NAME = "checkpoints.json"  # written by a populator
 DIGEST_BYTES = 32
 MAX_PAGE_BYTES = PAGE_DIGESTS * DIGEST_BYTES
 _SHARD_NAME = re.compile(r"shard_([0-9]{1,9})\.(?:bin|pt)", re.ASCII)
 
 
 def shard_of(name: str) -> ShardId | None:
-    """The shard whose file has this name; None for other files. The inverse of `DataSetManifest.shard_name`."""
+    """Return the shard whose file has this name, or None for other files; inverts `DataSetManifest.shard_name`."""
     found = _SHARD_NAME.fullmatch(name)
     return None if found is None else ShardId(int(found[1]))
 
 
 def page_name(page: int) -> str:
-    """File with the digests of shards page * 4096 and following."""
+    """Return the name of the file with the digests of shards page * 4096 and following."""
     return f"pages/{page:05d}.bin"
 
 
 def archived_tokenizer_name(digest: str) -> str:
-    """Where a table stays after the data set's tokenizer grew, for runs that pinned it."""
+    """Return the name that a table keeps after the data set's tokenizer grew, for runs that pinned it."""
     return f"tokenizers/{digest}.json"
 
 
 def checked_page(data: bytes, entries: int, digest: str, name: str) -> bytes:
-    """The first `entries` digests of a page; what the data set grew by since is cut off.
+    """Return the first `entries` digests of a page, without digests that were added later.
 
     Raises DataError when the page is too short or too long, or when those digests do not hash to `digest`.
     """

@@ -42,7 +42,7 @@ _TENSOR_PICKLE = re.compile(
 
 @dataclass(frozen=True)
 class ShardForm:
-    """What is known about a shard file before it arrives."""
+    """Expected properties of a shard file before it arrives."""
 
     name: str
     shard_format: ShardFormat
@@ -60,7 +60,7 @@ class ShardForm:
         return _TENSOR_ITEM_BYTES * least, _TENSOR_ITEM_BYTES * self.max_tokens + MAX_CONTAINER_BYTES
 
     def largest_id(self, tokens: TokenArray) -> int:
-        """The largest id of a shard. Raises DataError when it is outside the vocabulary."""
+        """Return the largest id of a shard. Raises DataError when it is outside the vocabulary."""
         largest = int(tokens.max())
         if largest >= self.id_count:
             raise DataError(f"{self.name} has the token id {largest}, outside its vocabulary of {self.id_count}.")
@@ -68,12 +68,12 @@ class ShardForm:
 
 
 def item_bytes(id_count: int) -> int:
-    """Bytes of a token in a `.bin` file with ids below `id_count`: 2 when every id fits, otherwise 4."""
+    """Return the bytes per token in a `.bin` file with ids below `id_count`: 2 when every id fits, otherwise 4."""
     return 2 if id_count <= 1 << 16 else 4
 
 
 def shard_bytes(tokens: NDArray[np.integer[Any]], shard_format: ShardFormat) -> bytes:
-    """The file of (n,) token ids; equal tokens give equal bytes."""
+    """Encode (n,) token ids as a shard file; equal tokens give equal bytes."""
     if tokens.ndim != 1 or tokens.size == 0 or int(tokens.min()) < 0:
         raise ValueError(f"a shard needs a non-empty one-dimensional array of ids >= 0, got shape {tokens.shape}")
     if shard_format == "bin":
@@ -86,7 +86,7 @@ def shard_bytes(tokens: NDArray[np.integer[Any]], shard_format: ShardFormat) -> 
 
 
 def map_shard(path: Path, form: ShardForm) -> TokenArray:
-    """Map a file whose digest was compared. Raises DataError when it is not a shard, OSError when it cannot be read."""
+    """Map a file whose digest was checked. Raises DataError when it is not a shard, OSError when it cannot be read."""
     size = path.stat().st_size
     if form.shard_format == "bin":
         return np.memmap(path, dtype=_item_type(size, form), mode="r")
@@ -96,7 +96,7 @@ def map_shard(path: Path, form: ShardForm) -> TokenArray:
 
 
 def read_shard(content: bytes, form: ShardForm) -> TokenArray:
-    """The tokens of a file in memory. Raises DataError when it is not a shard."""
+    """Read the tokens of a file in memory. Raises DataError when it is not a shard."""
     if form.shard_format == "bin":
         return np.frombuffer(content, dtype=_item_type(len(content), form))
     _check_container(io.BytesIO(content), len(content), form)
@@ -111,7 +111,7 @@ def _item_type(size: int, form: ShardForm) -> str:
 
 
 class _SmallReads:
-    """A file whose parts, apart from the tokens, are read in small pieces only: no declared size is allocated."""
+    """A file that is read in small pieces, except its tokens, so a declared size never allocates memory."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
@@ -125,11 +125,11 @@ class _SmallReads:
         return self._file.seek(offset, whence)
 
     def seekable(self) -> bool:
-        """zipfile asks."""
+        """zipfile calls this."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Raises BadZipFile for a piece that no shard file has."""
+        """Raises BadZipFile for a read of a size that no shard file needs."""
         most = 2 * MAX_CONTAINER_BYTES
         data = self._file.read(min(size, most + 1) if size >= 0 else most + 1)
         if len(data) > most:
@@ -138,7 +138,7 @@ class _SmallReads:
 
 
 def _check_container(file: IO[bytes], size: int, form: ShardForm) -> None:
-    """Refuse what torch.load could allocate memory for: compressed records, and any pickle but that of one tensor."""
+    """Refuse input for which torch.load could allocate memory: compressed records, and any pickle but one tensor's."""
     if size > form.size_limits[1]:
         raise DataError(f"{form.name} has {size} bytes, more than a shard of {form.max_tokens} tokens can have.")
     try:
@@ -180,7 +180,7 @@ def _check_tokens(container: zipfile.ZipFile) -> None:
 
 
 def _load_tensor(form: ShardForm, load: Callable[[Any], Any]) -> TokenArray:
-    """The tokens of a `.pt` file, checked. `load` gets the torch module."""
+    """Return the checked tokens of a `.pt` file. `load` is called with the torch module."""
     import torch
     from torch.serialization import pickle as restricted  # pyright: ignore[reportPrivateImportUsage]  # its own refusals
 

@@ -30,16 +30,16 @@ from neuroshard.signals import Signal
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId
 
-MAX_PARTS = 1 << 24  # of all merges of a table together; 64 MB
+MAX_PARTS = 1 << 24  # of all merges of a table together: 64 MB
 _CHUNK_TOKENS = 1 << 17  # bounds the memory of intermediate results
 Tokens: TypeAlias = "NDArray[np.integer[Any]]"
 
 
 class TokenExpansion:
-    """Takes every id at or above `vocabulary_size` apart, again and again, until only lower ids remain.
+    """Splits every id at or above `vocabulary_size` repeatedly until only lower ids remain.
 
-    The same text comes out, in more tokens; which ones depends on the table and the vocabulary alone.
-    Raises DataError when the parts of all merges would fill the memory.
+    The text stays the same, in more tokens, which depend on the table and the vocabulary alone. Raises DataError when
+    the parts of all merges would fill the memory.
     """
 
     def __init__(self, table: TokenizerTable, vocabulary_size: int) -> None:
@@ -61,9 +61,9 @@ class TokenExpansion:
         self._parts = _parts_of(beyond, self._starts, self._counts, vocabulary_size)
 
     def expand(self, tokens: Tokens, most_tokens: int) -> Tokens:
-        """(m,) ids below the vocabulary for (n,) ids of the table, m >= n.
+        """Convert (n,) ids of the table to (m,) ids below the vocabulary size, m >= n.
 
-        Raises DataError when m would exceed `most_tokens`; the ids themselves must have been checked.
+        Raises DataError when m would exceed `most_tokens`; the caller must have checked the ids.
         """
         pieces = [tokens[start : start + _CHUNK_TOKENS] for start in range(0, len(tokens), _CHUNK_TOKENS)]
         total = sum(int(self._counts[piece].sum()) for piece in pieces)
@@ -86,7 +86,7 @@ class TokenExpansion:
 def _parts_of(
     beyond: tuple[tuple[int, int], ...], starts: NDArray[np.int64], counts: NDArray[np.int64], vocabulary_size: int
 ) -> Tokens:
-    """The lower ids of all ids one after another; an id of the vocabulary is its own part."""
+    """Return the parts of all ids, concatenated; an id of the vocabulary is its own part."""
     parts = array("I", range(vocabulary_size))
     begins, lengths = starts.tolist(), counts.tolist()
     for first, second in beyond:
@@ -96,14 +96,14 @@ def _parts_of(
 
 
 _EXPANSIONS_IN_MEMORY = 2
-_REFUSALS = 2  # of each place where a table may lie
+_REFUSALS = 2  # of each place that may have a table
 
 
 class VocabularyMapper:
-    """Reads shards with the first `vocabulary_size` ids of the run's table, whatever table made them.
+    """Reads shards with the first `vocabulary_size` ids of the run's table, whichever table made them.
 
     A table that grew has the merges of the smaller one first, so a shard of either means the same text. Without a list
-    of tables in the manifest there is one only, and the run knows all of it.
+    of tables in the manifest there is only one, and the run's vocabulary covers it.
     """
 
     def __init__(self, genesis: Genesis, vocabulary_size: int) -> None:
@@ -113,15 +113,15 @@ class VocabularyMapper:
         self._lock = anyio.Lock()
 
     def id_count(self, shard: ShardId) -> int:
-        """Ids in the shard's file are below this."""
+        """Return the number of ids of the shard's table; ids in its file are lower."""
         entry = self._genesis.manifest.tokenizer_of(shard)
         return self.vocabulary_size if entry is None else entry.next_merge_id
 
     async def in_vocabulary(self, shard: ShardId, tokens: TokenArray, largest: int) -> TokenArray:
-        """The (n,) tokens of a shard, or more and lower ones when `largest`, its largest id, is not of the run.
+        """Return a shard's (n,) tokens, split into more tokens if `largest`, the largest id, is not in the run.
 
-        Raises DataError when the shard has ids that its table lacks, or when that table is no continuation of the
-        run's; FileMissingError and others of the fetcher when the table does not come.
+        Raises DataError when the shard has ids that its table does not have, or when that table does not continue the
+        run's; FileMissingError and other errors of the fetcher when the table cannot be downloaded.
         """
         if largest >= self.id_count(shard):
             raise DataError(
@@ -165,19 +165,19 @@ _UNVERIFIED_KEY_DOMAIN = "neuroshard/unverified-shard"
 
 
 class UnusableShardError(DataError):
-    """The source answers, but what it gives for this shard cannot be trained on."""
+    """The source answers, but the file that it sends for this shard cannot be used for training."""
 
 
 @dataclass
 class _Gate:
-    """Lets one task at a time load a shard; removed when nobody waits."""
+    """Lets one task at a time load a shard; removed when no task waits."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     users: int = 0
 
 
 class ShardLoader:
-    """Loads shards; several tasks may ask for the same one and it comes once."""
+    """Loads shards; when several tasks request the same shard, it is downloaded once."""
 
     def __init__(self, genesis: Genesis, cache: ShardCache, *, vocabulary_size: int, give_up_after: int = 4) -> None:
         self._genesis = genesis
@@ -189,7 +189,7 @@ class ShardLoader:
         self._origins: dict[ShardId, ShardOrigin] = {}  # of shards checked since the start, while they are cached
 
     async def load(self, shard: ShardId, *, keep: Collection[ShardId], patient: bool = False) -> CachedShard:
-        """The shard, verified, in the run's vocabulary; waits while its source or the disk can give or take nothing.
+        """Return the verified shard in the run's vocabulary; waits while its source or the disk is unavailable.
 
         `keep` are shards in use, which the cache must not remove. Raises UnusableShardError after several answers that
         were missing or wrong (never when `patient`), and StorageError when the storage limit is too small.
@@ -205,11 +205,11 @@ class ShardLoader:
                 self._gates.pop(shard, None)
 
     def held(self) -> tuple[ShardId, ...]:
-        """Shards of this data set in the cache, as far as the digests in memory tell."""
+        """Return this data set's shards in the cache, as far as the digests in memory identify them."""
         return tuple(shard for shard in self._cache.shards() if self._size_of(shard) is not None)
 
     def standing(self, shard: ShardId, use: ShardUse) -> ShardStatus:
-        """What is known of a shard; looks at memory only."""
+        """Return the status of a shard, from memory only."""
         size = self._size_of(shard)
         if size is None:
             self._origins.pop(shard, None)
@@ -237,7 +237,7 @@ class ShardLoader:
         return replace(cached, tokens=tokens)
 
     async def _obtained(self, shard: ShardId, keep: Collection[ShardId], patient: bool) -> CachedShard:
-        """From the cache, or fetched into it; again and again while the disk is full or cannot be written."""
+        """Return the shard from the cache or download it; retries while the disk is full or cannot be written."""
         failures = 0
         name = self._genesis.manifest.shard_name(shard)
         while True:
@@ -284,7 +284,7 @@ class ShardLoader:
             self._released.notify()
 
     async def _reserve(self, shard: ShardId, needed_bytes: int, keep: Collection[ShardId]) -> None:
-        """Wait until other downloads leave room under the storage limit."""
+        """Wait until other downloads leave space under the storage limit."""
         while True:
             count = self._released.count
             if await anyio.to_thread.run_sync(self._cache.reserve, shard, needed_bytes, keep):
@@ -292,7 +292,7 @@ class ShardLoader:
             await self._released.wait(after=count)
 
     def _form(self, shard: ShardId) -> ShardForm:
-        """Form of a shard's file. The minimal manifest tells little: a shard may have twice the average size."""
+        """Return the form of a shard's file. A minimal manifest has few facts: allow twice the average size."""
         manifest = self._genesis.manifest
         if manifest.tokens_per_shard is not None:
             return manifest.shard_form(shard)

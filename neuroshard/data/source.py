@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class ShardSource(Protocol):
-    """A place that holds a Genesis folder. Names are relative, with forward slashes, and never come from outside."""
+    """A place that contains a Genesis folder. Names are relative, with forward slashes, and never come from outside."""
 
     @property
     def description(self) -> str:
@@ -30,10 +30,10 @@ class ShardSource(Protocol):
     def open(
         self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
     ) -> AbstractAsyncContextManager[OpenedFile]:
-        """Begin to read a file, continuing at `offset` when it still is the one that `validator` names.
+        """Open a file, continuing at `offset` if its version still is `validator`.
 
-        Raises FileUnchangedError when it still is the one that `known` names, a validator of an earlier reading.
-        Raises FileMissingError, SourceBusyError, FileDamagedError or DataUnavailableError, also while reading.
+        Raises FileUnchangedError when its version still is `known`, a validator of an earlier reading. Raises
+        FileMissingError, SourceBusyError, FileDamagedError or DataUnavailableError, also while reading.
         """
         ...
 
@@ -50,17 +50,16 @@ class FolderSource:
 
     @property
     def description(self) -> str:
-        """The folder."""
         return str(self._folder)
 
     @asynccontextmanager
     async def open(
         self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
     ) -> AsyncGenerator[OpenedFile]:
-        """Begin to read a file of the folder; a file that changed starts over."""
+        """Open a file of the folder; a file that changed starts over."""
         path = anyio.Path(self._folder / name)
         try:
-            if not await path.is_file():  # a pipe would block, a folder cannot be read
+            if not await path.is_file():  # a pipe would block, and a folder cannot be read
                 raise FileMissingError(f"There is no file {path}.")
             state = await path.stat()
             current = f"{state.st_ino}-{state.st_mtime_ns}-{state.st_size}"
@@ -74,17 +73,17 @@ class FolderSource:
             raise DataUnavailableError(f"{path} cannot be read: {error.strerror or error}.") from error
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """A folder needs no cleanup."""
 
 
 def open_source(location: str) -> ShardSource:
-    """The source for `https://`, `http://`, `file://` or a folder.
+    """Return the source for `https://`, `http://`, `file://` or a folder.
 
-    Raises UsageError for a location that cannot be one, DataError for a folder that is not there.
+    Raises UsageError for an invalid location, DataError for a folder that does not exist.
     """
     parts = urlsplit(location)
     if parts.scheme in ("http", "https"):
-        from neuroshard.data.http_source import HttpSource  # only now: its library takes a third of a second
+        from neuroshard.data.http_source import HttpSource  # imported here: httpx takes a third of a second
 
         return HttpSource(location)
     if parts.scheme == "file":
@@ -103,7 +102,7 @@ def _folder_source(folder: Path) -> FolderSource:
 
 
 class _Chunks:
-    """The rest of an open file, piece by piece."""
+    """The rest of an open file, in pieces."""
 
     def __init__(self, file: anyio.AsyncFile[bytes]) -> None:
         self._file = file
@@ -119,30 +118,27 @@ class _Chunks:
 
 
 class MeteredSource:
-    """Like the source within; see ShardSource. A file that was stopped is continued when it may be."""
+    """A ShardSource that counts and limits the bytes of another one. A stopped file resumes when allowed."""
 
     def __init__(self, source: ShardSource, obstacle: Callable[[], str], count: Callable[[int], None]) -> None:
-        """`obstacle` says why nothing may be fetched now, "" while it may; `count` is told every byte."""
+        """`obstacle` returns why no download is allowed now, "" if allowed; `count` gets the bytes received."""
         self._source = source
         self._obstacle = obstacle
         self._count = count
 
     @property
     def description(self) -> str:
-        """Of the source within."""
         return self._source.description
 
     @asynccontextmanager
     async def open(
         self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
     ) -> AsyncGenerator[OpenedFile]:
-        """See ShardSource."""
         self._check()
         async with self._source.open(name, offset, validator, known) as opened:
             yield replace(opened, chunks=_Metered(opened.chunks, self._check, self._count))
 
     async def aclose(self) -> None:
-        """See ShardSource."""
         await self._source.aclose()
 
     def _check(self) -> None:
@@ -151,7 +147,7 @@ class MeteredSource:
 
 
 class _Metered(AsyncIterator[bytes]):
-    """Pieces that are counted as they come."""
+    """Pieces that are counted as they arrive."""
 
     def __init__(self, chunks: AsyncIterator[bytes], check: Callable[[], None], count: Callable[[int], None]) -> None:
         self._chunks = chunks

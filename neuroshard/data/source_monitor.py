@@ -1,7 +1,6 @@
-"""Checks at intervals whether the source of a run's data has new shards and still serves the run's own.
+"""Checks at intervals whether a run's source has new shards and still serves the run's own.
 
-A run's data is pinned, so a new manifest never changes it.
-The monitor verifies and reports new shards for a new run.
+A run's data is pinned, so a new manifest never changes it. The monitor verifies and reports new shards for a new run.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ _KNOWN_AGAIN = frozenset({RefreshState.CURRENT, RefreshState.GROWN, RefreshState
 
 @dataclass(frozen=True)
 class RefreshTimes:
-    """When to look, in seconds; each wait is drawn anew, so that nodes that started together look apart."""
+    """Times of the checks, in seconds; each wait is random, so nodes that started together check at different times."""
 
     interval_seconds: float = 300.0
     jitter_share: float = 0.25  # of the interval, up and down
-    attempt_seconds: float = 60.0  # for one look, downloads included
+    attempt_seconds: float = 60.0  # for one check, downloads included
 
 
 DEFAULT_REFRESH_TIMES = RefreshTimes()
 
 
 class SourceMonitor:
-    """Asks for the manifest with the validator of the last one, so that most looks cost one answer without a body.
+    """Requests the manifest with the validator of the last one, so most checks cost one answer without a body.
 
-    `wall_clock` (seconds since the epoch) is for display only; a clock that is wrong or jumps changes nothing.
+    `wall_clock` (seconds since the epoch) is for display only; a wrong clock has no effect on the checks.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class SourceMonitor:
         self._times = times
         self._wall_clock = wall_clock
         self._trust = ManifestTrust(pins.signing_key, was_signed=pins.signing_key is not None)
-        self._copies = genesis.store.only_read()  # a source that grows has another last page every time
+        self._copies = genesis.store.only_read()  # the last page of a growing source differs every time
         self._tables = replace(genesis.tables, store=self._copies)
         self._known_table = pins.tokenizer_sha256
         self._validator: str | None = None
@@ -69,7 +68,7 @@ class SourceMonitor:
         self.status = RefreshStatus()
 
     async def run(self) -> None:
-        """Look now and then until cancelled."""
+        """Check at intervals until cancelled."""
         while True:
             share = self._times.jitter_share * (2 * self._rng.random() - 1)
             delay = self._times.interval_seconds * (1 + share)
@@ -78,7 +77,7 @@ class SourceMonitor:
             await self.look()
 
     async def look(self) -> None:
-        """Look once; never raises for what the source does."""
+        """Check once; never raises because of an answer or a failure of the source."""
         found = self._late()
         with anyio.move_on_after(self._times.attempt_seconds):
             found = await self._found()
@@ -111,7 +110,7 @@ class SourceMonitor:
         return bytes(sink.data), transfer.validator
 
     async def _judge(self, data: bytes) -> RefreshStatus:
-        """What a manifest means for the run."""
+        """Return the refresh status that a manifest gives for the run."""
         try:
             manifest = parse_manifest(data, self._trust)
         except DataError as error:
@@ -135,7 +134,7 @@ class SourceMonitor:
         return self._accepted(manifest)
 
     async def _check_table(self, manifest: DataSetManifest) -> None:
-        """Get the newest table, when it is another one than the run's, and see that it continues that one."""
+        """Get the newest table, if it differs from the run's, and check that it continues the run's."""
         if not manifest.tokenizers or manifest.tokenizers[-1].sha256 == self._known_table:
             return
         newest = manifest.tokenizers[-1]
@@ -170,7 +169,7 @@ class SourceMonitor:
         )
 
     def _problem(self, state: RefreshState, words: str) -> RefreshStatus:
-        """What was known to be newest stays known."""
+        """Return the status for a problem; the newest known facts are kept."""
         return replace(self.status, state=state, explanation=words)
 
     def _late(self) -> RefreshStatus:

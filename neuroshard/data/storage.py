@@ -14,17 +14,16 @@ from neuroshard.errors import DiskFullError, StorageError, UnwritableError
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """The error to raise for a failed write: DiskFullError when space or a quota is used up, else UnwritableError."""
+    """Return the error for a failed write: DiskFullError for used-up space or quota, otherwise UnwritableError."""
     if atomic_write.is_disk_full(error):
         return DiskFullError(f"There is no space left to write {path}.", "Free some space; nothing was lost.")
     return UnwritableError(f"{path} cannot be written: {error.strerror or error}.")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that others may read, its folder and the one above too: a reader sees the old content or the new.
+    """Write a file that others may read, with its folder and parent: a reader sees the old content or the new.
 
-    A data folder above those is not made: it may have been moved.
-    Raises DiskFullError or StorageError.
+    Folders above those are not created: the data folder may have been moved. Raises DiskFullError or StorageError.
     """
     try:
         for folder in (path.parent.parent, path.parent):
@@ -40,24 +39,25 @@ METADATA_FOLDER = "descriptions"  # in the data cache of a node
 
 
 def manifest_copy(root: str) -> str:
-    """Where the manifest of this root is kept."""
+    """Return the file name of the stored manifest with this root."""
     return f"manifest-{root}.json"
 
 
 def page_copy(digest: str) -> str:
-    """Where the page of this digest is kept."""
+    """Return the file name of the stored page with this digest."""
     return f"page-{digest}.bin"
 
 
 def tokenizer_copy(digest: str) -> str:
-    """Where the table of this digest is kept."""
+    """Return the file name of the stored table with this digest."""
     return f"tokenizer-{digest}.json"
 
 
 class MetadataStore:
-    """The copies in one folder. They are a convenience: a full disk or a storage limit costs them, not the run.
+    """The copies in one folder. They are optional: a full disk or a storage limit affects them, not the run.
 
-    `make_room` is asked before so many bytes are kept; they are not when it says no. `keeps` False: nothing is written.
+    `make_room` is called with the size before a copy is written; if it returns False, the copy is not written. With
+    `keeps` False, nothing is written.
     """
 
     def __init__(self, folder: Path, *, keeps: bool = True) -> None:
@@ -66,23 +66,23 @@ class MetadataStore:
         self._keeps = keeps
 
     def only_read(self) -> MetadataStore:
-        """The same folder, for what is looked at and not needed again."""
+        """Return a read-only view of the same folder, for files that are not needed again."""
         return MetadataStore(self.folder, keeps=False)
 
     def find(self, name: str) -> bytes | None:
-        """A copy, unchecked; None when it is not here."""
+        """Return an unchecked copy, or None when it is not stored."""
         try:
             return (self.folder / name).read_bytes()
         except OSError:
-            return None  # not there: the source has it
+            return None  # not stored: the source has it
 
     def read(self, name: str, digest: str) -> bytes | None:
-        """A copy with exactly these contents, None when it is not here or damaged."""
+        """Return a copy with exactly these contents, or None when it is not stored or damaged."""
         data = self.find(name)
         return data if data is not None and sha256(data).hexdigest() == digest else None
 
     def keep(self, name: str, data: bytes) -> None:
-        """Write a copy unless it is there already."""
+        """Write a copy unless it is stored already."""
         if not self._keeps or self.read(name, sha256(data).hexdigest()) is not None:
             return
         if not self.make_room(len(data)):

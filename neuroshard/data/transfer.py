@@ -17,11 +17,11 @@ from neuroshard.errors import DataError, DataUnavailableError
 
 @dataclass(frozen=True)
 class OpenedFile:
-    """Bytes from `offset` on: the offset asked for, or 0 when the source starts over."""
+    """The bytes of a file from `offset` on: the requested offset, or 0 when the source starts over."""
 
     offset: int
-    total_bytes: int | None  # of the whole file, as the source claims it
-    validator: str | None  # names this version of the file; without it a transfer cannot be continued
+    total_bytes: int | None  # of the whole file, according to the source
+    validator: str | None  # names this version of the file; without it a transfer cannot resume
     chunks: AsyncIterator[bytes]
 
 
@@ -30,15 +30,15 @@ class FileMissingError(DataUnavailableError):
 
 
 class FileUnchangedError(DataError):
-    """The file still is the one that was known already: nothing to fetch."""
+    """The file still has the known version, so there is nothing to download."""
 
 
 class FileDamagedError(DataError):
-    """The source gave something that is not the file it should be."""
+    """The source sent something that is not the expected file."""
 
 
 class SourceBusyError(DataUnavailableError):
-    """The source asks for patience."""
+    """The source asks the client to wait."""
 
     def __init__(self, message: str, retry_after_seconds: float | None) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
 def retry_delay(policy: RetryPolicy, failures: int, rng: Random, at_least: float = 0.0) -> float:
-    """Seconds to wait after `failures` failures in a row without progress; 0 means that the last attempt gained bytes.
+    """Return the seconds to wait after `failures` attempts in a row without progress; 0: the last one gained bytes.
 
     Half of min(longest, first * 2**(failures - 1)) plus a random share of the other half, so that nodes which lost the
     source together do not return together; never shorter than what the source asked for, within the longest.
@@ -75,7 +75,7 @@ _BLOCKS_UNDER_WAY = 2
 
 @dataclass(frozen=True)
 class FileRequest:
-    """A file and what is known about it before it comes."""
+    """A requested file and the facts about it that are known in advance."""
 
     name: str
     least_bytes: int
@@ -88,14 +88,12 @@ class FileRequest:
 
 
 class Sink(Protocol):
-    """Where the bytes of a transfer go. Raises DiskFullError or StorageError when it is on a disk."""
+    """Destination for the bytes of a transfer. Raises DiskFullError or StorageError when it is on a disk."""
 
-    def write(self, data: bytes) -> None:
-        """Append."""
-        ...
+    def write(self, data: bytes) -> None: ...
 
     def restart(self) -> None:
-        """Forget everything written."""
+        """Discard everything written."""
         ...
 
 
@@ -106,28 +104,26 @@ class MemorySink:
         self.data = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Append."""
         self.data += data
 
     def restart(self) -> None:
-        """Forget everything written."""
         self.data.clear()
 
 
 class Transfer:
-    """The state of one file on its way: it survives broken attempts."""
+    """The state of one file's transfer, which survives broken attempts."""
 
     def __init__(self, request: FileRequest, sink: Sink) -> None:
         self.request = request
         self.size = 0
-        self.farthest = 0  # the largest size ever reached: only what lies beyond it is progress
+        self.farthest = 0  # the largest size reached so far: only bytes beyond it are progress
         self.total: int | None = None
         self.validator: str | None = None
         self._sink = sink
         self._hash = hashlib.sha256()
 
     def begin(self, offset: int, total: int | None, validator: str | None) -> None:
-        """A source starts to deliver from `offset`. Raises FileDamagedError when its claims cannot be true."""
+        """Start to receive from `offset`. Raises FileDamagedError when the source's claims cannot be true."""
         request = self.request
         if total is not None and not request.least_bytes <= total <= request.most_bytes:
             raise FileDamagedError(
@@ -148,22 +144,22 @@ class Transfer:
         self.hash(data)
 
     def announce(self, byte_count: int) -> None:
-        """So many bytes are here, and will be written and hashed. Raises FileDamagedError as `add`."""
+        """Count bytes that will be written and hashed later. Raises FileDamagedError under the conditions of `add`."""
         limit = self.request.most_bytes if self.total is None else self.total
         if self.size + byte_count > limit:
             raise FileDamagedError(f"{self.request.name} is longer than the {limit} bytes announced for it.")
         self.size += byte_count
 
     def write(self, data: bytes) -> None:
-        """Give announced bytes to the sink."""
+        """Write announced bytes to the sink."""
         self._sink.write(data)
 
     def hash(self, data: bytes) -> None:
-        """Take announced bytes into the digest."""
+        """Add announced bytes to the digest."""
         self._hash.update(data)
 
     def end(self) -> None:
-        """The source says that is all. Raises DataUnavailableError or FileDamagedError when it is not."""
+        """Check the end of the file. Raises DataUnavailableError if it is short, FileDamagedError if it is wrong."""
         name = self.request.name
         if self.total is not None and self.size < self.total:
             raise DataUnavailableError(f"{name} broke off after {self.size} of {self.total} bytes.")
@@ -173,7 +169,7 @@ class Transfer:
             raise FileDamagedError(f"{name} does not match its digest: it is damaged or was replaced.")
 
     def restart(self) -> None:
-        """Begin again with nothing."""
+        """Discard all bytes and begin again."""
         self._sink.restart()
         self._hash = hashlib.sha256()
         self.size = 0
@@ -181,7 +177,7 @@ class Transfer:
 
 
 class TransferThreads:
-    """Two threads, in which the blocks of a large transfer are hashed and written while more of it comes."""
+    """Two threads that hash and write the blocks of a large transfer while more of it arrives."""
 
     def __init__(self) -> None:
         self._hashing = ThreadPoolExecutor(1, "shard-hash")
@@ -195,21 +191,22 @@ class TransferThreads:
         self._writing.shutdown()
 
     def begin(self, transfer: Transfer, block: bytes) -> tuple[Future[None], Future[None]]:
-        """Blocks are taken in their order."""
+        """Start to write and hash a block; each thread processes blocks in order."""
         return self._hashing.submit(transfer.hash, block), self._writing.submit(transfer.write, block)
 
 
 class ChunkWriter:
     """Takes the chunks of one attempt.
 
-    All that was taken is written and hashed when the context ends, however it ends: a later attempt goes on from there.
+    When the context ends, for whatever reason, all chunks have been written and hashed: a later attempt resumes from
+    there.
     """
 
     def __init__(self, transfer: Transfer, threads: TransferThreads | None = None) -> None:
         self.transfer = transfer
         self._threads = threads
         self._chunks: list[bytes] = []
-        self._collected = 0  # bytes of these
+        self._collected = 0  # total size of `_chunks`
         self._under_way: deque[Future[None]] = deque()  # two for each block
 
     def __enter__(self) -> Self:
@@ -231,7 +228,7 @@ class ChunkWriter:
             self._under_way.extend(self._threads.begin(self.transfer, self._taken()))
 
     async def end(self) -> None:
-        """The source says that is all. Raises DataUnavailableError or FileDamagedError when it is not."""
+        """Finish the file. Raises DataUnavailableError or FileDamagedError when it is not complete and correct."""
         if self._threads is not None and self._under_way:
             self._under_way.extend(self._threads.begin(self.transfer, self._taken()))
             await self._wait(0)
@@ -239,7 +236,7 @@ class ChunkWriter:
         self.transfer.end()
 
     async def _wait(self, most: int) -> None:
-        """Until no more than so many halves of blocks are under way."""
+        """Wait until at most `most` operations (two per block) are pending."""
         while len(self._under_way) > most:
             future = self._under_way[0]
             if not future.done():
@@ -247,7 +244,7 @@ class ChunkWriter:
             self._under_way.popleft().result()
 
     def _settle(self) -> None:
-        """Wait for what is under way, and do what is left here: some milliseconds of work."""
+        """Wait for pending blocks, then write and hash the rest here: a few milliseconds of work."""
         wait(self._under_way)
         while self._under_way:
             self._under_way.popleft().result()

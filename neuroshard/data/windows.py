@@ -1,4 +1,4 @@
-"""How a shard becomes batches: disjoint windows in a keyed order, gathered without a Python loop over tokens."""
+"""Converts a shard to batches: disjoint windows in a keyed order, gathered without a Python loop over tokens."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Batch:
 
     input_ids: Tensor  # (sequences, sequence_length) int64
     labels: Tensor  # the same shape
-    position: DataPosition  # the first window that is not in this batch: where to resume
+    position: DataPosition  # the first window after this batch: where to resume
     token_count: int
 
 
 def window_count(token_count: int, sequence_length: int) -> int:
-    """Disjoint windows of sequence_length + 1 tokens in a shard; the rest of the shard is not used."""
+    """Count the disjoint windows of sequence_length + 1 tokens in a shard; a remainder is not used."""
     return token_count // (sequence_length + 1)
 
 
 def window_key(run_id: RunId, node_id: NodeId, shard: ShardId) -> bytes:
-    """Key of the order in which a node visits the windows of a shard."""
+    """Return the key of the order in which a node visits the windows of a shard."""
     return hash_parts(_WINDOW_DOMAIN, run_id, node_id, shard)
 
 
 def held_out_window_key(run_id: RunId, shard: ShardId) -> bytes:
-    """Key of the order in which the pinned held-out windows are chosen: the same for all nodes of a run."""
+    """Return the key of the order that selects the pinned held-out windows, the same for all nodes of a run."""
     return hash_parts(_HELD_OUT_WINDOW_DOMAIN, run_id, shard)
 
 
 def window_order(key: bytes, count: int) -> NDArray[np.int64]:
-    """A permutation of 0..count-1 that depends on the 32-byte key only, not on a library's random generator.
+    """Return a permutation of 0..count-1 that depends only on the 32-byte key, not on a library's random generator.
 
     Window i gets the number mix(mix(a + (i + 1) G) xor b) modulo 2**64, where a and b are the first two big-endian
     64-bit words of the key, G is 0x9E3779B97F4A7C15 and mix the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
@@ -59,14 +59,14 @@ def window_order(key: bytes, count: int) -> NDArray[np.int64]:
 def gather_windows(
     tokens: TokenArray, order: NDArray[np.int64], start: int, sequences: int, sequence_length: int
 ) -> TokenArray:
-    """Windows order[start : start + sequences] of a shard's (n,) tokens, as (sequences, sequence_length + 1)."""
+    """Return windows order[start : start + sequences] of a shard's (n,) tokens as (sequences, sequence_length + 1)."""
     width = sequence_length + 1
     windows = tokens[: len(order) * width].reshape(len(order), width)
     return windows[order[start : start + sequences]]
 
 
 def make_batch(parts: list[TokenArray], position: DataPosition) -> Batch:
-    """Inputs and labels from window blocks of one or more shards, each (b_i, sequence_length + 1)."""
+    """Build inputs and labels from window blocks of one or more shards, each (b_i, sequence_length + 1)."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
     sequences, width = rows.shape
     inputs = np.empty((sequences, width - 1), dtype=np.int64)
@@ -77,7 +77,7 @@ def make_batch(parts: list[TokenArray], position: DataPosition) -> Batch:
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Finaliser of SplitMix64; unsigned array arithmetic wraps modulo 2**64 without a warning."""
+    """Apply the finaliser of SplitMix64; unsigned array arithmetic wraps modulo 2**64 without a warning."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

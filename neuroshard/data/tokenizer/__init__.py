@@ -1,4 +1,4 @@
-"""Byte-level BPE: the table and its file, the learner, the fast encoder and the plain reference beside it."""
+"""Byte-level BPE: the table and its file, the learner, the fast encoder and the plain reference encoder."""
 
 from neuroshard.data.tokenizer.encoder import StreamDecoder, Tokenizer, encode_reference
 from neuroshard.data.tokenizer.learner import count_words, learn_from_counts, learn_merges

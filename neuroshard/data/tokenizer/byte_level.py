@@ -18,13 +18,13 @@ _CODE_POINT = re.compile(r"\\U([0-9a-f]{8})|\\u([0-9a-f]{4})")
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte: itself when it is visible, else one of those from U+0100."""
+    """Return the character of each byte: itself when it is visible, otherwise one from U+0100 on."""
     hidden = {value: chr(0x100 + i) for i, value in enumerate(sorted(set(range(256)) - set(_VISIBLE)))}
     return [hidden.get(value, chr(value)) for value in range(256)]
 
 
 def token_texts(table: TokenizerTable) -> list[str]:
-    """The text of every id below next_merge_id, all different; special ids have a name that no merge spells."""
+    """Return the text of every id below next_merge_id, all different; special ids have names that no merge spells."""
     characters = byte_characters()
     texts = ["".join(characters[value] for value in piece) for piece in token_bytes(table)[FIRST_BYTE_ID:]]
     taken = frozenset(texts)
@@ -33,12 +33,12 @@ def token_texts(table: TokenizerTable) -> list[str]:
 
 
 def merge_texts(table: TokenizerTable, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """The halves of every merge in the order they were learned."""
+    """Return the two halves of every merge in the order they were learned."""
     return [(texts[first], texts[second]) for first, second in table.merges]
 
 
 def huggingface_tokenizer(table: TokenizerTable) -> dict[str, JsonValue]:
-    """`tokenizer.json` of the `tokenizers` library: the same ids for every text, and BOS before it."""
+    """Return `tokenizer.json` of the `tokenizers` library: the same ids for every text, and BOS before it."""
     texts = token_texts(table)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {
@@ -80,7 +80,7 @@ def huggingface_tokenizer(table: TokenizerTable) -> dict[str, JsonValue]:
 
 
 def huggingface_tokenizer_config(table: TokenizerTable, sequence_length: int) -> dict[str, JsonValue]:
-    """`tokenizer_config.json` beside it: what looks like a special token in a text stays text, as it does here."""
+    """Return the matching `tokenizer_config.json`: text that looks like a special token stays text, as it does here."""
     texts = token_texts(table)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -102,7 +102,7 @@ def _free_name(word: str, taken: frozenset[str]) -> str:
 
 
 def _literal(pattern: str) -> str:
-    """A known pattern with characters in place of escapes that the engine of that library does not know."""
+    """Return a known pattern with characters instead of escapes that the other library's engine does not support."""
     return _CODE_POINT.sub(lambda match: chr(int(match[1] or match[2], 16)), pattern)
 
 

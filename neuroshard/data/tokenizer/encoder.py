@@ -36,7 +36,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, identifier: int) -> str:
-        """The text that this id completes, perhaps none; special ids add nothing. DataError for an unknown id."""
+        """Return the text that this id completes, possibly none; special ids add nothing. Raises DataError."""
         if not 0 <= identifier < len(self._pieces):
             raise unknown_id(identifier, len(self._pieces))
         if identifier < FIRST_BYTE_ID:
@@ -44,22 +44,22 @@ class StreamDecoder:
         return self._decoder.decode(self._pieces[identifier])
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD when a character stayed unfinished, else nothing."""
+        """Return U+FFFD if a character stayed unfinished, otherwise an empty text."""
         return self._decoder.decode(b"", final=True)
 
 
 def unknown_id(identifier: int, size: int) -> DataError:
-    """The error for an id that no table entry explains."""
+    """Return the error for an id that has no table entry."""
     return DataError(f"Token id {identifier} is unknown; this tokenizer has the ids 0..{size - 1}.")
 
 
 def merge_ids(table: TokenizerTable) -> dict[Pair, int]:
-    """The id that each pair of the table merges into."""
+    """Map each pair of the table to the id that it merges into."""
     return {pair: FIRST_MERGE_ID + i for i, pair in enumerate(table.merges)}
 
 
 def encode_word(word: bytes, ids_of_pairs: Mapping[Pair, int]) -> list[int]:
-    """Ids of one word: merge the pair learned first, leftmost first, until no pair is in the table."""
+    """Encode one word: merge the pair learned first, leftmost first, until no pair is in the table."""
     ids = [FIRST_BYTE_ID + value for value in word]
     while len(ids) > 1:
         pairs = enumerate(pairwise(ids))
@@ -72,18 +72,18 @@ def encode_word(word: bytes, ids_of_pairs: Mapping[Pair, int]) -> list[int]:
 
 
 def encode_reference(table: TokenizerTable, text: str) -> list[int]:
-    """Ids of a text, without BOS and EOS; lone surrogates count as U+FFFD."""
+    """Encode a text without BOS and EOS; lone surrogates count as U+FFFD."""
     ids_of_pairs = merge_ids(table)
     words = split_words(replace_surrogates(text), table.pattern)
     return [identifier for word in words for identifier in encode_word(word.encode(), ids_of_pairs)]
 
 
 def every_token_encodes_to_itself(table: TokenizerTable) -> bool:
-    """Whether the reference gives every merged token's bytes its own id.
+    """Return whether the reference encodes every merged token's bytes as that token's own id.
 
-    This is the condition under which merging by rank of the joined bytes (tiktoken) equals merging by pair: the
-    merges inside a span that nothing crosses depend on the span's bytes alone, so two adjacent tokens that spell a
-    known token are always that token's own two halves. A learned table meets it by construction.
+    This is the condition under which merging by rank of the joined bytes (tiktoken) equals merging by pair: the merges
+    inside a span that nothing crosses depend on the span's bytes alone, so two adjacent tokens that spell a known token
+    are always that token's own two halves. A learned table meets it by construction.
 
     Token t = (a, b) fails when, while a and b are being assembled, some earlier merge joins a token on a's right edge
     with one on b's left edge. x on the edge of a lives until the merge p_x that swallows it, y until p_y; a merge m of
@@ -102,7 +102,7 @@ def every_token_encodes_to_itself(table: TokenizerTable) -> bool:
 
 
 def _edge(table: TokenizerTable, token: int, swallowed_by: int, side: int) -> list[Pair]:
-    """The tokens on one edge of a token's tree, each with the id of the merge that ends it; side 1 is the right."""
+    """Return the tokens on one edge of a token's tree, each with the id of the merge that ends it; side 1 is right."""
     edge = [(token, swallowed_by)]
     while token >= FIRST_MERGE_ID:
         swallowed_by, token = token, table.merges[token - FIRST_MERGE_ID][side]
@@ -120,7 +120,7 @@ _SAMPLE_TEXT = (
 
 
 class Tokenizer:
-    """Text to ids and back, by one table."""
+    """Encodes and decodes text with one table."""
 
     def __init__(self, table: TokenizerTable) -> None:
         """Raises DataError when the fast encoder disagrees with the reference on a sample text."""
@@ -136,25 +136,25 @@ class Tokenizer:
         return len(self._pieces)
 
     def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> TokenIds:
-        """Ids of a text, uint32 of shape (n,). What looks like a special token in the text is encoded as text."""
+        """Encode a text as uint32 (n,). Text that looks like a special token is encoded as text."""
         ids = self._encode_plain(replace_surrogates(text))
         return np.concatenate([[BOS] * bos, ids, [EOS] * eos], dtype=np.uint32, casting="unsafe") if bos or eos else ids
 
     def encode_documents(self, documents: Iterable[str]) -> Iterator[TokenIds]:
-        """Ids of each document in turn, BOS before it and EOS after it."""
+        """Yield the ids of each document in turn, with BOS before and EOS after it."""
         for document in documents:
             yield self.encode(document, bos=True, eos=True)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The exact bytes the ids stand for; special ids are skipped. Raises DataError for an unknown id."""
+        """Return the exact bytes of the ids; special ids are skipped. Raises DataError for an unknown id."""
         return b"".join([self._pieces[self._checked(identifier)] for identifier in ids])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; bytes that are not UTF-8 become U+FFFD. Raises DataError only for an unknown id."""
+        """Decode the ids; bytes that are not UTF-8 become U+FFFD. Raises DataError only for an unknown id."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decoder(self) -> StreamDecoder:
-        """A decoder that takes ids one at a time."""
+        """Return a decoder that takes ids one at a time."""
         return StreamDecoder(self._pieces)
 
     def _checked(self, identifier: int) -> int:
@@ -178,13 +178,13 @@ class FastEncoder:
         )
 
     def __call__(self, text: str) -> TokenIds:
-        """Ids of a text without surrogates."""
+        """Return the ids of a text without surrogates."""
         ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
         return np.add(ranks, FIRST_BYTE_ID, dtype=np.uint32)
 
 
 class CachedEncoder:
-    """The reference with a memory of words, for tables of other makers that tiktoken's rule would read differently."""
+    """The reference with a cache of words, for other makers' tables, which tiktoken's rule would read differently."""
 
     def __init__(self, table: TokenizerTable) -> None:
         self._pattern = table.pattern
@@ -192,7 +192,7 @@ class CachedEncoder:
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> TokenIds:
-        """Ids of a text without surrogates."""
+        """Return the ids of a text without surrogates."""
         ids: list[int] = []
         for word in split_words(text, self._pattern):
             known = self._known.get(word)

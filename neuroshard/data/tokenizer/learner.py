@@ -1,4 +1,4 @@
-"""Learning merges from text: the most frequent pair becomes a token, again and again (Sennrich et al. 2016).
+"""Learns merges from text: the most frequent pair becomes a token, repeatedly (Sennrich et al. 2016).
 
 The result depends only on the counts of words, never on their order: ties break by (count, then lower pair). A table
 grows by appending, and growing in two halves on the same text equals learning at once.
@@ -29,7 +29,7 @@ Progress = Callable[[float], None]
 
 
 def count_words(texts: Iterable[str], pattern: str = byte_table().pattern) -> Counter[str]:
-    """How often each word (piece of the split pattern) occurs in the texts."""
+    """Count how often each word (piece of the split pattern) occurs in the texts."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(split_words(replace_surrogates(text), pattern))
@@ -39,7 +39,7 @@ def count_words(texts: Iterable[str], pattern: str = byte_table().pattern) -> Co
 def learn_merges(
     texts: Iterable[str], merge_count: int, base: TokenizerTable | None = None, source: str = "text"
 ) -> TokenizerTable:
-    """A table with up to merge_count merges more than the base, learned from the texts."""
+    """Learn up to `merge_count` merges from the texts and return the base table with these appended."""
     start = base or byte_table()
     return learn_from_counts(count_words(texts, start.pattern), merge_count, start, source)
 
@@ -51,9 +51,9 @@ def learn_from_counts(
     source: str = "text",
     progress: Progress = lambda _: None,
 ) -> TokenizerTable:
-    """As learn_merges, from counted words; fewer merges when no pair occurs twice any more.
+    """Learn merges from counted words; fewer than `merge_count` when no pair occurs twice any more.
 
-    `progress` is told the fraction done now and then.
+    `progress` is called at intervals with the fraction done.
     """
     start = base or byte_table()
     state = _PairIndex(word_counts, start)
@@ -82,8 +82,8 @@ def learn_from_counts(
 class _PairIndex:
     """Unique words as lists of ids, the count of every adjacent pair, the words that have it, and a lazy heap.
 
-    The heap may hold stale entries: counts that have fallen since. They are put right when they come to the top.
-    `_words_with` may name words that have lost the pair: visiting them finds nothing.
+    The heap may hold stale entries: counts that have fallen since. An entry is corrected when it reaches the top.
+    `_words_with` may name words that no longer have the pair: a visit then finds nothing.
     """
 
     def __init__(self, word_counts: Mapping[str, int], base: TokenizerTable) -> None:
@@ -146,7 +146,7 @@ class _PairIndex:
 
 
 def _merge_word(word: list[int], pair: Pair, new: int, count: int, changes: dict[int, int]) -> list[int]:
-    """The word with the pair replaced, left to right; adds to `changes` what each neighbouring pair gained or lost."""
+    """Return the word with the pair replaced, left to right; adds neighbouring pairs' gains and losses to `changes`."""
     first, second = pair
     merged: list[int] = []
     last = len(word) - 1

@@ -15,7 +15,7 @@ from neuroshard.errors import DataError
 from neuroshard.types import JsonValue
 
 _SPACE = r" \t\n\x0b\x0c\r"
-# Letters and marks of all scripts; what lies between (general punctuation, symbols, emoji) counts as punctuation.
+# Letters and marks of all scripts; general punctuation, symbols and emoji count as punctuation.
 _LETTER = (
     r"A-Za-z\u00aa\u00b5\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u1fff\u2c00-\u2dff\u3040-\ufdff\ufe70-\ufefe"
     r"\uff21-\uff3a\uff41-\uff5a\uff66-\uffdc\U00010000-\U0001efff\U00020000-\U0010ffff"
@@ -36,14 +36,14 @@ _COMPILED = {pattern: re.compile(pattern) for pattern in KNOWN_PATTERNS}
 
 
 def replace_surrogates(text: str) -> str:
-    """Text that UTF-8 can hold: surrogate pairs become their character, lone surrogates U+FFFD."""
+    """Return text that UTF-8 can encode: surrogate pairs become their character, lone surrogates U+FFFD."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def split_words(text: str, pattern: str = SPLIT_PATTERN) -> list[str]:
-    """The pieces of text that BPE never joins; their concatenation is the text. The pattern must be a known one."""
+    """Split text into pieces that BPE never joins; their concatenation is the text. The pattern must be a known one."""
     return _COMPILED[pattern].findall(text)
 
 
@@ -62,7 +62,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenizerTable:
-    """Merges in learning order: merges[i] makes id 266 + i out of two lower ids."""
+    """Merges in learning order: merges[i] makes id 266 + i from two lower ids."""
 
     merges: tuple[Pair, ...]
     vocab_size: int  # ids the vocabulary is meant to have; at least next_merge_id
@@ -83,7 +83,7 @@ class TokenizerTable:
         """The bytes of `tokenizer.json`; equal tables give equal bytes."""
         document = {
             "vocab_size": self.vocab_size,
-            "current_vocab_size": self.next_merge_id,  # under the name that older readers know
+            "current_vocab_size": self.next_merge_id,  # the name that older readers use
             "next_merge_id": self.next_merge_id,
             "pattern": self.pattern,
             "sources_contributed": dict(sorted(self.sources_contributed.items())),
@@ -92,7 +92,7 @@ class TokenizerTable:
         return json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode()
 
     def restricted_to(self, next_merge_id: int) -> TokenizerTable:
-        """The table as it was when next_merge_id was the next id: what a run that pins this number trains with.
+        """Return the table as it was when next_merge_id was the next id, for a run that pins this number.
 
         Raises DataError when the table has not grown that far.
         """
@@ -115,12 +115,12 @@ class TokenizerTable:
 
 
 def byte_table() -> TokenizerTable:
-    """The table before anything was learned: one id for every byte."""
+    """Return the table before any merge was learned: one id for every byte."""
     return TokenizerTable(merges=(), vocab_size=FIRST_MERGE_ID)
 
 
 def token_bytes(table: TokenizerTable) -> list[bytes]:
-    """The byte string of every id below next_merge_id; special ids have none."""
+    """Return the byte string of every id below next_merge_id; special ids have none."""
     pieces = [b""] * FIRST_BYTE_ID + [bytes([value]) for value in range(256)]
     for first, second in table.merges:
         pieces.append(pieces[first] + pieces[second])
@@ -152,7 +152,7 @@ def _integer(document: Mapping[str, JsonValue], name: str, lowest: int, highest:
 
 
 def _merges(value: JsonValue, expected: int) -> tuple[Pair, ...]:
-    """Merges in id order from either form: an object {"a_b": id} or a list [[a, b], ...]."""
+    """Return merges in id order from either form: an object {"a_b": id} or a list [[a, b], ...]."""
     if not isinstance(value, Mapping | list):
         raise DataError("tokenizer.json: merges must be an object or a list.")
     if len(value) != expected:
@@ -185,7 +185,7 @@ def _pair_of_list(item: JsonValue) -> Pair:
 
 
 def _check_merges(merges: Sequence[Pair]) -> None:
-    """Both halves must be earlier, not special, and short: a chain of doublings would otherwise fill the memory."""
+    """Check that both halves are earlier, not special, and short: a chain of doublings would fill the memory."""
     lengths = [0] * FIRST_BYTE_ID + [1] * 256
     for identifier, (first, second) in enumerate(merges, start=FIRST_MERGE_ID):
         if not (FIRST_BYTE_ID <= first < identifier and FIRST_BYTE_ID <= second < identifier):
@@ -197,7 +197,7 @@ def _check_merges(merges: Sequence[Pair]) -> None:
 
 
 def _sources(value: JsonValue) -> dict[str, int]:
-    """Merges each source contributed; a plain list of names is accepted with a count of 0."""
+    """Return the merges that each source contributed; a plain list of names is accepted with a count of 0."""
     if isinstance(value, list) and len(value) <= MAX_SOURCES and all(isinstance(name, str) for name in value):
         return {str(name): 0 for name in cast("Sequence[JsonValue]", value)}
     if not isinstance(value, Mapping) or len(value) > MAX_SOURCES:
