@@ -1,7 +1,7 @@
-"""Data set files from and to other nodes: the two messages, the local store, the server and the client.
+"""Data set files exchanged with other nodes: the two messages, the local store, the server and the client.
 
-A file travels in parts. The client knows the digest of the file it requests, so a part carries no proof of its own:
-the client checks the whole file. The server has a few clients at once and uses a share of the upload limit.
+A file travels in parts. The client knows the digest of the file it requests, so a part carries no proof of its own: the
+client checks the whole file. The server serves a few clients at once and uses a share of the upload limit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Size = Annotated[int, Meta(ge=0, le=1 << 40)]  # bytes
 
 
 class DataPartRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks for the part of a file that begins at `start`; `address` names the exact contents of the file."""
+    """Requests the part of a file that begins at `start`; `address` names the exact contents of the file."""
 
     run_id: NamedRun
     name: Annotated[str, Meta(max_length=100)]  # in the Genesis folder
@@ -79,18 +79,18 @@ class DataPart:
 
 
 def part_size(file_bytes: int, start: int) -> int:
-    """Number of bytes in the part that begins at `start`."""
+    """Return the number of bytes in the part that begins at `start`."""
     return max(0, min(PART_BYTES, file_bytes - start))
 
 
 def answer_frame(given: DataPart) -> Frame:
-    """The answer."""
+    """Encode a part as the answer's frame."""
     part = TensorPart(TensorSpec("part", "uint8", (len(given.data),)), given.data)
     return Frame(DATA, DataPartAnswer(given.file_bytes), (part,))
 
 
 def read_answer(frame: Frame, start: int) -> DataPart:
-    """The part that begins at `start`. Raises UnexpectedTensorError."""
+    """Decode the part that begins at `start`. Raises UnexpectedTensorError."""
     file_bytes = frame.read(DataPartAnswer).file_bytes
     expected = TensorSpec("part", "uint8", (part_size(file_bytes, start),))
     if not expected.byte_count or [part.spec for part in frame.tensors] != [expected]:
@@ -111,11 +111,11 @@ class DataFile:
 
     @classmethod
     def at(cls, path: Path) -> DataFile:
-        """Raises OSError."""
+        """Open a description of the file with its present size. Raises OSError."""
         return cls(path, path.stat().st_size)
 
     def read(self, start: int, size: int) -> bytes:
-        """Bytes of the file; blocks. Raises OSError, also when the file became shorter."""
+        """Read bytes of the file; blocks. Raises OSError, also when the file became shorter."""
         with self.path.open("rb") as file:
             file.seek(start)
             data = file.read(size)
@@ -126,13 +126,13 @@ class DataFile:
 
 @dataclass
 class DataStore:
-    """`store` is where the descriptions of data sets are kept; `cache` where the shards are, once there is one."""
+    """Finds this node's data files: data set descriptions in `store`, and shards in `cache` once there is one."""
 
     store: Path
     cache: ShardCache | None = None
 
     def find(self, name: str, address: str) -> DataFile | None:
-        """The file of this name with exactly these contents; None when it is not here."""
+        """Return the file of this name with exactly these contents, or None when it is not stored here."""
         shard = shard_of(name)
         if shard is not None:
             path = None if self.cache is None else self.cache.file(shard, bytes.fromhex(address))
@@ -154,22 +154,22 @@ def _copy_of(name: str, address: str) -> str | None:
 
 
 UPLOAD_SHARE = 0.5  # of the owner's limit: activations and rounds come first
-LONGEST_QUEUE_SECONDS = 10.0  # of what was promised; whoever asks then is sent to another node
+LONGEST_QUEUE_SECONDS = 10.0  # of promised uploads; later requests are refused
 PARTS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class DataServerLimits:
-    """What others may cost this node."""
+    """Resources that other nodes may use on this node."""
 
-    receivers: int = 4  # nodes that fetch at the same time
-    idle_seconds: float = 20.0  # after that a receiver is gone
+    receivers: int = 4  # nodes that download at the same time
+    idle_seconds: float = 20.0  # after that a receiver is considered gone
     open_files: int = 8
 
 
 @dataclass
 class DataServer:
-    """For one run. Belongs to the event loop; `find` and reading run where blocking is allowed."""
+    """Serves data files of one run. Belongs to the event loop; `find` and reading run where blocking is allowed."""
 
     run_id: RunId
     find: Callable[[str, str], DataFile | None]
@@ -181,15 +181,15 @@ class DataServer:
     def __post_init__(self) -> None:
         self.bytes_given = 0
         self._pacer = UploadPacer()
-        self._receivers: dict[NodeId, float] = {}  # until when they have their places
+        self._receivers: dict[NodeId, float] = {}  # time when each receiver's place expires
         self._found: OrderedDict[tuple[str, str], DataFile] = OrderedDict()
 
     def limit_upload(self, bytes_per_second: float | None) -> None:
-        """What the owner allows for everything that this node sends; a share of it is for data."""
+        """Set the owner's limit for everything that this node sends; data use a share of it."""
         self._pacer.limit(None if bytes_per_second is None else bytes_per_second * UPLOAD_SHARE)
 
     def serve(self, transport: Transport) -> None:
-        """Answer from now on."""
+        """Register the request handler."""
         transport.serve(DATA, self.give, REQUEST_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
     async def give(self, sender: NodeId, frame: Frame) -> Frame:
@@ -209,7 +209,7 @@ class DataServer:
             raise RequestRefusedError("The file has no such part.")
         try:
             data = await self.offload(lambda: file.read(wanted.start, size))
-        except OSError:  # removed to make room
+        except OSError:  # the cache removed it to free space
             self._found.pop((wanted.name, wanted.address), None)
             raise RequestRefusedError(f"{wanted.name} is not here any more.") from None
         await self._pacer.spend(size)
@@ -217,7 +217,7 @@ class DataServer:
         return answer_frame(DataPart(file.size, data))
 
     def _admit(self, receiver: NodeId) -> None:
-        """Raises RequestRefusedError when all places are taken."""
+        """Reserve a place for a receiver. Raises RequestRefusedError when all places are taken."""
         now = anyio.current_time()
         self._receivers = {node: until for node, until in self._receivers.items() if until > now}
         if receiver not in self._receivers and len(self._receivers) >= self.limits.receivers:
@@ -225,7 +225,7 @@ class DataServer:
         self._receivers[receiver] = now + self.limits.idle_seconds
 
     async def _file(self, wanted: DataPartRequest) -> DataFile:
-        """The file, checked when it was first asked for; what comes of it the receiver checks."""
+        """Return the file, checked at its first request only; the receiver checks the bytes it gets."""
         key = wanted.name, wanted.address
         file = self._found.get(key) or await self.offload(lambda: self.find(*key))
         if file is None:
@@ -238,22 +238,20 @@ class DataServer:
 
 
 PART_SECONDS = 60.0
-MOST_ASKED = 8  # nodes for one file at a time
+MOST_ASKED = 8  # nodes asked for one file at a time
 LIAR_SECONDS = 3600.0
 
 
 class PeerRequests(Protocol):
-    """Transport.request, to a peer that is dialled first when it must be."""
+    """Transport.request, which first dials a peer that is not connected."""
 
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
-    ) -> Frame:
-        """See Transport."""
-        ...
+    ) -> Frame: ...
 
 
 class _LyingError(Exception):
-    """A node gave what is not the file."""
+    """A node sent bytes that are not those of the file."""
 
     def __init__(self, message: str, reason: ScoreReason) -> None:
         super().__init__(message)
@@ -262,7 +260,10 @@ class _LyingError(Exception):
 
 @dataclass
 class DataClient:
-    """The other nodes as AlternativeSource; `holders` tells who may have a file. Belongs to one event loop."""
+    """Downloads data files from other nodes (an AlternativeSource); `holders` finds nodes that may have a file.
+
+    It belongs to one event loop.
+    """
 
     run_id: RunId
     requester: PeerRequests
@@ -270,18 +271,18 @@ class DataClient:
     random: Random
     report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
     bytes_received: int = 0
-    _liars: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # until when they are left alone
+    _liars: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # time until which each is avoided
 
     def may_have(self, name: str, address: str) -> bool:
-        """Whether somebody is known who may have it."""
+        """Return whether a known node may have the file."""
         return bool(self._candidates(name))
 
     @asynccontextmanager
     async def open(self, name: str, address: str) -> AsyncGenerator[OpenedFile]:
-        """The file from the first node that gives its first part.
+        """Open the file at the first node that sends its first part.
 
-        Raises FileMissingError when nobody has it, DataUnavailableError when the giver is lost, FileDamagedError when
-        it lied.
+        Raises FileMissingError when no node has it, DataUnavailableError when the node is lost, FileDamagedError when
+        the node sent wrong bytes.
         """
         candidates = list(self._candidates(name))
         self.random.shuffle(candidates)
@@ -305,9 +306,9 @@ class DataClient:
         return [node for node in self.holders(name) if node not in self._liars]
 
     async def part(self, peer: NodeId, wanted: DataPartRequest) -> DataPart:
-        """One part from one node. Raises DataUnavailableError, _LyingError."""
+        """Request one part from one node. Raises DataUnavailableError, _LyingError."""
         try:
-            with anyio.move_on_after(PART_SECONDS):  # it may have to be dialled first
+            with anyio.move_on_after(PART_SECONDS):  # the node may have to be dialled first
                 answer = await self.requester.request(
                     peer, Frame(DATA, wanted), reply=ANSWER_LIMITS, timeout_seconds=PART_SECONDS
                 )
@@ -321,15 +322,15 @@ class DataClient:
         raise DataUnavailableError(f"Node {peer} did not answer within {PART_SECONDS:g} s.")
 
     def accuse(self, peer: NodeId, error: _LyingError) -> None:
-        """Leave a node alone for a while, and let its reputation fall."""
+        """Avoid a node for a while, and lower its reputation."""
         self._liars[peer] = anyio.current_time() + LIAR_SECONDS
         self.report(peer, error.reason)
 
 
 class _Chunks:
-    """A file from one node, whose end comes only when all of it has its digest.
+    """A file from one node, which ends only when all of it has its digest.
 
-    No generator: one left half-way would be collected uncleanly.
+    It is not a generator: one abandoned half-way would be closed by the garbage collector outside its task.
     """
 
     def __init__(self, asker: DataClient, peer: NodeId, wanted: DataPartRequest, first: DataPart) -> None:
@@ -359,7 +360,7 @@ class _Chunks:
             raise _LyingError("It gave parts of different files.", ScoreReason.UNEXPECTED_TENSOR)
         self._digest.update(given.data)
         self._next, self._start = None, self._start + len(given.data)
-        # the address of all but a manifest is its digest; a manifest's is checked by whoever reads it
+        # The address is the digest, except for a manifest, which its reader checks.
         is_checked = self._start == self._file_bytes and self._wanted.name != MANIFEST_NAME
         if is_checked and self._digest.hexdigest() != self._wanted.address:
             raise _LyingError("It does not match its digest.", ScoreReason.DIGEST_MISMATCH)
