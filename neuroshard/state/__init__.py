@@ -1,1 +1,1 @@
-"""The state of a stage: checkpoints on the disk, transfer between nodes, copies, and export. No pickle is ever read."""
+"""The state of a stage: checkpoints on disk, transfer between nodes, copies, and export. Pickle is never read."""

@@ -23,49 +23,47 @@ PARTIAL_FILE = "incoming.part"
 
 @dataclass
 class BackupCopy:
-    """See SnapshotSource. Methods that touch the disk block: `load`, `keep`, `newest` and `forget`."""
+    """A SnapshotSource for a backup copy. Methods that touch the disk block: `load`, `keep`, `newest` and `forget`."""
 
     folder: Path
     now: Callable[[], float] = time.time
-    manifest: CheckpointManifest | None = field(default=None, init=False)  # of the copy; None: there is none
+    manifest: CheckpointManifest | None = field(default=None, init=False)  # None: there is no copy
     root: str = field(default="", init=False)
-    taken_at: float | None = field(default=None, init=False)  # its state, by this computer's clock
+    taken_at: float | None = field(default=None, init=False)  # time of the copied state, by this computer's clock
 
     @property
     def meta(self) -> CheckpointMeta | None:
-        """Of the copy."""
         return None if self.manifest is None else self.manifest.meta
 
     @property
     def tensor_file(self) -> Path | None:
-        """Of the copy."""
         return None if self.manifest is None else self.folder / self.manifest.tensors.file
 
     @property
     def work(self) -> tuple[int, int] | None:
-        """Its outer and inner steps."""
+        """Outer and inner steps of the copy."""
         meta = self.meta
         return None if meta is None else (meta.outer_step, meta.step)
 
     @property
     def age_seconds(self) -> float | None:
-        """Since its state was taken."""
+        """Seconds since the copied state was taken."""
         return None if self.taken_at is None else max(0.0, self.now() - self.taken_at)
 
     def load(self) -> None:
-        """Find what an earlier start left; what is not whole is as if it were not there."""
+        """Find the copy that an earlier start left; an incomplete one counts as missing."""
         store = CheckpointStore(self.folder)
         with contextlib.suppress(StorageError):
             for generation in store.generations():
                 manifest = store.read_manifest(Path(generation.path))
                 with contextlib.suppress(OSError):
                     if (self.folder / manifest.tensors.file).stat().st_size == manifest.tensors.bytes:
-                        # The holder's clock: what its age was is not known any more.
+                        # The time is by the holder's clock: after a restart the copy's age is not known.
                         self.manifest, self.taken_at = manifest, manifest.meta.time
                         return
 
     def keep(self, received: ReceivedState, taken_at: float) -> None:
-        """Make a received state of this time the copy; the one before is deleted. Raises StorageError."""
+        """Make a received state of this time the copy and delete the previous one. Raises StorageError."""
         manifest = received.manifest.checkpoint
         path = self.folder / f"step-{manifest.meta.step}.json"
         try:
@@ -78,35 +76,32 @@ class BackupCopy:
         self._remove_all_but(path.name, manifest.tensors.file)
 
     def forget(self) -> None:
-        """Delete the copy."""
         self.manifest, self.root, self.taken_at = None, "", None
         self._remove_all_but()
 
     def standing(self) -> ReplicaStatus | None:
-        """See SnapshotSource."""
         meta, age = self.meta, self.age_seconds
         if meta is None or age is None:
             return None
         return ReplicaStatus(False, meta.step, meta.outer_step, self.root, age_seconds=age)
 
     def newest(self) -> CheckpointGeneration | None:
-        """See SnapshotSource."""
         generations = CheckpointStore(self.folder).generations()
         return generations[0] if generations else None
 
     def want(self) -> float:
-        """See SnapshotSource: it cannot be made newer."""
+        """Return infinity: a copy cannot be made newer on request."""
         return inf
 
     def may_be_taken(self, waited_seconds: float) -> bool:
-        """See SnapshotSource: nothing happens to a copy."""
+        """Return True: no step changes a copy, so a download may start at any time."""
         return True
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
-        """See SnapshotSource: nobody copies copies."""
+        """Do nothing: nodes do not copy copies."""
 
     def _remove_all_but(self, *names: str) -> None:
-        with contextlib.suppress(OSError):  # what cannot be deleted only costs space
+        with contextlib.suppress(OSError):  # a file that cannot be deleted only takes space
             for path in self.folder.iterdir():
                 if path.name not in names and path.is_file():
                     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Saved stages that make one model: all states in some folders, and the selection among them by time."""
+"""Saved stages that form one model: all states in given folders, and the selection among them by time."""
 
 from __future__ import annotations
 
@@ -22,39 +22,36 @@ FAR_APART_SHARE = 0.05  # of the steps
 
 @dataclass(frozen=True)
 class SavedStage:
-    """One saved state of one stage, somewhere on disk."""
+    """One saved state of one stage on disk."""
 
     generation: CheckpointGeneration
     manifest: CheckpointManifest
 
     @property
     def run_id(self) -> RunId:
-        """Of the run that it belongs to."""
         return self.manifest.meta.run_id
 
     @property
     def architecture(self) -> Architecture:
-        """Of the whole model."""
+        """Architecture of the whole model."""
         return self.manifest.meta.architecture
 
     @property
     def layers(self) -> LayerRange:
-        """Those of the stage."""
         return self.manifest.meta.layers
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the model."""
+        """Whether the stage is the whole model."""
         return len(self.layers) == self.architecture.layer_count
 
     @property
     def tensor_file(self) -> Path:
-        """The other half."""
         return Path(self.generation.path).with_name(self.manifest.tensors.file)
 
     @property
     def has_tensors(self) -> bool:
-        """Whether the other half is there in its full length: what was copied together may lack it."""
+        """Whether the tensor file exists in full length; a copied manifest may be without it."""
         try:
             return self.tensor_file.stat().st_size == self.manifest.tensors.bytes
         except OSError:
@@ -62,7 +59,7 @@ class SavedStage:
 
 
 class DamagedStageError(CheckpointError):
-    """A saved state whose tensors are not those it was written with."""
+    """A saved state whose tensors differ from those that were written."""
 
     def __init__(self, stage: SavedStage, reason: str) -> None:
         super().__init__(f"{stage.generation.path} is damaged: {reason}")
@@ -78,11 +75,11 @@ class StageSelection:
 
     @property
     def architecture(self) -> Architecture:
-        """Of the whole model."""
+        """Architecture of the whole model."""
         return self.stages[0].architecture
 
     def require_whole(self) -> tuple[SavedStage, ...]:
-        """The stages of the whole model. Raises CheckpointError that names the missing layers."""
+        """Return the stages of the whole model. Raises CheckpointError that names the missing layers."""
         if self.missing:
             raise CheckpointError(
                 f"{missing_sentence(self.missing)} No saved state of them lies in these folders.",
@@ -92,15 +89,16 @@ class StageSelection:
 
 
 def saved_stages(folders: Iterable[Path]) -> list[SavedStage]:
-    """All states in these stage folders, newest first. Changes nothing. Raises StorageError for a folder that fails."""
+    """List all states in these stage folders, newest first. Read-only. Raises StorageError for an unreadable folder."""
     stages = [SavedStage(*found) for folder in folders for found in CheckpointStore(folder).manifests()]
     return sorted(stages, key=lambda stage: -stage.generation.time)
 
 
 def choose(stages: Sequence[SavedStage], at: float | None = None) -> StageSelection:
-    """Of each stage of one run the newest state at or before `at` (seconds since the epoch; None: of all).
+    """Select each stage's newest state at or before `at` (seconds since the epoch; None: any time), all of one run.
 
-    Where stages overlap, those are taken whose oldest is the newest. Raises CheckpointError when nothing is that old.
+    Among overlapping stages it selects the set whose oldest state is newest. Raises CheckpointError when no state is
+    that old.
     """
     newest: dict[LayerRange, SavedStage] = {}
     for stage in sorted(stages, key=lambda stage: -stage.generation.time):
@@ -115,7 +113,7 @@ def choose(stages: Sequence[SavedStage], at: float | None = None) -> StageSelect
 
 
 def spread_warnings(stages: Sequence[SavedStage]) -> tuple[str, ...]:
-    """What to tell when stages were saved so far apart that they hardly fit together."""
+    """Return warnings for stages that were saved so far apart that they hardly fit together."""
     times = [stage.generation.time for stage in stages]
     steps = [stage.generation.step for stage in stages]
     warnings = list[str]()
@@ -133,7 +131,7 @@ def spread_warnings(stages: Sequence[SavedStage]) -> tuple[str, ...]:
 
 
 def _missing(found: Iterable[LayerRange], layer_count: int) -> tuple[LayerRange, ...]:
-    """Layers that are in none of the ranges, as ranges."""
+    """Return the layers that are in none of the ranges, as ranges."""
     covered = {layer for layers in found for layer in range(layers.start, layers.stop)}
     missing = list[LayerRange]()
     for layer in range(layer_count):
@@ -145,7 +143,7 @@ def _missing(found: Iterable[LayerRange], layer_count: int) -> tuple[LayerRange,
 
 
 def _without_overlaps(found: Sequence[SavedStage], layer_count: int) -> tuple[SavedStage, ...]:
-    """The stages that meet exactly and whose oldest is the newest."""
+    """Return the adjacent stages whose oldest state is the newest."""
     best: dict[int, tuple[float, tuple[SavedStage, ...]]] = {layer_count: (inf, ())}  # by the first layer
     for stage in sorted(found, key=lambda stage: -stage.layers.start):
         if stage.layers.stop not in best:

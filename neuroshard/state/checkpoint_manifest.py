@@ -1,4 +1,4 @@
-"""The JSON half of a checkpoint: all but the tensors. It is written last, and commits the generation."""
+"""The JSON half of a checkpoint: everything except the tensors. It is written last, which commits the generation."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_META_BYTES = 4_000_000
 
 
 class IncompatibleCheckpointError(CheckpointError):
-    """A checkpoint that is whole but belongs to another model, run or version of the format."""
+    """A complete checkpoint that belongs to another model, run or version of the format."""
 
     def __init__(self, message: str, folder_name: str = "set-aside") -> None:
         super().__init__(message)
-        self.folder_name = folder_name  # where it is kept
+        self.folder_name = folder_name  # folder to which the checkpoint is moved and kept
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CheckpointMeta:
     data_position: DataPosition | None = None
     rng: Mapping[str, str] = field(default_factory=dict[str, str])  # generator name -> state as hex
     threads: int = 1  # results are bit-identical only with the same number
-    precision: str = "fp32"  # "": of a state that came from another computer, and was not trained on here yet
+    precision: str = "fp32"  # "": the state came from another computer and was not trained on here yet
     held_out: tuple[HeldOutPoint, ...] = ()
     history: tuple[LossPoint, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON values the trainer adds (read as lists)
@@ -60,7 +60,7 @@ class CheckpointMeta:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """The other half: which file, how long, and its digest."""
+    """The tensor half of a checkpoint: its file name, length and digest."""
 
     file: str
     bytes: int
@@ -76,7 +76,7 @@ class CheckpointManifest:
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """JSON text with its own digest: equal manifests give equal bytes. Raises ValueError beyond MAX_META_BYTES."""
+    """Encode as JSON with its own digest: equal manifests give equal bytes. Raises ValueError beyond MAX_META_BYTES."""
     content = {"meta": asdict(_finite(manifest.meta)), "tensors": asdict(manifest.tensors)}
     document = {"format_version": FORMAT_VERSION, "content": content, "sha256": _digest(content)}
     encoded = json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode()
@@ -86,7 +86,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def decode_manifest(raw: bytes) -> CheckpointManifest:
-    """Strict reading. Raises CheckpointError when damaged, IncompatibleCheckpointError for an unknown version."""
+    """Parse strictly. Raises CheckpointError when damaged, IncompatibleCheckpointError for an unknown version."""
     from pydantic import ValidationError
 
     if len(raw) > MAX_META_BYTES:
@@ -113,7 +113,7 @@ def decode_manifest(raw: bytes) -> CheckpointManifest:
 
 @cache
 def _reader() -> type[BaseModel]:
-    """Built on first use: pydantic is not needed to train. Nested dataclasses inherit its strictness."""
+    """Build the model on first use: training does not need pydantic. Nested dataclasses inherit its strictness."""
     from pydantic import ConfigDict, create_model
 
     return create_model(
@@ -130,7 +130,7 @@ def _digest(content: object) -> str:
 
 
 def _finite(meta: CheckpointMeta) -> CheckpointMeta:
-    """Losses that are not finite become None; such points of the curves are left out, JSON has no name for them."""
+    """Replace losses that are not finite by None and drop such points of curves, because JSON cannot represent them."""
     return replace(
         meta,
         loss=meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None,
@@ -158,7 +158,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
-    """A file that is gone or fails is damage, one that this user may not read is not."""
+    """Return the error: a missing or failing file is damage, one that this user may not read is not."""
     told = f"{path} cannot be read: {error.strerror or error}."
     if isinstance(error, PermissionError):
         return StorageError(told, "Give its files back to this user.")

@@ -26,33 +26,33 @@ SECONDS_A_DAY = 86_400.0
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """What the owner of the computer allows."""
+    """Limits that the owner of the computer sets."""
 
     every_steps: int = 10
     min_seconds: float = 30.0
     bytes_per_day: float = 200e9
 
     def interval_seconds(self, generation_bytes: int) -> float:
-        """Least time between two writes: the minimum, or more when the day's budget asks for it."""
+        """Return the least time between two writes: the minimum, or more when the day's budget requires it."""
         return max(self.min_seconds, self.budget_seconds(generation_bytes))
 
     def budget_seconds(self, generation_bytes: int) -> float:
-        """Time between two writes that spreads the day's budget evenly."""
+        """Return the time between two writes that spreads the day's budget evenly."""
         return generation_bytes / self.bytes_per_day * SECONDS_A_DAY
 
 
 @dataclass(frozen=True)
 class CheckpointSchedule:
-    """Decides from what was taken last. `taken` and `outer_step_done` return the next schedule."""
+    """Decides when to save. `taken` and `outer_step_done` return the next schedule."""
 
     policy: CheckpointPolicy
     generation_bytes: int
-    last_step: int = 0  # of the state taken last, or the step training started from
+    last_step: int = 0  # of the newest saved state, or the step at which training started
     last_started: float | None = None  # monotonic seconds
-    outer_step_waiting: bool = False  # an outer step was done that no checkpoint holds yet
+    outer_step_waiting: bool = False  # an outer step was completed that no checkpoint contains yet
 
     def is_due(self, step: int, now: float, *, write_in_flight: bool) -> bool:
-        """Whether to take the state after `step`: every 10 steps or after an outer step, when time and budget allow."""
+        """Return whether to save after `step`: every 10 steps or after an outer step, when time and budget allow."""
         if write_in_flight or step <= self.last_step:
             return False
         if not self.outer_step_waiting and step - self.last_step < self.policy.every_steps:
@@ -60,38 +60,38 @@ class CheckpointSchedule:
         return self.last_started is None or now - self.last_started >= self.interval_seconds
 
     def may_write(self, step: int, now: float, *, write_in_flight: bool) -> bool:
-        """Whether the state after `step` may be taken because somebody needs it: sooner, but within the budget."""
+        """Return whether a state that another node needs may be saved after `step`: earlier, but within the budget."""
         if write_in_flight or step <= self.last_step:
             return False
         return self.seconds_to_write(now) == 0.0
 
     def seconds_to_write(self, now: float) -> float:
-        """Until the write budget allows another state."""
+        """Return the seconds until the write budget allows another state."""
         if self.last_started is None:
             return 0.0
         return max(0.0, self.last_started + self.policy.budget_seconds(self.generation_bytes) - now)
 
     @property
     def interval_seconds(self) -> float:
-        """Least time between two writes of this size."""
+        """Return the least time between two writes of this size."""
         return self.policy.interval_seconds(self.generation_bytes)
 
     def taken(self, step: int, now: float) -> CheckpointSchedule:
-        """After a state was handed to the writer (also when the write then fails: the next try waits its turn)."""
+        """Return the schedule after a state was given to the writer; a failed write counts too, so the retry waits."""
         return replace(self, last_step=step, last_started=now, outer_step_waiting=False)
 
     def written(self, now: float) -> CheckpointSchedule:
-        """After as many bytes as a state has were written to something else."""
+        """Return the schedule after another write of the size of a state."""
         return replace(self, last_started=now)
 
     def outer_step_done(self) -> CheckpointSchedule:
-        """After an outer step: the next allowed moment is due, wherever in the ten steps it falls."""
+        """Return the schedule after an outer step: a save is due as soon as allowed, not only every ten steps."""
         return replace(self, outer_step_waiting=True)
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """What a kill at this moment could lose at most."""
+    """The most that a kill at this moment could lose."""
 
     steps: int
     seconds: float
@@ -107,10 +107,10 @@ def exposure(
     step_seconds: float,
     write_seconds: float,
 ) -> Exposure:
-    """The interval plus ten steps plus one write, or the present distance to the saved state when that is more.
+    """Return the interval plus ten steps plus one write, or the present distance to the saved state if that is more.
 
-    `saved_step` is the step of the newest complete generation, `seconds_since_saved` the age of that state;
-    None when nothing was saved yet.
+    `saved_step` is the step of the newest complete generation, `seconds_since_saved` the age of that state; None when
+    nothing was saved yet.
     """
     if saved_step is None or seconds_since_saved is None:
         return Exposure(step, 0.0, "everything since the start: no checkpoint yet")
@@ -136,7 +136,7 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class WriteReport:
-    """How one write went. `alarm` is what people must be told when it failed."""
+    """The result of one write. `alarm` is the message for the owner when it failed."""
 
     step: int
     started: float  # by the writer's clock; the state was taken just before
@@ -160,13 +160,13 @@ class CheckpointWriter:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a write is going on."""
+        """Whether a write is in progress."""
         return self._current is not None and not self._current.done()
 
     def submit(
         self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None = None
     ) -> Future[WriteReport]:
-        """Write what the buffers hold. Raises RuntimeError while another write is in flight (nothing is queued)."""
+        """Write the contents of the buffers. Raises RuntimeError while another write is in flight (no queue)."""
         self.last_report()
         staging.claim()
         try:
@@ -177,19 +177,19 @@ class CheckpointWriter:
         return self._current
 
     def last_report(self) -> WriteReport | None:
-        """The newest finished write, or None. A defect in the writer's own code rises here instead of vanishing."""
+        """Return the newest finished write, or None. A defect in the writer's own code is raised here."""
         if self._current is not None and self._current.done():
             self._last = self._current.result()
         return self._last
 
     def wait(self, timeout_seconds: float | None = None) -> WriteReport | None:
-        """Wait for the write in flight, then like last_report."""
+        """Wait for the write in flight, then return `last_report`."""
         if self._current is not None:
             wait_for([self._current], timeout_seconds)
         return self.last_report()
 
     def cancel(self) -> None:
-        """Give up the write in flight at its next chunk: for a user who does not want to wait."""
+        """Abandon the write in flight at its next chunk, for a user who does not want to wait."""
         self._cancel.set()
 
     def close(self) -> WriteReport | None:
@@ -219,7 +219,7 @@ ASSUMED_BYTES_PER_SECOND = 200e6
 
 @dataclass(frozen=True)
 class StateCapture:
-    """A state to save: the tensors are read on the calling thread, before `offer` or `save` returns."""
+    """A state to save. Its tensors are read on the calling thread before `offer` or `save` returns."""
 
     meta: CheckpointMeta
     tensors: Mapping[str, Tensor]
@@ -227,7 +227,7 @@ class StateCapture:
 
 
 class CheckpointSaver:
-    """Lives on the compute thread, except status(), which any thread may call. Ended by close()."""
+    """Owns schedule and writer. It belongs to the compute thread; any thread may call status(). close() ends it."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class CheckpointSaver:
         self._schedule = self._schedule.outer_step_done()
 
     def want(self) -> float:
-        """Somebody needs a new state: the next offer that the write budget allows is taken. From any thread.
+        """Request a new state from any thread: the next offer that the write budget allows is taken.
 
         Returns seconds until the budget allows it.
         """
@@ -283,15 +283,15 @@ class CheckpointSaver:
         return self.seconds_to_write()
 
     def seconds_to_write(self) -> float:
-        """Until the write budget allows another state."""
+        """Return the seconds until the write budget allows another state."""
         return self._schedule.seconds_to_write(self._clock())
 
     def count_write(self) -> None:
-        """As many bytes as a state has were written to something else."""
+        """Count another write of the size of a state against the budget."""
         self._schedule = self._schedule.written(self._clock())
 
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
-        """After every step: save in the background when it is due. Returns whether the state was taken."""
+        """Save in the background if it is due; call this after every step. Returns whether the state was taken."""
         self._notice()
         if not self.is_due(step):
             return False
@@ -299,17 +299,17 @@ class CheckpointSaver:
         return True
 
     def has_work(self, step: int) -> bool:
-        """Whether an offer after this step would do anything: save, or notice that a write has ended. In any thread."""
+        """Return whether an offer after this step would save or collect a finished write. Any thread may call this."""
         return self.is_due(step) or self._writer.last_report() is not self._seen
 
     def is_due(self, step: int) -> bool:
-        """Whether to save after this step, by the schedule or because a copy was asked for. In any thread."""
+        """Return whether to save after this step, by schedule or for a requested copy. Any thread may call this."""
         in_flight, now = self._writer.in_flight, self._clock()
         is_wanted = self._is_wanted and self._schedule.may_write(step, now, write_in_flight=in_flight)
         return is_wanted or self._schedule.is_due(step, now, write_in_flight=in_flight)
 
     def save(self, capture: Callable[[], StateCapture]) -> WriteReport:
-        """Save now, whatever the schedule says, and wait until it is on disk (or has failed, see `alarm`)."""
+        """Save now, whatever the schedule, and wait until it is on disk (or has failed, see `alarm`)."""
         self._writer.wait()
         self._notice()
         self._take(capture())
@@ -320,7 +320,7 @@ class CheckpointSaver:
         return report
 
     def status(self, step: int, step_seconds: float) -> CheckpointStatus:
-        """For the snapshot: what is safe, and what a kill now could lose."""
+        """Return the status: the saved state, and the most that a kill now could lose."""
         self._notice()
         saved, now = self._saved, self._clock()
         lost = exposure(
@@ -359,7 +359,6 @@ class CheckpointSaver:
         return report
 
     def cancel(self) -> None:
-        """Give up the write in flight."""
         self._writer.cancel()
 
     def _take(self, state: StateCapture) -> None:
@@ -373,7 +372,7 @@ class CheckpointSaver:
         self._is_wanted = False
 
     def _notice(self) -> None:
-        """Take over what the writer finished since the last look."""
+        """Record the writes that finished since the last call."""
         report = self._writer.last_report()
         if report is None or report is self._seen:
             return

@@ -1,6 +1,7 @@
 """The folder of one stage's checkpoints: complete generations only, even after a kill, damage or a full disk.
 
-PyTorch is imported where tensors are read or written, so that a list of the checkpoints starts quickly."""
+PyTorch is imported where tensors are read or written, so listing the checkpoints starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = False) -> Path:
     """Move `generation`'s files ("step-120") to folder/name, or name-2, ... when that has such files already.
 
-    With `clear_first` what lay in folder/name is deleted first. Raises StorageError when a file cannot be moved.
+    With `clear_first`, the contents of folder/name are deleted first. Raises StorageError when a file cannot be moved.
     """
     files = [
         path
@@ -59,7 +60,7 @@ def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = F
         target.mkdir(mode=0o700, exist_ok=True)
         if clear_first:
             for old in target.iterdir():
-                with contextlib.suppress(OSError):  # it only costs space
+                with contextlib.suppress(OSError):  # files that stay only take space
                     old.unlink()
         while any((target / path.name).exists() for path in files):
             number += 1
@@ -76,16 +77,16 @@ def set_aside(folder: Path, generation: str, name: str, *, clear_first: bool = F
 
 
 def go_back(store: CheckpointStore, at: float) -> tuple[CheckpointGeneration | None, tuple[Path, ...]]:
-    """Set aside what is newer than `at` (seconds since the epoch), so that the next start goes on from the rest.
+    """Set aside states newer than `at` (seconds since the epoch), so that the next start resumes from the rest.
 
-    Returns the state it will go on from and where the newer ones went. When nothing is that old, nothing is moved.
+    Returns the state to resume from and the folders with the newer ones. When no state is that old, nothing is moved.
     """
     older = next((item for item in store.generations() if item.time <= at), None)
     return (None, ()) if older is None else (older, set_newer_aside(store, at, f"newer-than-step-{older.step}"))
 
 
 def set_newer_aside(store: CheckpointStore, at: float, why: str) -> tuple[Path, ...]:
-    """Set aside all that is newer than `at`; where it went."""
+    """Set aside all states newer than `at` and return their new folders."""
     newer = [item for item in store.generations() if item.time > at]
     return tuple(set_aside(store.folder, f"step-{item.step}", f"set-aside-{why}") for item in newer)
 
@@ -94,12 +95,12 @@ _LOG = logging.getLogger(__name__)
 
 _JSON_NAME = re.compile(r"step-(\d{1,18})\.json")
 _TENSORS_NAME = re.compile(r"step-(\d{1,18})(?:-\d+)?\.safetensors")
-_RESIDUAL_SUFFIX = ".residual"  # of the file that may lie beside a tensor file, see residual_file
+_RESIDUAL_SUFFIX = ".residual"  # of the optional file next to a tensor file, see residual_path
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a checkpoint must belong to so that it can be continued here."""
+    """Properties that a checkpoint must have so that this node can continue it."""
 
     wallet_id: WalletId
     run_id: RunId
@@ -125,24 +126,24 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Restoration:
-    """What the start found: a state or none, and what had to be passed over, in words."""
+    """Result of a restore: a state or None, and descriptions of the skipped generations."""
 
     loaded: LoadedCheckpoint | None
     warnings: tuple[str, ...] = ()
 
 
 def stage_folder(data_dir: Path, wallet_id: WalletId, run_id: RunId, layers: LayerRange) -> Path:
-    """checkpoints/<wallet_id>/<run_id>/<stage>/ ; a second node on this machine has a data folder of its own."""
+    """Return checkpoints/<wallet_id>/<run_id>/<stage>/; a second node on this machine has its own data folder."""
     return NodePaths.below(data_dir).checkpoints / wallet_id / run_id / f"layers-{layers.start}-{layers.stop}"
 
 
 def find_stage_folders(data_dir: Path) -> tuple[Path, ...]:
-    """Every folder below a data folder that may hold checkpoints, of all wallets and runs."""
+    """Find all folders below a data folder that may contain checkpoints, of all wallets and runs."""
     return tuple(sorted(path for path in data_dir.glob("checkpoints/*/*/*") if path.is_dir()))
 
 
 def search_stage_folders(folder: Path) -> tuple[Path, ...]:
-    """The same for a folder that may also hold data folders, or folders with data folders: several nodes' together."""
+    """Find stage folders below a folder that may also contain the data folders of several nodes."""
     found = {path for above in ("", "*/", "*/*/") for path in folder.glob(f"{above}checkpoints/*/*/*")}
     if folder.name == "checkpoints":
         found |= set(folder.glob("*/*/*"))
@@ -153,22 +154,22 @@ class CheckpointStore:
     """Writes and reads generations. One writer at a time; generations() may be called from any thread."""
 
     def __init__(self, folder: Path, limits: StorageLimits | None = None, data_dir: Path | None = None) -> None:
-        """`data_dir` is the node's folder above it, which a running node does not make anew."""
+        """`data_dir` is the node's data folder above it, which a running node does not create again."""
         self.folder = folder
         self.data_dir = data_dir
         self.limits = limits or StorageLimits()
-        self._known: dict[str, tuple[tuple[int, int], _Entry]] = {}  # by file name: (mtime, size) and what it said
+        self._known: dict[str, tuple[tuple[int, int], _Entry]] = {}  # by file name: (mtime, size) and the parsed entry
 
     def generations(self) -> tuple[CheckpointGeneration, ...]:
-        """Complete generations, newest first; unreadable ones are left out. Changes nothing."""
+        """Return complete generations, newest first, without unreadable ones. Changes nothing."""
         found: list[CheckpointGeneration] = []
         for path in self._manifests():
-            with contextlib.suppress(StorageError):  # load_newest tells about damage
+            with contextlib.suppress(StorageError):  # load_newest reports damage
                 found.append(self._entry(path).generation)
         return tuple(found)
 
     def manifests(self) -> Iterator[tuple[CheckpointGeneration, CheckpointManifest]]:
-        """Complete generations and all that their JSON files say, newest first; unreadable ones are left out."""
+        """Yield complete generations with their full manifests, newest first, without unreadable ones."""
         for path in self._manifests():
             with contextlib.suppress(StorageError):  # as above
                 manifest = self.read_manifest(path)
@@ -181,10 +182,10 @@ class CheckpointStore:
         cancelled: Callable[[], bool] | None = None,
         residual: Tensor | None = None,
     ) -> CheckpointGeneration:
-        """Write one generation, with the residual (d,) beside it, and delete superfluous ones.
+        """Write one generation, with the residual (d,) next to it, and delete superfluous ones.
 
-        Raises DiskFullError or StorageError (InterruptedError when cancelled); older generations are then as before,
-        but for those deleted to make room, and no temporary file stays.
+        Raises DiskFullError or StorageError (InterruptedError when cancelled); older generations are then unchanged,
+        except those deleted to free space, and no temporary file stays.
         """
         try:
             make_folder(self.folder, self.data_dir)
@@ -204,9 +205,9 @@ class CheckpointStore:
         return generation
 
     def adopt(self, meta: CheckpointMeta, tensors: Path, digest: str) -> CheckpointGeneration:
-        """Make a generation of a tensor file that came from elsewhere: it is moved here, whole and flushed as it is.
+        """Move a received tensor file, which must be complete and flushed, into the store as a generation.
 
-        Own generations that are not older belong to another line of the training: they are set aside. Raises
+        Existing generations that are not older belong to another line of training and are set aside. Raises
         StorageError.
         """
         try:
@@ -259,7 +260,7 @@ class CheckpointStore:
         return self.open(Path(generation.path)).meta
 
     def open(self, path: Path) -> LoadedCheckpoint:
-        """Read the generation of one JSON file into fresh memory, whatever model it is of. Raises CheckpointError."""
+        """Read the generation of one JSON file into fresh memory, whatever its model. Raises CheckpointError."""
         from neuroshard.state.staging_buffers import StagingBuffers
         from neuroshard.state.tensor_file import read_layout, read_tensor_file
 
@@ -270,13 +271,13 @@ class CheckpointStore:
                 layout, _ = read_layout(file, tensors.stat().st_size)
         except OSError as error:
             raise unreadable(tensors, error) from error
-        # Each tensor in memory of its own; together not more than the file is long: read_layout saw to it.
+        # Each tensor has its own memory. `read_layout` ensures that together they are not larger than the file.
         buffers = StagingBuffers(layout, by_reference=layout.specs.keys())
         read_tensor_file(tensors, layout, manifest.tensors.sha256, buffers.destination)
         return LoadedCheckpoint(manifest.meta, buffers.tensors(), path)
 
     def read_manifest(self, path: Path) -> CheckpointManifest:
-        """The JSON half, checked against its name. Raises CheckpointError."""
+        """Read the JSON half and check it against its name. Raises CheckpointError."""
         try:
             with path.open("rb") as file:
                 manifest = decode_manifest(file.read(MAX_META_BYTES + 1))
@@ -288,7 +289,7 @@ class CheckpointStore:
         return manifest
 
     def _entry(self, path: Path) -> _Entry:
-        """What a JSON file says, read again only when it changed: a curve of 1,000 points is in each of them."""
+        """Parse a JSON file again only after it changed, because each may contain a curve of 1,000 points."""
         try:
             state = path.stat()
         except OSError as error:
@@ -334,18 +335,18 @@ class CheckpointStore:
                 write_residual(residual, final, digest)
             return self._commit(meta, TensorFile(final.name, staging.layout.file_bytes, digest))
         except BaseException:
-            self._remove_leftovers()  # the temporary file, and a tensor file that no JSON names yet
+            self._remove_leftovers()  # the temporary file, and a tensor file without a JSON file
             raise
 
     def _commit(self, meta: CheckpointMeta, tensors: TensorFile) -> CheckpointGeneration:
-        """Write the JSON of a tensor file that lies in its place: from then on the generation exists."""
+        """Write the JSON for a tensor file that is already in place; this creates the generation."""
         sync_folder(self.folder)
         path, manifest = self.folder / f"step-{meta.step}.json", CheckpointManifest(meta, tensors)
         write_atomically(path, encode_manifest(manifest))
         return _generation(path, manifest)
 
     def _free_tensor_name(self, step: int) -> Path:
-        """A step saved twice gets a second tensor file, so that the first stays whole until the JSON names the new."""
+        """Return an unused name: a step saved twice gets a second file, the first stays until the JSON is replaced."""
         path, number = self.folder / f"step-{step}.safetensors", 1
         while path.exists():
             number += 1
@@ -363,7 +364,7 @@ class CheckpointStore:
         for generation in superfluous(generations, at_last_outer[-1] if at_last_outer else None):
             try:
                 self._delete(generation)
-            except (OSError, StorageError) as error:  # the new one is complete, whatever becomes of the old
+            except (OSError, StorageError) as error:  # the new generation is already complete
                 _LOG.warning("old checkpoint %s cannot be deleted: %s", generation.path, error)
         self._remove_leftovers()
 
@@ -376,14 +377,14 @@ class CheckpointStore:
         self._known.pop(path.name, None)
 
     def _remove_leftovers(self) -> None:
-        """What a kill left: temporary files, and tensor files and residuals that no JSON names."""
+        """Remove files that a kill left: temporary files, and tensor files and residuals that no JSON names."""
         named: set[str] = set()
         doubtful: set[str] = set()
         for path in self._manifests():
             try:
                 named.add(self._entry(path).tensors)
             except StorageError:
-                doubtful.add(path.stem)  # load_newest will set it aside together with its tensors
+                doubtful.add(path.stem)  # load_newest will set it aside with its tensors
         for path in self._entries():
             tensors = path.name.replace(_RESIDUAL_SUFFIX, ".safetensors")
             match = _TENSORS_NAME.fullmatch(tensors)

@@ -1,4 +1,4 @@
-"""Disk space for checkpoints and copies: the limits, the space in use, and the generations to delete. No torch here."""
+"""Disk space for checkpoints and copies: limits, used space, and generations to delete. PyTorch is not imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT_GENERATIONS = 3
 
 @dataclass(frozen=True)
 class DiskSpacePlan:
-    """What to delete before a write; `missing_bytes` > 0 when even that is not enough."""
+    """Generations to delete before a write; `missing_bytes` > 0 when that does not free enough space."""
 
     delete: tuple[CheckpointGeneration, ...]
     missing_bytes: int
@@ -28,7 +28,7 @@ class DiskSpacePlan:
 def superfluous(
     generations: Sequence[CheckpointGeneration], last_outer: CheckpointGeneration | None
 ) -> tuple[CheckpointGeneration, ...]:
-    """All but the newest three and the one kept for the last outer step. `generations` is newest first."""
+    """Return all but the newest three and the one kept for the last outer step. `generations` is newest first."""
     return tuple(item for item in generations[KEPT_GENERATIONS:] if item != last_outer)
 
 
@@ -42,11 +42,11 @@ def make_room(
     free_bytes: int,
     reserve_bytes: int,
 ) -> DiskSpacePlan:
-    """Oldest generations to delete so that one of `new_bytes` fits the own limit, that of all states and the disk.
+    """Select the oldest generations to delete so that one of `new_bytes` fits both limits and the disk.
 
-    `elsewhere_bytes` are states of other runs, and those set aside or damaged: they count towards the limit of all and
-    are nobody's to delete here. The newest generation is never deleted either: until the new one is complete, it is all
-    there is. Nothing is deleted when that would not suffice.
+    `elsewhere_bytes` are states of other runs, and those set aside or damaged: they count towards the limit of all
+    states and are not deleted here. The newest generation is never deleted: until the new one is complete, no other
+    state exists. Nothing is deleted when that would not suffice.
     """
     used = sum(item.bytes for item in generations)
     shortage = max(used + new_bytes - own_limit_bytes, new_bytes + reserve_bytes - free_bytes)
@@ -63,9 +63,9 @@ def make_room(
 
 @dataclass(frozen=True)
 class StorageLimits:
-    """Space for the checkpoints of one stage; the reserve is left free on the disk for everybody else.
+    """Space for the checkpoints of one stage; the reserve stays free on the disk for other programs.
 
-    All that lies below the `counted` folders, of other runs and set aside too, may take `all_bytes` together.
+    All files below the `counted` folders, including other runs and states set aside, may take `all_bytes` together.
     """
 
     own_bytes: int = 50_000_000_000
@@ -77,7 +77,7 @@ class StorageLimits:
 def generations_to_delete_for(
     new_bytes: int, folder: Path, generations: Sequence[CheckpointGeneration], limits: StorageLimits
 ) -> tuple[CheckpointGeneration, ...]:
-    """Which generations of a folder to delete before one of `new_bytes` is written to it.
+    """Return the generations of a folder to delete before one of `new_bytes` is written to it.
 
     Raises DiskFullError when even that does not suffice, StorageError and OSError.
     """
@@ -103,15 +103,15 @@ def generations_to_delete_for(
 
 
 def bytes_used_elsewhere(folder: Path, counted: Iterable[Path]) -> int:
-    """What the counted folders hold beside the state that is being fetched into `folder`. Raises StorageError."""
+    """Return the bytes in the counted folders, except the state being downloaded to `folder`. Raises StorageError."""
     coming = sum(_size(entry) for entry in _entries(folder) if entry.name.endswith(".part"))
     return max(0, sum(used_bytes(path) for path in counted) - coming)
 
 
 def used_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; 0 when it is not there. Raises StorageError.
+    """Return the bytes of all files below a folder; 0 when it does not exist. Raises StorageError.
 
-    Only names and sizes are looked at: a data folder holds some dozens of such files.
+    It reads names and sizes only: a data folder has a few dozen such files.
     """
     return sum(_size(entry) for entry in _entries(folder))
 
@@ -138,22 +138,22 @@ FOLDER = "copies"
 
 
 def copy_folder(data_dir: Path, run_id: RunId, layers: LayerRange) -> Path:
-    """Where the copy of one stage lies."""
+    """Return the folder for the copy of one stage."""
     return data_dir / FOLDER / run_id / f"layers-{layers.start}-{layers.stop}"
 
 
 def copy_folders(data_dir: Path) -> list[Path]:
-    """Where copies lie, of whatever runs and stages."""
+    """List the folders of copies of all runs and stages."""
     return sorted((data_dir / FOLDER).glob("*/layers-*"))
 
 
 def state_folders(data_dir: Path) -> tuple[Path, ...]:
-    """What the owner's limit counts: checkpoints and copies of all runs and wallets of a data folder."""
+    """Return the folders that the owner's limit counts: checkpoints and copies of all runs and wallets."""
     return data_dir / "checkpoints", data_dir / FOLDER
 
 
 def check_space(folder: Path, new_bytes: int, data_dir: Path, limit_bytes: int) -> None:
-    """Raises DiskFullError when `new_bytes` more in `folder` are too many beside the states in the data folder."""
+    """Raise DiskFullError when `new_bytes` more in `folder` exceed the limit together with the data folder's states."""
     try:
         make_folder(folder, data_dir)
         free = shutil.disk_usage(folder).free - StorageLimits().reserve_bytes

@@ -1,6 +1,7 @@
-"""Download of one snapshot: several donors send chunks at the same time, and each chunk is checked before it is kept.
+"""Download of one snapshot: several donors send chunks at the same time; each chunk is checked before it is stored.
 
-ChunkBoard is the bookkeeping, PartialFile the file on the disk, Download the requests."""
+ChunkBoard assigns chunks to donors, PartialFile is the file on the disk, and Download makes the requests.
+"""
 
 from __future__ import annotations
 
@@ -48,45 +49,45 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ASKED_AT_ONCE = 16
-TRIES = 3  # in a row, before a donor is given up
+TRIES = 3  # consecutive failures before a donor is given up
 
 
 class ChunkBoard:
-    """A donor can give the chunks whose digests are the same in its own snapshot."""
+    """Assigns missing chunks to donors. A donor can send those whose digests are the same in its own snapshot."""
 
     def __init__(
         self, digests: Sequence[bytes], donors: Mapping[NodeId, Sequence[bytes]], held: Iterable[int] = ()
     ) -> None:
-        """`donors` with the digests of their snapshots; `held` are the chunks that are here already."""
+        """`donors` has the digests of each donor's snapshot; `held` are the chunks that are stored already."""
         self.missing = set(range(len(digests))) - set(held)
-        self._waiting = set(self.missing)  # those of the missing that nobody fetches at the moment
+        self._waiting = set(self.missing)  # missing chunks that are not requested at the moment
         self._can = {
             donor: {index for index in self.missing if index < len(own) and own[index] == digests[index]}
             for donor, own in donors.items()
         }
         self._givers = Counter(index for can in self._can.values() for index in can)
         self._orphans = {index for index in self.missing if not self._givers[index]}
-        self._queues: dict[NodeId, deque[int]] = {}  # what each donor may give, the rarest first; some not any more
+        self._queues: dict[NodeId, deque[int]] = {}  # each donor's chunks, rarest first; some are already taken
         self._line_up()
         self._failures: dict[NodeId, int] = {}
         self.troubles: list[str] = []  # why donors were given up
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is here."""
+        """Whether all chunks are here."""
         return not self.missing
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether there is a missing chunk that no donor can give."""
+        """Whether a missing chunk is available from no donor."""
         return bool(self._orphans)
 
     def has(self, donor: NodeId) -> bool:
-        """Whether a donor was not given up."""
+        """Return whether a donor is still in use."""
         return donor in self._can
 
     def take(self, donor: NodeId) -> int | None:
-        """A chunk for this donor to give now; None when there is none at present. The rarest ones first."""
+        """Return a chunk to request from this donor now, the rarest first; None when there is none at present."""
         queue = self._queues.get(donor, deque())
         while queue:
             index = queue.popleft()
@@ -96,20 +97,20 @@ class ChunkBoard:
         return None
 
     def arrived(self, donor: NodeId, index: int) -> None:
-        """A chunk is here."""
+        """Mark a chunk as received."""
         self.missing.discard(index)
         self._orphans.discard(index)
         self._failures.pop(donor, None)
 
     def failed(self, donor: NodeId, index: int, trouble: str) -> None:
-        """A donor did not give a chunk; after a few failures in a row it is given up."""
+        """Record that a donor did not send a chunk; after TRIES failures in a row the donor is given up."""
         self._put_back(index)
         self._failures[donor] = self._failures.get(donor, 0) + 1
         if self._failures[donor] >= TRIES:
             self.give_up(donor, trouble)
 
     def give_up(self, donor: NodeId, trouble: str, index: int | None = None) -> None:
-        """Ask a donor for nothing more; `index` is what it was asked for."""
+        """Request nothing more from a donor; `index` is the chunk it was asked for."""
         if index is not None:
             self._put_back(index)
         could = self._can.pop(donor, None)
@@ -120,14 +121,14 @@ class ChunkBoard:
             self._line_up()
 
     def _put_back(self, index: int) -> None:
-        """Nobody fetches it at the moment: it is the next one of all who can give it."""
+        """Put a chunk at the front of the queue of every donor that has it."""
         self._waiting.add(index)
         for donor, can in self._can.items():
             if index in can:
                 self._queues[donor].appendleft(index)
 
     def _line_up(self) -> None:
-        """What is waiting, for every donor in the order of `take`; again only when a donor is given up."""
+        """Rebuild each donor's queue in the order of `take`; needed again only when a donor is given up."""
         self._queues = {
             donor: deque(sorted(can & self._waiting, key=lambda index: (self._givers[index], index)))
             for donor, can in self._can.items()
@@ -138,28 +139,28 @@ _READ_BYTES = 4 << 20
 
 
 class PartialFile:
-    """Belongs to whoever fills it; every call blocks and is for a worker thread. Raises StorageError, DiskFullError."""
+    """The file that a download fills. Every call blocks (use a worker thread). Raises StorageError, DiskFullError."""
 
     def __init__(self, path: Path, file_bytes: int) -> None:
         self.path = path
         self.file_bytes = file_bytes
 
     def open(self) -> None:
-        """Make the file, or keep what an earlier start left of one with this length."""
+        """Create the file, or keep one of this length that an earlier start left."""
         with self._trouble():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.path.exists() and self.path.stat().st_size != self.file_bytes:
                 self.path.unlink()
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "r+b") as file:
-                file.truncate(self.file_bytes)  # sparse: the space is taken as the chunks come
+                file.truncate(self.file_bytes)  # sparse: space is used as chunks arrive
 
     def held(self, digests: Sequence[bytes]) -> set[int]:
-        """The chunks that are in it already."""
+        """Return the chunks that the file already contains."""
         return {index for index, _ in _matching(self.path, digests, self.file_bytes)}
 
     def take_from(self, other: Path, digests: Sequence[bytes], wanted: Collection[int]) -> set[int]:
-        """Copy chunks from another file of the same layout, where they are the same there; which ones."""
+        """Copy the wanted chunks that are equal in another file of the same layout, and return their indices."""
         if not other.exists() or other.stat().st_size != self.file_bytes:
             return set()
         taken = set[int]()
@@ -169,13 +170,12 @@ class PartialFile:
         return taken
 
     def write(self, index: int, data: bytes | memoryview) -> None:
-        """Put a chunk in its place."""
         with self._trouble(), self.path.open("r+b") as file:
             file.seek(chunk_range(index, self.file_bytes).start)
             file.write(data)
 
     def finish(self) -> str:
-        """Make it durable; the hex SHA-256 of the whole file."""
+        """Make the file durable and return the hex SHA-256 of all of it."""
         digest = sha256()
         with self._trouble(), self.path.open("r+b") as file:
             while piece := file.read(_READ_BYTES):
@@ -184,7 +184,6 @@ class PartialFile:
         return digest.hexdigest()
 
     def remove(self) -> None:
-        """Forget it."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -202,7 +201,7 @@ class PartialFile:
 def _matching(
     path: Path, digests: Sequence[bytes], file_bytes: int, wanted: Collection[int] | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """The chunks of a file that have these digests. A file that cannot be read has none."""
+    """Yield a file's chunks that have these digests; none for a file that cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         for index in range(len(digests)) if wanted is None else sorted(wanted):
             place = chunk_range(index, file_bytes)
@@ -212,13 +211,13 @@ def _matching(
                 yield index, data
 
 
-CHUNK_SECONDS = 120.0  # a MiB at 70 kbit/s
+CHUNK_SECONDS = 120.0  # one MiB at 70 kbit/s
 RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class StageFile:
-    """What this node knows of a stage's state before it asks anybody."""
+    """The facts about a stage's state that this node knows before it sends a request."""
 
     stage: StageName
     architecture: Architecture
@@ -226,11 +225,11 @@ class StageFile:
 
     @cached_property
     def expected(self) -> Expected:
-        """What a snapshot of it must be of."""
+        """Return the properties that a snapshot must have."""
         return Expected(self.stage, self.architecture, self.layout.header(), self.layout.file_bytes)
 
     def check_content(self, index: int, data: memoryview) -> None:
-        """Raises InvalidSnapshotError for a chunk that cannot be part of this stage's state."""
+        """Raise InvalidSnapshotError for a chunk that cannot be part of this stage's state."""
         start = index * CHUNK_BYTES
         header = self.expected.header[start : start + len(data)]
         if bytes(data[: len(header)]) != header:
@@ -242,15 +241,15 @@ class StageFile:
 
 @dataclass(frozen=True)
 class ReceivingOptions:
-    """How a state is fetched."""
+    """Limits for downloading a state."""
 
     chunks_at_once: int = 3  # from one donor
-    share: float = 1.0  # of the donor's line: after every chunk this node waits so that it takes no more
+    share: float = 1.0  # of the donor's bandwidth: after every chunk this node waits to use no more
 
 
 @dataclass
 class DownloadProgress:
-    """How far a download is, for people."""
+    """Progress of a download, for display."""
 
     bytes_total: int = 0
     bytes_done: int = 0
@@ -258,14 +257,14 @@ class DownloadProgress:
 
 @dataclass(frozen=True)
 class ReplicaClient:
-    """The way to donors. `report` is told what they did wrong, `offload` runs what blocks."""
+    """Sends requests to donors. `report` is called with their offences, `offload` runs blocking calls."""
 
     requester: Requester
     report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
     offload: BlockingRunner = anyio.to_thread.run_sync
 
     async def ask(self, peer: NodeId, request: Frame, limits: FrameLimits, seconds: float) -> Frame:
-        """The answer to a request. Raises DonorError; LyingDonorError for an answer that breaks the limits."""
+        """Return the answer to a request. Raises DonorError; LyingDonorError for an answer that breaks the limits."""
         try:
             with anyio.move_on_after(seconds):  # a peer may have to be dialled first
                 return await self.requester.request(peer, request, reply=limits, timeout_seconds=seconds)
@@ -277,7 +276,7 @@ class ReplicaClient:
 
     @contextmanager
     def blaming(self, peer: NodeId) -> Generator[None]:
-        """Report a peer whose answer turns out to be a lie inside the block. The error rises."""
+        """Report a peer whose answer proves false inside the block, and raise the error again."""
         try:
             yield
         except LyingDonorError as error:
@@ -290,7 +289,7 @@ async def ask_replicas(
 ) -> dict[NodeId, T]:
     """Ask several replicas, `at_once` at a time, and return the answers.
 
-    A peer for which `ask` raises DonorError (it is gone, refuses or lies) is left out: another may answer.
+    A peer for which `ask` raises DonorError (it is gone, refuses or lies) is left out: another peer may answer.
     """
     answers: dict[NodeId, T] = {}
     slots = anyio.CapacityLimiter(at_once)
@@ -310,12 +309,12 @@ async def ask_replicas(
 
 @dataclass
 class Download:
-    """Used once."""
+    """One download of a snapshot; use an instance once."""
 
     asking: ReplicaClient
     file: StageFile
     manifests: Mapping[NodeId, SnapshotManifest]  # of all donors
-    first: NodeId  # whose snapshot it is
+    first: NodeId  # the donor whose snapshot is downloaded
     into: PartialFile
     board: ChunkBoard
     options: ReceivingOptions
@@ -324,7 +323,7 @@ class Download:
     _trouble: StorageError | LyingDonorError | None = None
 
     async def run(self) -> None:
-        """Until all chunks are here. Raises DonorError when no donor has what is missing, StorageError."""
+        """Download until all chunks are here. Raises DonorError when no donor has a missing chunk, StorageError."""
         async with anyio.create_task_group() as tasks:
             for donor in self.manifests:
                 for _ in range(self.options.chunks_at_once):
@@ -335,7 +334,7 @@ class Download:
             raise DonorError(f"The state did not come as a whole. {'; '.join(self.board.troubles)}".strip())
 
     async def _work(self, donor: NodeId) -> None:
-        """One chunk after the other, as long as this donor has some that are missing."""
+        """Download chunk after chunk from one donor while it has missing ones."""
         board = self.board
         while self._trouble is None and board.has(donor) and not board.is_done and not board.is_hopeless:
             count = self._changed.count
@@ -358,7 +357,7 @@ class Download:
             data = memoryview(answer.tensors[0].data)
             await self.asking.offload(lambda: self._keep(index, data))
         except InvalidSnapshotError as error:
-            self.asking.report(self.first, error.reason)  # whoever gave it: the digest is the first one's
+            self.asking.report(self.first, error.reason)  # whichever donor sent it: the digest is the first one's
             raise
         except LyingDonorError as error:
             self.asking.report(donor, error.reason)
@@ -380,5 +379,5 @@ class Download:
 
 
 def held_bytes(held: set[int], file_bytes: int) -> int:
-    """How much these chunks are together."""
+    """Return the total size of these chunks."""
     return sum(len(chunk_range(index, file_bytes)) for index in held)

@@ -76,9 +76,9 @@ def export_torch(stages: Sequence[SavedStage], path: Path) -> None:
 
 
 def classic_content(parts: Sequence[tuple[CheckpointMeta, Mapping[str, Tensor]]]) -> dict[str, object]:
-    """The classic keys: layers hold {layer id: {name: tensor}}, what is in no layer lies under `outside_layers`.
+    """Return the classic keys: `layers` has {layer id: {name: tensor}}, `outside_layers` all other tensors.
 
-    Of several stages the file has the smallest count of everything; `stages` tells what each of them had.
+    With several stages, each count is the smallest of all stages, and `stages` has each stage's own.
     """
     metas = [meta for meta, _ in parts]
     layers: dict[int, dict[str, Tensor]] = {}
@@ -117,7 +117,7 @@ def _tensors(stage: SavedStage) -> dict[str, Tensor]:
 
 
 def _joined(outer: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The vectors of the whole: parameters lie in them in the order of the layers."""
+    """Join the stages' vectors into those of the whole model: parameters are in the order of the layers."""
     if len(outer) == 1:
         return dict(outer[0])
     return {name: torch.cat([vectors[name] for vectors in outer]) for name in outer[0]}
@@ -181,7 +181,7 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
 
 
 def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> dict[str, dict[str, JsonValue]]:
-    """Every file of the folder but the weights."""
+    """Return every file of the folder except the weights."""
     ids = architecture.vocabulary_size if table is None else table.next_merge_id
     files = {"config.json": llama_config(architecture), "generation_config.json": generation_config(architecture, ids)}
     if table is not None:
@@ -191,7 +191,7 @@ def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> d
 
 
 def stage_layout(stage: SavedStage) -> TensorLayout:
-    """Where the tensors of a saved stage lie. Raises DamagedStageError when they are not those of its layers."""
+    """Return the tensor layout of a saved stage. Raises DamagedStageError when it does not match the stage's layers."""
     try:
         with stage.tensor_file.open("rb") as file:
             layout, _ = read_layout(file, stage.tensor_file.stat().st_size)
@@ -210,7 +210,7 @@ def stage_layout(stage: SavedStage) -> TensorLayout:
 
 
 def _llama_layout(sources: Sequence[tuple[SavedStage, TensorLayout]], architecture: Architecture) -> TensorLayout:
-    """The tensors of the exported file: those of the stages one after the other, in the order of their bytes."""
+    """Return the layout of the exported file: the stages' tensors in sequence, in the order of their bytes."""
     specs: dict[str, StoredTensor] = {}
     position = 0
     for _, layout in sources:
@@ -225,7 +225,7 @@ def _llama_layout(sources: Sequence[tuple[SavedStage, TensorLayout]], architectu
 
 
 def _weights_of(sources: Sequence[tuple[SavedStage, TensorLayout]]) -> Iterator[memoryview]:
-    """The bytes of all weights. What is yielded is overwritten by the next. Raises DamagedStageError."""
+    """Yield the bytes of all weights. Each chunk is overwritten by the next. Raises DamagedStageError."""
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for stage, layout in sources:
         try:
@@ -251,7 +251,7 @@ def _weights_of_stage(stage: SavedStage, layout: TensorLayout, buffer: memoryvie
 
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
-# llama.cpp knows patterns by name, not by themselves: of those it has, this one cuts text most like ours.
+# llama.cpp knows patterns by name only: of those it has, this one splits text most like ours.
 PRE_TOKENIZER = "gpt-2"
 NAME = "NeuroShard"
 
@@ -273,9 +273,9 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
             _write_tensors(writer, gguf, stages, architecture)
         finally:
             writer.close()
-        with temporary.open("r+b") as file:  # Windows flushes what may be written only
+        with temporary.open("r+b") as file:  # Windows flushes only files open for writing
             os.fsync(file.fileno())
-        _check_is_free(path)  # the writing took its time
+        _check_is_free(path)  # the path may have been taken meanwhile
         temporary.rename(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -291,7 +291,7 @@ def _check_is_free(path: Path) -> None:
 
 
 def require_gguf() -> None:
-    """Raises UsageError that tells what to install."""
+    """Raise UsageError with the package to install when `gguf` is missing."""
     _gguf()
 
 
@@ -305,7 +305,7 @@ def _gguf() -> Any:
 
 
 def _describe(writer: Any, gguf: Any, architecture: Architecture, table: TokenizerTable) -> None:
-    """Shape and tokenizer."""
+    """Write the architecture and tokenizer metadata."""
     writer.add_name(NAME)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_context_length(architecture.sequence_length)
@@ -337,7 +337,7 @@ def _describe(writer: Any, gguf: Any, architecture: Architecture, table: Tokeniz
 
 
 def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], architecture: Architecture) -> None:
-    """First where each tensor lies, then one after the other: at most one is in memory."""
+    """Write the positions of all tensors, then one tensor after the other: at most one is in memory."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, architecture.layer_count)
     for stage in stages:
         for name, spec in stage_layout(stage).specs.items():
@@ -356,7 +356,7 @@ def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], archite
 
 
 def _parts(name: str, shape: Sequence[int], architecture: Architecture) -> tuple[LlamaPart, ...]:
-    """None of what is no weight."""
+    """Return the parts of a weight; empty for a tensor that is not a weight."""
     return llama_parts(name.removeprefix(WEIGHTS), shape[0], architecture) if name.startswith(WEIGHTS) else ()
 
 
@@ -368,7 +368,7 @@ def _mapped(stage: SavedStage) -> dict[str, Tensor]:
 
 
 def in_neighbouring_pairs(rows: Matrix, name: str, architecture: Architecture) -> Matrix:
-    """Queries and keys with the rows i and i + half of each head side by side; every other matrix as it is."""
+    """Reorder queries and keys so that rows i and i + half of each head are adjacent; other matrices stay unchanged."""
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return rows
     heads = rows.reshape(-1, 2, architecture.head_size // 2, rows.shape[1])  # (heads, halves, pairs, hidden size)

@@ -1,4 +1,4 @@
-"""Counts around a stage's outer steps, the rules when the next one is due, and the root that replicas compare."""
+"""Counts around a stage's outer steps, the rules for when the next one is due, and the root that replicas compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT_LABEL = b"neuroshard/outer-state"
 
 @dataclass(frozen=True)
 class OuterProgress:
-    """Counts around the outer steps; a checkpoint keeps them."""
+    """Counts around the outer steps; a checkpoint stores them."""
 
     inner_steps: int = 0  # since the last round
     sequences: int = 0  # since the last round
@@ -27,18 +27,18 @@ class OuterProgress:
     last_sync: float | None = None  # seconds since the epoch
     state_root: str = ""
     last_failure: str = ""
-    wallet_rounds: int = 0  # contributions that certified rounds accepted, over the whole line
-    line_sequences: int = 0  # that a replica trained on until the last round, by the certificates of the whole line
-    since_round: int = 0  # that this replica has trained on since then
+    wallet_rounds: int = 0  # contributions accepted by certified rounds, over the whole line of training
+    line_sequences: int = 0  # trained by all replicas until the last round, according to the line's certificates
+    since_round: int = 0  # trained by this replica since then
 
     @property
     def scheduled_sequences(self) -> int:
-        """What the schedule of the learning rate counts: how far the line is, not what this node has done of it."""
+        """The count that the learning-rate schedule uses: the progress of the line, not this node's share."""
         return self.line_sequences + self.since_round
 
 
 def state_root(state: OuterState) -> str:
-    """Hex SHA-256 over the outer step (8 bytes), the anchor's and the velocity's bytes: what replicas compare."""
+    """Return the hex SHA-256 over outer step (8 bytes), anchor and velocity bytes, which replicas compare."""
     digest = sha256(ROOT_LABEL + state.outer_step.to_bytes(8, "big"))
     for vector in (state.anchor, state.velocity):
         digest.update(bytes_of(vector.contiguous()))
@@ -65,8 +65,8 @@ def _pieces(file: IO[bytes], spec: StoredTensor, start: int) -> Iterator[bytes]:
         yield file.read(min(_READ_BYTES, spec.stop - position))
 
 
-YOUNG_SHARE = 0.1  # of a step's sequences: so many are in while a step is young
-SERVING_SHARE = 0.2  # from then on nobody begins to give its state
+YOUNG_SHARE = 0.1  # of a step's sequences: up to this share the step is young
+SERVING_SHARE = 0.2  # from this share on, no transfer of the state starts
 PATIENCE_SECONDS = 180.0
 PUT_OFF_SECONDS = 60.0
 
@@ -78,9 +78,9 @@ def round_is_due(
     elapsed_seconds: float,
     max_round_seconds: float,
 ) -> bool:
-    """Whether the members together counted enough sequences since the last round, or it is too long ago.
+    """Return whether the members counted enough sequences since the last round, or it is too long ago.
 
-    Nothing counted means nothing to contribute: never due.
+    With no sequences there is nothing to contribute, so no round is due.
     """
     if enough_sequences < 1 or counted_sequences < 0:
         raise ValueError("enough_sequences must be positive, counts not negative")
@@ -90,16 +90,17 @@ def round_is_due(
 
 
 def may_download_averaged(counted_sequences: int, enough_sequences: int, waited_seconds: float) -> bool:
-    """Whether to begin to fetch a state that every step changes as a whole: while the step is young (DESIGN 4.6).
+    """Return whether to start downloading an averaged state, which every step replaces as a whole.
 
-    So it may be there before the next one. Nobody waits longer than three minutes for that, as steps may take long.
+    A download starts while the step is young, so it can finish before the next step. The wait is at most three minutes,
+    because steps may take long.
     """
     return counted_sequences < YOUNG_SHARE * enough_sequences or waited_seconds >= PATIENCE_SECONDS
 
 
 def may_serve_averaged(counted_sequences: float, enough_sequences: int, waited_seconds: float) -> bool:
-    """Whether to begin to give such a state to others: not shortly before a step, whose exchange needs the line.
+    """Return whether to start sending an averaged state: not shortly before a step, whose exchange needs bandwidth.
 
-    Who was put off for a minute gets it all the same: the step may wait for nobody but that node.
+    A node that was refused for a minute gets the state anyway: the step may be waiting for that node only.
     """
     return counted_sequences < SERVING_SHARE * enough_sequences or waited_seconds >= PUT_OFF_SECONDS

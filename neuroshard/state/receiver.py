@@ -1,4 +1,4 @@
-"""Fetches a stage's state from the nodes that have it, and computes the layout and the root of a state file."""
+"""Downloads a stage's state from its holders, and computes the layout and the root of a state file."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from neuroshard.state.transfer_messages import (
 from neuroshard.types import NodeId
 
 TELL_SECONDS = 5.0
-RECEIVED_SECONDS = 1.0  # nobody here waits longer for a donor that has given all
+RECEIVED_SECONDS = 1.0  # limit for reporting to a donor that its place is free
 MANIFEST_SECONDS = 60.0  # a donor may wait for its next step
 
 
 @dataclass(frozen=True)
 class ReceivedState:
-    """A state that is here as a whole and was checked."""
+    """A complete and checked state."""
 
     manifest: SnapshotManifest
     path: Path  # of its tensor file
@@ -48,7 +48,7 @@ class ReceivedState:
 
 @dataclass
 class StateReceiver:
-    """For one stage."""
+    """Downloads the state of one stage."""
 
     asking: ReplicaClient
     file: StageFile
@@ -56,7 +56,7 @@ class StateReceiver:
     progress: DownloadProgress = field(default_factory=DownloadProgress)
 
     async def manifest(self, donor: NodeId, max_age_seconds: float, preferred: str = ANY) -> SnapshotManifest:
-        """A donor's newest snapshot, or the preferred one while it has that. Raises DonorError."""
+        """Request a donor's newest snapshot, or the preferred one while the donor has it. Raises DonorError."""
         request = manifest_request(self.file.stage, max_age_seconds, preferred)
         expected = self.file.expected
         with self.asking.blaming(donor):
@@ -66,10 +66,10 @@ class StateReceiver:
     async def fetch(
         self, first: NodeId, manifests: Mapping[NodeId, SnapshotManifest], into: PartialFile, reuse: Sequence[Path] = ()
     ) -> ReceivedState:
-        """The snapshot of the first donor, with chunks from others where theirs are the same.
+        """Download the first donor's snapshot, with equal chunks from the other donors.
 
-        `reuse` are files that may hold some of the chunks. Raises DonorError when it cannot be completed: what has come
-        stays in the file. Raises StorageError.
+        `reuse` are files that may contain some of the chunks. Raises DonorError when the download cannot be completed;
+        the received chunks stay in the file. Raises StorageError.
         """
         manifest, offload = manifests[first], self.asking.offload
         held = await offload(lambda: _held(into, manifest.digests, reuse))
@@ -83,11 +83,11 @@ class StateReceiver:
             return await offload(lambda: self._finished(manifest, into))
 
     async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
-        """Let a donor know that its state of this time is kept here. Raises DonorError."""
+        """Report to a donor that its state of this time is stored here as a copy. Raises DonorError."""
         await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, TELL_SECONDS)
 
     async def _report_received(self, donor: NodeId) -> None:
-        """Without this report the donor would keep the place of this node for minutes."""
+        """Release this node's place at the donor, which would otherwise keep it for minutes."""
         await self.asking.ask(donor, received_frame(self.file.stage), ACKNOWLEDGEMENT, RECEIVED_SECONDS)
 
     def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> ReceivedState:
@@ -98,7 +98,7 @@ class StateReceiver:
 
 
 def _held(into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path]) -> set[int]:
-    """The chunks that need not be fetched; blocks. Raises StorageError."""
+    """Return the chunks that need no download; blocks. Raises StorageError."""
     into.open()
     held = into.held(digests)
     for path in reuse:

@@ -1,4 +1,4 @@
-"""Status of a stage's replicas, as nodes report it to each other: the messages, the query, the choice of a donor."""
+"""Status of a stage's replicas, as nodes report it: the messages, the query, and the choice of a donor."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ STANDING = "stage/standing"
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """Numbers are that node's word until its state has been fetched and checked."""
+    """A node's unverified report of its state; only a download and its checks prove the numbers."""
 
-    is_live: bool  # the node trains the stage; otherwise it keeps a copy of another one's state
+    is_live: bool  # the node trains the stage; otherwise it keeps a copy of another node's state
     steps: Count
     outer_step: Count
     root: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]  # hex hash of the outer state; "" while it is not known
     age_seconds: Seconds = 0.0  # of a copy: since its state was taken
-    copied_seconds: Seconds | None = None  # of a live one: age of the newest copy that another node keeps of it
+    copied_seconds: Seconds | None = None  # of a live replica: age of the newest copy at another node
     sequences: Count = 0  # counted since the last round
     in_round: bool = False
     is_certified: bool = False  # a certificate names the voters of the next round
-    wallet_rounds: Count = 0  # certified contributions to this state so far, one a wallet and round
+    wallet_rounds: Count = 0  # certified contributions to this state so far, one per wallet and round
 
     @property
     def line(self) -> tuple[int, str]:
-        """Replicas with the same one went apart after the same round: they can be averaged."""
+        """The line of training: replicas with the same value diverged after the same round and can be averaged."""
         return self.outer_step, self.root
 
     @property
     def work(self) -> tuple[int, int]:
-        """What is compared to find the furthest."""
+        """Outer and inner steps, which order replicas by progress."""
         return self.outer_step, self.steps
 
 
 def leading_line(standings: Iterable[ReplicaStatus]) -> tuple[int, str] | None:
-    """The line that replicas of a stage follow when they have come apart; None when none of them names one.
+    """Return the line that diverged replicas of a stage must follow; None when no replica names one.
 
-    That of most replicas, whose nodes are there to be seen; of equally many the one with more certified wallet-rounds
-    (DESIGN 4.5, point 7), then more outer steps, then more inner ones, then the lower root: everybody who sees the same
-    replicas comes to the same line. All numbers are their nodes' word, so none of them outweighs a majority.
+    It is the line of most replicas, because their nodes can be seen. Ties are resolved by more certified wallet-rounds,
+    then more outer steps, then more inner steps, then the lower root: nodes that see the same replicas choose the same
+    line. All numbers are unverified reports, so none of them outweighs a majority.
     """
     lines: dict[tuple[int, str], list[ReplicaStatus]] = {}
     for standing in standings:
@@ -68,10 +68,10 @@ def leading_line(standings: Iterable[ReplicaStatus]) -> tuple[int, str] | None:
 
 
 def choose_donor(standings: Mapping[NodeId, ReplicaStatus], own: ReplicaStatus | None = None) -> NodeId | None:
-    """From whom to take a stage's state; None when the own one is as good, or nobody has made a step.
+    """Choose the node to download a stage's state from; None when the own state is as good, or no replica has a step.
 
-    Who trains comes before copies: these are of somebody who is gone, and of a line that has ended where others go on.
-    Replicas of one line keep what each has done.
+    Live replicas come before copies: a copy is of a node that is gone, and of a line that others may have continued.
+    Replicas of one line keep their own work.
     """
     trained = {node: standing for node, standing in standings.items() if standing.steps > 0}
     live = {node: standing for node, standing in trained.items() if standing.is_live}
@@ -102,12 +102,12 @@ STATUS_ANSWER = FrameLimits(max_header_bytes=1024, message=StatusAnswer)
 
 
 def standing_request(stage: StageName) -> Frame:
-    """The request as a frame."""
+    """Return the request as a frame."""
     return Frame(STANDING, StatusRequest(stage))
 
 
 def standing_answer(standing: ReplicaStatus | None) -> Frame:
-    """The answer as a frame."""
+    """Return the answer as a frame."""
     return Frame(STANDING, StatusAnswer(standing))
 
 
@@ -117,13 +117,13 @@ STANDING_SECONDS = 5.0
 async def query_statuses(
     asking: ReplicaClient, stage: StageName, peers: Sequence[NodeId]
 ) -> dict[NodeId, ReplicaStatus]:
-    """What these nodes say of their state of the stage; who does not answer or has nothing is left out."""
+    """Query the status of a stage at these nodes; nodes that do not answer or have no state are left out."""
     answers = await ask_replicas(peers, partial(query_status, asking, stage))
     return {peer: status for peer, status in answers.items() if status is not None}
 
 
 async def query_status(asking: ReplicaClient, stage: StageName, peer: NodeId) -> ReplicaStatus | None:
-    """What one node says of its state of the stage; None: it has nothing of it. Raises DonorError."""
+    """Query the status of a stage at one node; None: it has no state of it. Raises DonorError."""
     with asking.blaming(peer):
         answer = await asking.ask(peer, standing_request(stage), STATUS_ANSWER, STANDING_SECONDS)
         return answer.read(StatusAnswer).status

@@ -54,44 +54,44 @@ LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class DonorLimits:
-    """What others may cost this node."""
+    """Resources that other nodes may use on this node."""
 
-    receivers: int = 4  # nodes that fetch at the same time
-    snapshots: int = 3  # that stay readable though newer ones exist; each holds its place on the disk
-    idle_seconds: float = 180.0  # after that a receiver is gone, and a snapshot is let go
+    receivers: int = 4  # nodes that download at the same time
+    snapshots: int = 3  # kept readable after newer ones exist; each takes disk space
+    idle_seconds: float = 180.0  # after that a receiver is considered gone, and a snapshot is closed
     asked_seconds: float = 30.0  # the same for a receiver that has asked for no chunk yet
-    wait_seconds: float = 15.0  # for a snapshot that is wished for
-    youngest_seconds: float = 20.0  # nobody gets snapshots made more often than so ...
-    round_seconds: float = 5.0  # ... or than so when a round ended since
+    wait_seconds: float = 15.0  # longest wait for a requested snapshot
+    youngest_seconds: float = 20.0  # shortest time between snapshots made on request ...
+    round_seconds: float = 5.0  # ... or this when a round ended since
 
 
 class SnapshotSource(Protocol):
-    """The states of one stage that lie on this node's disk."""
+    """The states of one stage on this node's disk."""
 
     def standing(self) -> ReplicaStatus | None:
-        """How far it is now; None when there is nothing of it."""
+        """Return the present status; None when there is no state."""
         ...
 
     def newest(self) -> CheckpointGeneration | None:
-        """The newest one; blocks, for a worker thread."""
+        """Return the newest state; blocks, for a worker thread."""
         ...
 
     def want(self) -> float:
-        """A new one is wished for as soon as possible: at the next step after so many seconds."""
+        """Request a new state as soon as possible; returns the seconds after which the next step saves it."""
         ...
 
     def may_be_taken(self, waited_seconds: float) -> bool:
-        """Whether somebody may begin to fetch it now who was put off for so long."""
+        """Return whether a node that was refused for this time may start a download now."""
         ...
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
-        """A node says that it keeps a copy of the state of this time (seconds since the epoch)."""
+        """Record that a node keeps a copy of the state of this time (seconds since the epoch)."""
         ...
 
 
 @dataclass(eq=False)
 class _Opened:
-    """A snapshot that others read: its file stays readable when it is deleted."""
+    """A snapshot that others read: its file stays readable after it is deleted."""
 
     manifest: SnapshotManifest
     file: IO[bytes]
@@ -99,20 +99,20 @@ class _Opened:
     lock: Lock = field(default_factory=Lock)
 
     def read(self, index: int) -> bytes:
-        """One chunk; blocks."""
+        """Read one chunk; blocks."""
         place = chunk_range(index, self.manifest.file_bytes)
         with self.lock:
             self.file.seek(place.start)
             return self.file.read(len(place))
 
     def close(self) -> None:
-        """Let the file go; waits for a read."""
+        """Close the file; waits for a read in progress."""
         with self.lock:
             self.file.close()
 
 
 class SnapshotServer:
-    """One for a node. Belongs to the event loop."""
+    """Serves this node's snapshots; one instance per node. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class SnapshotServer:
         offload: BlockingRunner = anyio.to_thread.run_sync,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
     ) -> None:
-        """`is_of_run` tells members of the run and joiners from strangers, which get nothing.
+        """`is_of_run` separates members of the run and joiners from strangers, which are refused.
 
-        `now` in seconds since the epoch, for ages; `offload` runs what reads the disk; `report` is told of strangers.
+        `now` returns seconds since the epoch, for ages; `offload` runs disk reads; `report` is called with strangers.
         """
         self._limits = limits or DonorLimits()
         self._is_of_run = is_of_run
@@ -135,38 +135,38 @@ class SnapshotServer:
         self._stages: dict[StageName, SnapshotSource] = {}  # trained here
         self._copies: dict[StageName, SnapshotSource] = {}  # of others
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
-        self._receivers: dict[NodeId, float] = {}  # until when they have their places
-        self._have_all: dict[NodeId, float] = {}  # who gave its place back, and until when it is waited for
-        self._put_off: dict[tuple[NodeId, StageName], float] = {}  # who with what, and since when
+        self._receivers: dict[NodeId, float] = {}  # time when each receiver's place expires
+        self._have_all: dict[NodeId, float] = {}  # receivers that returned their place, and how long to wait for each
+        self._put_off: dict[tuple[NodeId, StageName], float] = {}  # refused requests, with the time of the first one
         self._opening = anyio.Lock()
 
     def offer(self, stage: StageName, snapshots: SnapshotSource) -> None:
-        """Let others have the state of a stage that is trained here from now on."""
+        """Serve the state of a stage that is trained here."""
         self._stages[stage] = snapshots
 
     def withdraw(self, stage: StageName) -> None:
-        """This stage is not trained here any more; what is being read stays readable."""
+        """Stop serving a stage that is no longer trained here; opened snapshots stay readable."""
         self._stages.pop(stage, None)
 
     def keep(self, stage: StageName, copy: SnapshotSource) -> None:
-        """Let others have a copy, while the stage is not trained here."""
+        """Serve a copy while the stage is not trained here."""
         self._copies[stage] = copy
 
     def drop(self, stage: StageName) -> None:
-        """There is no copy any more."""
+        """Stop serving a copy."""
         self._copies.pop(stage, None)
 
     def local(self, stage: StageName) -> SnapshotSource | None:
-        """What lies here of a stage."""
+        """Return the local source of a stage's states."""
         return self._stages.get(stage) or self._copies.get(stage)
 
     def standing(self, stage: StageName) -> ReplicaStatus | None:
-        """How far this node's own state of a stage is."""
+        """Return the status of this node's own state of a stage."""
         snapshots = self.local(stage)
         return None if snapshots is None else snapshots.standing()
 
     async def own_manifest(self, stage: StageName) -> SnapshotManifest:
-        """Of the newest state that lies here. Raises DonorError."""
+        """Return the manifest of the newest local state. Raises DonorError."""
         try:
             opened = await self._newest(self._of(stage), inf)
         except RequestRefusedError as error:
@@ -176,13 +176,13 @@ class SnapshotServer:
 
     @property
     def receivers(self) -> frozenset[NodeId]:
-        """Who fetches a state from here, or did so lately and has said nothing of it since."""
+        """Nodes that download a state from here, or did recently without reporting the end."""
         now = anyio.current_time()
         self._have_all = {node: until for node, until in self._have_all.items() if until > now}
         return frozenset(node for node, until in self._receivers.items() if until > now) | self._have_all.keys()
 
     def serve(self, transport: Transport) -> None:
-        """Answer from now on. Raises ValueError when this transport has a donor already."""
+        """Register the request handlers. Raises ValueError when this transport has a donor already."""
         transport.serve(STANDING, self.tell_standing, STATUS_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(MANIFEST, self.give_manifest, MANIFEST_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST, max_concurrent=CHUNKS_AT_ONCE)
@@ -190,13 +190,13 @@ class SnapshotServer:
         transport.serve(COPIED, self.note_copy, COPY_REPORT, max_concurrent=QUESTIONS_AT_ONCE)
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         for opened in self._opened.values():
             opened.close()
         self._opened.clear()
 
     async def tell_standing(self, _sender: NodeId, frame: Frame) -> Frame:
-        """Answer the question how far a stage is here."""
+        """Answer with the status of a stage on this node."""
         return standing_answer(self.standing(frame.read(StatusRequest).stage))
 
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
@@ -227,33 +227,33 @@ class SnapshotServer:
         self._use(opened)
         try:
             data = await self._offload(lambda: opened.read(index))
-        except (OSError, ValueError):  # ValueError: it was let go just now
+        except (OSError, ValueError):  # ValueError: it was closed meanwhile
             raise RequestRefusedError("This snapshot cannot be read any more; ask for a newer one.") from None
         return chunk_frame(data)
 
     async def note_received(self, sender: NodeId, frame: Frame) -> Frame:
-        """Give the place of a node that has fetched what it wanted to others. Raises RequestRefusedError."""
+        """Free the place of a node that has finished its download. Raises RequestRefusedError."""
         frame.read(ReceivedNotice)
         if self._receivers.pop(sender, None) is not None:
             self._have_all[sender] = anyio.current_time() + self._limits.idle_seconds
         return Frame(RECEIVED)
 
     def keep_only(self, nodes: Container[NodeId]) -> None:
-        """Give the places of all other nodes to others, and wait for none of them: they are gone."""
+        """Free the places of all other nodes and stop waiting for them, because they are gone."""
         self._receivers = {node: until for node, until in self._receivers.items() if node in nodes}
         self._have_all = {node: until for node, until in self._have_all.items() if node in nodes}
 
     async def note_copy(self, sender: NodeId, frame: Frame) -> Frame:
-        """Learn that a node keeps a copy. Raises RequestRefusedError."""
+        """Record that a node keeps a copy. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
         report = frame.read(CopyReport)
         self._of(report.stage).copied(sender, report.taken_at)
-        self._receivers.pop(sender, None)  # it has all, and only keeps it
+        self._receivers.pop(sender, None)  # the download is complete; the node only stores the copy
         self._have_all.pop(sender, None)
         return Frame(COPIED)
 
     def _refuse_stranger(self, sender: NodeId) -> None:
-        """Raises RequestRefusedError for a node that has not shown that it is of the run; a joiner may be early."""
+        """Raise RequestRefusedError for a node that has not proved it is of the run; a joiner may be early."""
         if not self._is_of_run(sender):
             self._report(sender, ScoreReason.STRANGER)
             raise RequestRefusedError("Only members of the run get this, and this node has not heard of you.")
@@ -265,7 +265,7 @@ class SnapshotServer:
         return snapshots
 
     def _refuse_late(self, receiver: NodeId, stage: StageName) -> None:
-        """Raises RequestRefusedError for who would have to fetch while the stage makes a step; it asks again."""
+        """Raise RequestRefusedError when the download would overlap the stage's step; the receiver asks again."""
         now, wish = anyio.current_time(), (receiver, stage)
         self._put_off = {one: at for one, at in self._put_off.items() if at > now - self._limits.idle_seconds}
         if not self._of(stage).may_be_taken(now - self._put_off.setdefault(wish, now)):
@@ -273,7 +273,7 @@ class SnapshotServer:
         del self._put_off[wish]
 
     def _admit(self, receiver: NodeId, seconds: float) -> None:
-        """Give a receiver its place for so long. Raises RequestRefusedError when all are taken."""
+        """Reserve a receiver's place for this time. Raises RequestRefusedError when all are taken."""
         now = anyio.current_time()
         self._receivers = {node: until for node, until in self._receivers.items() if until > now}
         if receiver not in self._receivers and len(self._receivers) >= self._limits.receivers:
@@ -281,7 +281,7 @@ class SnapshotServer:
         self._receivers[receiver] = max(now + seconds, self._receivers.get(receiver, now))
 
     async def _newest(self, snapshots: SnapshotSource, max_age_seconds: float) -> _Opened:
-        """A snapshot that is young enough, or the youngest there is once a newer one is not worth waiting for."""
+        """Return a snapshot that is young enough, or the newest one when a newer one is not worth waiting for."""
         found = None
         with anyio.move_on_after(self._limits.wait_seconds):
             while True:
@@ -293,13 +293,13 @@ class SnapshotServer:
                 await anyio.sleep(LOOK_SECONDS)
         if found is None:
             raise RequestRefusedError("There is no snapshot of this stage yet; try again a little later.")
-        async with self._opening:  # digests cost a second: one at a time, each once
+        async with self._opening:  # digests take a second: open one snapshot at a time, each only once
             return await self._open(Path(found.path))
 
     def _is_outdated(self, found: CheckpointGeneration, standing: ReplicaStatus | None, max_age_seconds: float) -> bool:
-        """Whether a newer snapshot is worth waiting for: a round since makes this one useless to who joins the line."""
+        """Return whether to wait for a newer snapshot: after a later round this one is useless to a joining replica."""
         if standing is None or not standing.is_live:
-            return False  # nobody makes a newer one
+            return False  # no node makes a newer one
         age = self._now() - found.time
         if found.outer_step < standing.outer_step and max_age_seconds < ANY_AGE:
             return age > self._limits.round_seconds
@@ -314,7 +314,7 @@ class SnapshotServer:
             raise RequestRefusedError(f"The snapshot cannot be read here: {error}") from None
 
     def _use(self, opened: _Opened) -> None:
-        """Keep it open, and let those go that nobody has used for long, or that are too many."""
+        """Keep a snapshot open, and close those unused for long or beyond the limit."""
         now = opened.used_at = anyio.current_time()
         self._opened[opened.manifest.snapshot] = opened
         self._opened.move_to_end(opened.manifest.snapshot)
@@ -331,7 +331,7 @@ def _document_in(path: Path) -> bytes:
 
 
 def _opened_file(path: Path, document: bytes) -> _Opened:
-    """The tensor file of a generation with the digests of its chunks. Raises OSError, CheckpointError."""
+    """Open the tensor file of a generation with its chunk digests. Raises OSError, CheckpointError."""
     tensors = decode_manifest(document).tensors
     file = path.with_name(tensors.file).open("rb")
     with contextlib.ExitStack() as closing:

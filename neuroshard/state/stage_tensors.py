@@ -17,7 +17,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def materialise_moments(model: StageModel, optimizer: torch.optim.AdamW) -> None:
-    """Make AdamW's zero moments now instead of in its first step, so that memory and checkpoints have one layout."""
+    """Create AdamW's zero moments now instead of in its first step, so that memory and checkpoints have one layout."""
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),  # on the device: it is fused
@@ -28,7 +28,7 @@ def materialise_moments(model: StageModel, optimizer: torch.optim.AdamW) -> None
 
 
 def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterState) -> dict[str, Tensor]:
-    """All tensors of a stage, not copied: "model/<name>", "inner/<name>/<moment>", "outer/anchor", "outer/velocity"."""
+    """Map names to a stage's tensors (not copied): "model/<name>", "inner/<name>/<moment>", "outer/anchor|velocity"."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()

@@ -16,7 +16,7 @@ class StagingBuffers:
     """Host copies of all tensors of a layout, in one allocation of `allocated_bytes`.
 
     Tensors named in `by_reference` are not copied but kept as they are given: for values that are replaced and never
-    changed in place, such as the anchor and velocity of an OuterState. They save 8 bytes a parameter.
+    changed in place, such as the anchor and velocity of an OuterState. This saves 8 bytes per parameter.
     """
 
     def __init__(self, layout: TensorLayout, by_reference: Set[str] = frozenset(), *, pinned: bool = False) -> None:
@@ -25,7 +25,7 @@ class StagingBuffers:
         self._pinned = pinned
         owned = {name: spec for name, spec in layout.specs.items() if name not in by_reference}
         self.allocated_bytes = sum(spec.stop - spec.start for spec in owned.values())
-        # zeros, not empty: the pages are made now, and the first copy is as quick as the others
+        # zeros, not empty: the pages are allocated now, so the first copy is as fast as the others
         self._memory = torch.zeros(self.allocated_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._views: dict[str, Tensor] = {}
         position = 0
@@ -66,7 +66,7 @@ class StagingBuffers:
             torch.cuda.current_stream().synchronize()
 
     def destination(self, name: str) -> Tensor:
-        """Where a checkpoint's tensor is read into: the buffer, or fresh memory for one kept by reference."""
+        """Return the tensor to read a checkpoint's tensor into: the buffer, or new memory for one kept by reference."""
         if name not in self._references:
             return self._views[name]
         spec = self.layout.specs[name]
@@ -75,7 +75,7 @@ class StagingBuffers:
         return fresh
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the buffers hold, by name. The copied ones change with the next copy_from."""
+        """Return the buffers' tensors by name. The next copy_from changes the copied ones."""
         held: dict[str, Tensor] = {}
         for name in self.layout.specs:
             reference = self._references.get(name)
@@ -83,22 +83,22 @@ class StagingBuffers:
         return held
 
     def chunks(self) -> Iterator[memoryview]:
-        """The bytes of all tensors in layout order."""
+        """Yield the bytes of all tensors in layout order."""
         for tensor in self.tensors().values():
             yield bytes_of(tensor)
 
     def forget(self) -> None:
-        """Give the memory back until the next copy, unless a writer reads it."""
+        """Free the memory until the next copy, unless a writer reads it."""
         if not (self._pinned or self.in_use):
             forget_contents(self._memory)
 
     def claim(self) -> None:
-        """Reserve the buffers for a writer. Raises RuntimeError when one has them already."""
+        """Reserve the buffers for a writer. Raises RuntimeError when they are reserved already."""
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("the staging buffers are already being written")
 
     def release(self) -> None:
-        """Give the buffers free for the next copy; references are dropped."""
+        """Allow the next copy and drop the references."""
         for name in self._references:
             self._references[name] = None
         self._busy.release()

@@ -14,9 +14,9 @@ _IS_LINUX = sys.platform == "linux"
 
 
 def forget_contents(memory: Tensor) -> None:
-    """Let the pages of a one-dimensional tensor of bytes in ordinary memory go; it reads as zeros, or as before.
+    """Release the pages of a one-dimensional byte tensor in ordinary memory; it then reads as zeros, or unchanged.
 
-    The first and the last page, which others may share, stay.
+    The first and the last page, which other data may share, stay.
     """
     start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -26,7 +26,7 @@ def forget_contents(memory: Tensor) -> None:
 
 
 def trim_heap() -> None:
-    """What was freed and is kept for the next use goes back; the C library may not know how, and keeps it then."""
+    """Return freed heap memory to the system, if the C library supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if _IS_LINUX else None
     if trim is not None:
         trim(ctypes.c_size_t(0))
@@ -35,7 +35,7 @@ def trim_heap() -> None:
 def lower_thread_priority(niceness: int) -> None:
     """Lower the priority of this thread and of those that it starts; 19 is the lowest.
 
-    Linux knows niceness by thread; elsewhere the thread stays as it is.
+    Only Linux has niceness for each thread; on other systems the priority is unchanged.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()

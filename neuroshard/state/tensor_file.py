@@ -58,7 +58,7 @@ if sys.byteorder != "little":
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Shape and type of one stored tensor, and where its bytes lie behind the header."""
+    """Shape and type of one stored tensor, and its position after the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class StoredTensor:
 
     @property
     def stop(self) -> int:
-        """First byte behind the tensor."""
+        """Offset of the first byte after the tensor."""
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -78,7 +78,7 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> TensorLayout:
-        """The layout these tensors are stored in: widest type first, so that all are aligned; else as given."""
+        """Return the layout in which these tensors are stored: widest type first for alignment, otherwise as given."""
         specs: dict[str, StoredTensor] = {}
         position = 0
         for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
@@ -90,16 +90,14 @@ class TensorLayout:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all tensors."""
         return max((spec.stop for spec in self.specs.values()), default=0)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole file."""
         return len(self.header()) + self.data_bytes
 
     def header(self) -> bytes:
-        """Length and JSON header, padded with spaces so that the data is aligned to 8 bytes."""
+        """Return the length and the JSON header, padded with spaces so that the data is aligned to 8 bytes."""
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         for name, spec in self.specs.items():
             entries[name] = {
@@ -113,7 +111,7 @@ class TensorLayout:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, without a copy."""
+    """Return the memory of a contiguous CPU tensor, without a copy."""
     return memoryview(cast("Any", tensor.detach().view(-1).view(torch.uint8).numpy()))
 
 
@@ -123,9 +121,9 @@ def write_tensor_file(
     chunks: Iterable[memoryview],
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """Write header and chunks (the tensors' bytes in layout order); returns the hex SHA-256 of all that was written.
+    """Write header and chunks (tensor bytes in layout order); return the hex SHA-256 of all bytes written.
 
-    Raises OSError from the file, InterruptedError when `cancelled` turns true.
+    Raises OSError from the file, InterruptedError when `cancelled` returns True.
     """
     header = layout.header()
     digest = sha256(header)
@@ -143,8 +141,8 @@ def write_tensor_file(
 def read_layout(file: IO[bytes], file_bytes: int) -> tuple[TensorLayout, bytes]:
     """Check the header at the start of a file of `file_bytes`; returns the layout and the header's own bytes.
 
-    Raises CheckpointError unless every tensor has a known type and a shape that fits its place, and the places fill
-    the file exactly.
+    Raises CheckpointError unless every tensor has a known type and a shape that fits its byte range, and the ranges
+    fill the file exactly.
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
@@ -171,8 +169,8 @@ def read_layout(file: IO[bytes], file_bytes: int) -> tuple[TensorLayout, bytes]:
 def read_tensor_file(path: Path, expected: TensorLayout, digest: str, into: Callable[[str], Tensor]) -> None:
     """Read every tensor of `expected` into the contiguous CPU tensor that `into(name)` gives for it.
 
-    The header must equal the expectation before anything is read; the digest is checked at the end, so on an error
-    the destinations hold rubbish. Raises IncompatibleCheckpointError when the header differs, CheckpointError.
+    The header is compared before anything is read. The digest is checked at the end, so on an error the contents of the
+    destinations are undefined. Raises IncompatibleCheckpointError when the header differs, CheckpointError.
     """
     try:
         with path.open("rb") as file:
@@ -192,7 +190,7 @@ def read_tensor_file(path: Path, expected: TensorLayout, digest: str, into: Call
 
 
 def map_tensor_file(path: Path, digest: str) -> dict[str, Tensor]:
-    """The tensors of a file whose digest is right, mapped: memory is taken only where they are read.
+    """Map the tensors of a file after checking its digest; memory is used only for pages that are read.
 
     Writing to them changes nothing on disk. Raises CheckpointError.
     """
@@ -209,7 +207,7 @@ def map_tensor_file(path: Path, digest: str) -> dict[str, Tensor]:
 
 
 def layout_difference(found: TensorLayout, expected: TensorLayout) -> str | None:
-    """The first thing in which two layouts differ, in words, or None when they are the same."""
+    """Describe the first difference between two layouts, or return None when they are equal."""
     for name, spec in expected.specs.items():
         other = found.specs.get(name)
         if other is None:
@@ -239,7 +237,7 @@ def _spec(name: str, entry: object) -> StoredTensor:
     code, sizes, place = fields["dtype"], fields["shape"], fields["data_offsets"]
     if code not in _DTYPES or not _whole_numbers(sizes, 8) or not _whole_numbers(place, 2) or len(place) != 2:
         raise CheckpointError(f"The tensor file gives {name!r} an unknown type, shape or place.")
-    if math.prod(max(size, 1) for size in sizes) >= 1 << 48:  # an empty tensor may have a size nobody can index
+    if math.prod(max(size, 1) for size in sizes) >= 1 << 48:  # an empty tensor may have a size that cannot be indexed
         raise CheckpointError(f"The tensor file gives {name!r} an unknown type, shape or place.")
     spec = StoredTensor(_DTYPES[code], tuple(sizes), place[0])
     if spec.stop != place[1]:
@@ -261,12 +259,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def residual_path(tensors: Path) -> Path:
-    """Where the residual of the generation with this tensor file lies."""
+    """Return the path of the residual of the generation with this tensor file."""
     return tensors.with_suffix(SUFFIX)
 
 
 def write_residual(residual: Tensor, tensors: Path, tensors_sha256: str) -> None:
-    """Write a residual (d,), whole or not at all, beside its generation's tensors. Raises OSError."""
+    """Write a residual (d,), whole or not at all, next to its generation's tensors. Raises OSError."""
     temporary = tensors.with_name(f"{TEMPORARY_PREFIX}{tensors.stem}{SUFFIX}-{secrets.token_hex(4)}")
     with temporary.open("xb") as file:
         file.write(_digest(residual, tensors_sha256))
@@ -277,7 +275,7 @@ def write_residual(residual: Tensor, tensors: Path, tensors_sha256: str) -> None
 
 
 def read_residual(tensors: Path, tensors_sha256: str) -> Tensor | None:
-    """The residual (d,) of a generation; None, with a warning, for one that is damaged or another's."""
+    """Read the residual (d,) of a generation; None, with a warning, if it is damaged or belongs to another one."""
     path = residual_path(tensors)
     try:
         if not path.exists():
@@ -302,15 +300,16 @@ def _digest(residual: Tensor, tensors_sha256: str) -> bytes:
     return digest.digest()
 
 
-_PIECE_BYTES = 1 << 26  # written between two looks at whether somebody waits
-_ALIGNMENT = 64  # bytes: vector instructions read no two lines for one
+_PIECE_BYTES = 1 << 26  # written between two checks of `is_wanted`
+_ALIGNMENT = 64  # bytes: a vector load then stays in one cache line
 
 
 def map_to_disk(tensors: Sequence[Tensor], folder: Path, is_wanted: Callable[[], bool]) -> list[Tensor] | None:
-    """Equal tensors whose memory is a private mapping of a file without a name: what is written to them is in no file.
+    """Return equal tensors in a private mapping of an unnamed file; writes to them do not change the file.
 
-    `tensors` are contiguous, on the CPU and not changed meanwhile. None where the system cannot, the disk has no room,
-    or it is not wanted any more. All of it is on the disk at the end. Raises OSError when it cannot be written.
+    `tensors` are contiguous, on the CPU and not changed meanwhile. Returns None when the system does not support it,
+    the disk has no space, or `is_wanted` becomes false. All data is on the disk at the end. Raises OSError when it
+    cannot be written.
     """
     starts, size = list[int](), 0
     for tensor in tensors:
@@ -327,7 +326,7 @@ def map_to_disk(tensors: Sequence[Tensor], folder: Path, is_wanted: Callable[[],
                 return None
         file.truncate(size)
         file.flush()
-        os.fsync(file.fileno())  # the memory is let go: no later write may fail
+        os.fsync(file.fileno())  # the memory is released afterwards: no later write may fail
         memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     return [
         torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
@@ -336,7 +335,7 @@ def map_to_disk(tensors: Sequence[Tensor], folder: Path, is_wanted: Callable[[],
 
 
 def _written(file: IO[bytes], data: memoryview, is_wanted: Callable[[], bool]) -> bool:
-    """Piece by piece, the large ones synced, so that whoever waits does not wait for long; False: somebody does."""
+    """Write in pieces and sync large data, so a waiting caller is served soon; False when no longer wanted."""
     for begin in range(0, len(data), _PIECE_BYTES):
         if not is_wanted():
             return False

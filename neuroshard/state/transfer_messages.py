@@ -24,19 +24,19 @@ from neuroshard.types import Architecture, JsonValue, LayerRange, NamedRun
 
 
 class DonorError(NeuroShardError):
-    """A node that cannot give what it was asked for now; another may."""
+    """A donor cannot send what was requested now; another donor may."""
 
 
 class LyingDonorError(DonorError):
-    """A node whose data are not what they were said to be: nothing more of it is used."""
+    """A donor's data differ from its announcement; the receiver uses nothing more of it."""
 
     def __init__(self, message: str, reason: ScoreReason = ScoreReason.UNEXPECTED_TENSOR) -> None:
         super().__init__(message)
-        self.reason = reason  # what it costs the node's reputation
+        self.reason = reason  # determines the loss of reputation
 
 
 class InvalidSnapshotError(LyingDonorError):
-    """A snapshot that is of no use though it came as it was announced: the one who announced it is at fault."""
+    """A snapshot matches its announcement but is invalid; the donor that announced it is at fault."""
 
 
 LARGEST_NUMBER = 10**15
@@ -45,18 +45,18 @@ Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class StageName(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stage of a run, as nodes name it to each other."""
+    """A stage of a run, as named in messages."""
 
     run_id: NamedRun
     layers: LayerRange
 
 
 class ManifestRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks for the newest snapshot, or for the preferred one while the donor has it."""
+    """Requests the newest snapshot, or the preferred one while the donor has it."""
 
     stage: StageName
     max_age_seconds: Seconds
-    preferred: Annotated[str, Meta(max_length=64)]  # ANY, or a snapshot
+    preferred: Annotated[str, Meta(max_length=64)]  # ANY, or a snapshot's name
 
 
 class ManifestAnswer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class ManifestAnswer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChunkRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks for one chunk of a snapshot."""
+    """Requests one chunk of a snapshot."""
 
     stage: StageName
     snapshot: Annotated[str, Meta(max_length=64)]
@@ -74,26 +74,26 @@ class ChunkRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReceivedNotice(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sender asks for nothing more for now, so other nodes may have its place."""
+    """Reports that the sender needs nothing more for now, so other nodes may have its place."""
 
     stage: StageName
 
 
 class CopyReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sender keeps the donor's state of this time as a copy."""
+    """Reports that the sender keeps the donor's state of this time as a copy."""
 
     stage: StageName
     taken_at: Seconds  # since the epoch
 
 
 def request_about(kind: str, stage: StageName, **fields: WireValue) -> Frame:
-    """A request of a round about a stage."""
+    """Build a request about a stage."""
     layers: WireValue = [stage.layers.start, stage.layers.stop]
     return Frame(kind, {"run": stage.run_id, "layers": layers, **fields})
 
 
 def read_request_about(frame: Frame, *names: str) -> tuple[StageName, Mapping[str, JsonValue]]:
-    """The stage of a round's request and its header, which has these further fields. Raises RequestRefusedError."""
+    """Read a request's stage and its header, which must have these further fields. Raises RequestRefusedError."""
     try:
         fields = exact_object(cast("JsonValue", frame.header), {"run", "layers", *names}, "the header")
         return StageName(run_field(fields["run"], "run"), _layers(fields["layers"])), fields
@@ -117,28 +117,28 @@ CHUNK_REQUEST = FrameLimits(MAX_HEADER_BYTES, message=ChunkRequest)
 RECEIVED_NOTICE = FrameLimits(MAX_HEADER_BYTES, message=ReceivedNotice)
 COPY_REPORT = FrameLimits(MAX_HEADER_BYTES, message=CopyReport)
 ACKNOWLEDGEMENT = FrameLimits(MAX_HEADER_BYTES)
-ANY = ""  # no wish for a certain snapshot
-ANY_AGE = 1e9  # seconds: any snapshot will do, none is made for the asker
+ANY = ""  # any snapshot
+ANY_AGE = 1e9  # seconds: any snapshot is accepted, none is made for the request
 
 
 def chunk_count(file_bytes: int) -> int:
-    """How many chunks a file has."""
+    """Return the number of chunks in a file."""
     return -(-file_bytes // CHUNK_BYTES)
 
 
 def chunk_range(index: int, file_bytes: int) -> range:
-    """The bytes of a chunk."""
+    """Return the byte range of a chunk."""
     return range(index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, file_bytes))
 
 
 def chunk_digest(data: bytes | memoryview) -> bytes:
-    """BLAKE3 of a chunk, 32 bytes."""
+    """Return the BLAKE3 digest of a chunk, 32 bytes."""
     return blake3(data).digest()
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a snapshot must be of to be of use here."""
+    """Properties that a snapshot must have to be usable here."""
 
     stage: StageName
     architecture: Architecture
@@ -152,21 +152,21 @@ class SnapshotManifest:
 
     document: bytes  # the checkpoint's JSON file
     digests: tuple[bytes, ...]
-    age_seconds: float  # when it was told
+    age_seconds: float  # at the time of the answer
 
     @cached_property
     def snapshot(self) -> str:
-        """Names the snapshot in requests for its chunks: 64 hex digits."""
+        """Name of the snapshot in requests for its chunks: 64 hex digits."""
         return blake3(b"".join((self.document, *self.digests))).hexdigest()
 
     @cached_property
     def checkpoint(self) -> CheckpointManifest:
-        """What the JSON says. Raises CheckpointError."""
+        """Parse the JSON document. Raises CheckpointError."""
         return decode_manifest(self.document)
 
     @property
     def meta(self) -> CheckpointMeta:
-        """The state but for its tensors."""
+        """The state without its tensors."""
         return self.checkpoint.meta
 
     @property
@@ -176,18 +176,18 @@ class SnapshotManifest:
 
 
 def manifest_request(stage: StageName, max_age_seconds: float, preferred: str = ANY) -> Frame:
-    """Asks for the newest snapshot, or for the preferred one while it can be had."""
+    """Build the request for the newest snapshot, or for the preferred one while it is available."""
     return Frame(MANIFEST, ManifestRequest(stage, max_age_seconds, preferred))
 
 
 def manifest_limits(expected: Expected) -> FrameLimits:
-    """What an answer to it may hold."""
+    """Return the limits of an answer with a manifest."""
     body = MAX_META_BYTES + DIGEST_BYTES * chunk_count(expected.file_bytes)
     return FrameLimits(MAX_HEADER_BYTES, body, message=ManifestAnswer)
 
 
 def manifest_frame(manifest: SnapshotManifest) -> Frame:
-    """The answer."""
+    """Encode a manifest as the answer's frame."""
     parts = (
         _part("document", manifest.document, (len(manifest.document),)),
         _part("digests", b"".join(manifest.digests), (len(manifest.digests), DIGEST_BYTES)),
@@ -196,7 +196,7 @@ def manifest_frame(manifest: SnapshotManifest) -> Frame:
 
 
 def read_manifest(frame: Frame, expected: Expected) -> SnapshotManifest:
-    """The manifest in an answer. Raises LyingDonorError for one that is not of the expected stage."""
+    """Decode the manifest in an answer. Raises LyingDonorError for one that is not of the expected stage."""
     try:
         return _checked(_manifest_in(frame, expected.file_bytes), expected)
     except (ValueError, CheckpointError) as error:
@@ -225,28 +225,28 @@ def _checked(manifest: SnapshotManifest, expected: Expected) -> SnapshotManifest
 
 
 def chunk_request(stage: StageName, snapshot: str, index: int) -> Frame:
-    """Asks for one chunk of a snapshot."""
+    """Build the request for one chunk of a snapshot."""
     return Frame(CHUNK, ChunkRequest(stage, snapshot, index))
 
 
 def chunk_frame(data: bytes) -> Frame:
-    """The answer."""
+    """Encode a chunk as the answer's frame."""
     return Frame(CHUNK, {}, (_part("chunk", data, (len(data),)),))
 
 
 def chunk_limits(index: int, file_bytes: int) -> FrameLimits:
-    """Exactly the chunk that was asked for."""
+    """Return the limits of an answer with exactly this chunk."""
     size = len(chunk_range(index, file_bytes))
     return FrameLimits(MAX_HEADER_BYTES, size, (TensorSpec("chunk", "uint8", (size,)),))
 
 
 def received_frame(stage: StageName) -> Frame:
-    """Tells a donor that nothing more is asked of it for now: others may have the place."""
+    """Build the message that frees this node's place at a donor."""
     return Frame(RECEIVED, ReceivedNotice(stage))
 
 
 def copy_report_frame(stage: StageName, taken_at: float) -> Frame:
-    """Tells a donor that its state of this time (seconds since the epoch) is kept here as a copy."""
+    """Build the message that the donor's state of this time (seconds since the epoch) is stored here as a copy."""
     return Frame(COPIED, CopyReport(stage, taken_at))
 
 
@@ -255,7 +255,7 @@ def _part(name: str, data: bytes, shape: Sequence[int]) -> TensorPart:
 
 
 def _bytes_of(frame: Frame, *names: str) -> tuple[bytes, ...]:
-    """The bytes of exactly these tensors. Raises ValueError."""
+    """Return the bytes of exactly these tensors. Raises ValueError."""
     if tuple(part.spec.name for part in frame.tensors) != names:
         raise ValueError("it does not have the parts that it should have")
     if any(part.spec.dtype != "uint8" for part in frame.tensors):
