@@ -1,7 +1,8 @@
-"""From a source's records to text batches, and from their token ids to shards, with resume marks. Pure.
+"""Converts a source's records to text batches, and their token ids to shards with resume marks. Pure.
 
-A batch has a bounded number of characters; a long document is cut into pieces that together have the same tokens as
-the whole. Batch boundaries depend on the documents alone, so reading again from any mark gives the same batches."""
+A batch has a bounded number of characters; a long document is cut into pieces that together have the same tokens as the
+whole. Batch boundaries depend on the documents alone, so reading again from any mark gives the same batches.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +18,24 @@ from neuroshard.dataset.records import Position, RecordReader
 from neuroshard.types import JsonValue
 
 BATCH_CHARACTERS = 1 << 17
-_WHITE_SPACE = frozenset(" \t\n\x0b\x0c\r")  # as the split pattern has it
+_WHITE_SPACE = frozenset(" \t\n\x0b\x0c\r")  # the same characters as in the split pattern
 
 SkipNote = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a source: so many characters into the document that follows the position."""
+    """A place in a source: a number of characters into the document that follows the position."""
 
     position: Position = field(default_factory=dict[str, JsonValue])
     character: int = 0
-    documents: int = 0  # read whole so far
+    documents: int = 0  # completely read
     skipped: int = 0  # records without text
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a document, mostly all of it. BOS comes before its first piece and EOS after its last."""
+    """A part of a document, usually all of it. BOS comes before its first piece and EOS after its last."""
 
     text: str
     begins: bool = True
@@ -43,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Pieces in order, and where the source stands after them."""
+    """Pieces in order, and the source's mark after them."""
 
     pieces: tuple[Piece, ...]
     mark: Mark
@@ -52,7 +53,7 @@ class TextBatch:
 def text_batches(
     reader: RecordReader, start: Mark, note: SkipNote, batch_characters: int = BATCH_CHARACTERS
 ) -> Iterator[TextBatch]:
-    """Batches from `start`, which must be where the reader stands. Records without text are noted and counted."""
+    """Yield batches from `start`, which must be the reader's place. Records without text are reported and counted."""
     mark, pieces, size = start, list[Piece](), 0
     for record in reader.records():
         if record.problem or not record.text.strip():
@@ -78,7 +79,7 @@ def _passed_over(mark: Mark, position: Position) -> Mark:
 
 
 def cut(text: str, start: int, most_characters: int) -> Iterator[tuple[Piece, int]]:
-    """Pieces of text[start:], each with the place where it ends."""
+    """Yield pieces of text[start:], each with the place where it ends."""
     while True:
         end = _piece_end(text, start, start + most_characters)
         yield Piece(text[start:end], begins=start == 0, ends=end == len(text)), end
@@ -88,9 +89,9 @@ def cut(text: str, start: int, most_characters: int) -> Iterator[tuple[Piece, in
 
 
 def _piece_end(text: str, start: int, limit: int) -> int:
-    """Where white space follows something else: the tokeniser begins a word there, so no token is torn.
+    """Return where white space follows another character: the tokeniser starts a word there, so no token is split.
 
-    A text that has no such place is cut at the limit.
+    A text without such a place is cut at the limit.
     """
     if limit >= len(text):
         return len(text)
@@ -108,7 +109,7 @@ NO_TOKENS: Ids = np.empty(0, dtype=np.uint16)
 
 @dataclass(frozen=True)
 class PackedShard:
-    """A shard's ids (count,) and what to remember with it: reading goes on at the mark, after the leftover (n,)."""
+    """A shard's ids (count,) and the state after it: reading resumes at the mark, after the leftover (n,)."""
 
     ids: Ids
     mark: Mark
@@ -116,25 +117,25 @@ class PackedShard:
 
 
 class Packer:
-    """Keeps batches of ids until there are enough for a shard."""
+    """Collects batches of ids until there are enough for a shard."""
 
     def __init__(self, mark: Mark, leftover: Ids = NO_TOKENS) -> None:
-        """Where a checkpoint left off; the beginning of the source without one."""
+        """Start at the mark of a checkpoint with its leftover, or at the beginning of the source."""
         self._batches = deque([(leftover, mark)])
         self.tokens = len(leftover)
 
     @property
     def reached(self) -> Mark:
-        """Where the source stands after all that was added."""
+        """The source's mark after all ids that were added."""
         return self._batches[-1][1]
 
     def add(self, ids: Ids, mark: Mark) -> None:
-        """Take one batch (n,), after which the source stands at the mark."""
+        """Add the ids (n,) of one batch, which ends at the mark."""
         self._batches.append((ids, mark))
         self.tokens += len(ids)
 
     def cut(self, count: int) -> PackedShard:
-        """Take `count` ids from the front; there must be so many."""
+        """Take `count` ids from the front; at least that number must be present."""
         if not 0 < count <= self.tokens:
             raise ValueError(f"cannot cut {count} of {self.tokens} tokens")
         parts: list[Ids] = []

@@ -51,7 +51,7 @@ STAGES = ("collect", "learn", "tokenise", "write")
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What the user may choose about a build."""
+    """Options of a build that the user may choose."""
 
     vocabulary: int | None = None  # ids in all, specials and bytes included; None: by the size of the text
     max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS
@@ -68,12 +68,12 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuiltGenesis:
-    """The folder and what is in it; `is_reused` when it was there already."""
+    """The built folder and its contents; `is_reused` when it existed already."""
 
     folder: Path
     report: BuildReport
     is_reused: bool
-    has_default_run: bool  # `neuroshard run publish` named one, before this build as well
+    has_default_run: bool  # published by `neuroshard run publish`, also before this build
 
 
 def build_genesis(
@@ -89,9 +89,9 @@ def build_genesis(
 
     `now` is an ISO 8601 date for the manifest.
 
-    The work happens in a folder beside it that takes its place at the end, so an interrupted build is never seen.
-    Raises DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written,
-    or when something in it was not built here. The default run that was published there stays.
+    The work happens in a folder next to it that replaces it at the end, so an interrupted build is never seen. Raises
+    DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written, or when
+    something in it was not built here. The default run that was published there stays.
     """
     fingerprint = _fingerprint(source, options, signer)
     existing = read_report(folder)
@@ -112,13 +112,13 @@ def build_genesis(
     except OSError as error:
         raise storage_error(folder, error) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)  # a full disk is not left fuller
+        shutil.rmtree(unfinished, ignore_errors=True)  # leave no partial files on a full disk
     return BuiltGenesis(folder, report, is_reused=False, has_default_run=has_default_run(folder))
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Everything about a folder that is known before the first write."""
+    """Everything about a folder that is computed before the first write."""
 
     source: str
     documents: int

@@ -20,7 +20,7 @@ from neuroshard.types import JsonValue
 _Value = TypeVar("_Value", str, int, float)
 
 REPORT_NAME = "build.json"
-UNFINISHED_SUFFIX = ".unfinished"  # of the folder that a build works in
+UNFINISHED_SUFFIX = ".unfinished"  # of the folder in which a build works
 _MAX_REPORT_BYTES = 65_536
 
 
@@ -45,7 +45,7 @@ class BuildReport:
 
 
 def read_report(folder: Path) -> BuildReport | None:
-    """The report of a folder built here; None when there is none or it cannot be understood."""
+    """Return the report of a folder built here, or None when it is missing or invalid."""
     try:
         with (folder / REPORT_NAME).open("rb") as file:
             return _report_from(cast("JsonValue", json.loads(file.read(_MAX_REPORT_BYTES))))
@@ -54,7 +54,7 @@ def read_report(folder: Path) -> BuildReport | None:
 
 
 def _report_from(value: JsonValue) -> BuildReport:
-    """Raises TypeError when a field is missing or of another type."""
+    """Convert JSON to a report. Raises TypeError when a field is missing or of another type."""
     if not isinstance(value, Mapping):
         raise TypeError("a report is an object")
     return BuildReport(
@@ -78,7 +78,7 @@ def _field(value: Mapping[str, JsonValue], name: str, kind: type[_Value]) -> _Va
     return item
 
 
-OUTDATED_SUFFIX = ".outdated"  # of an older build that stepped aside
+OUTDATED_SUFFIX = ".outdated"  # of an older build while it is replaced
 RUN_NAME = "run.json"
 _RUN_MODE = 0o644  # it is served with the manifest
 _BUILT_NAME = re.compile(
@@ -88,14 +88,14 @@ _BUILT_NAME = re.compile(
 
 
 def unfinished_folder(folder: Path) -> Path:
-    """Where the build of `folder` works until it is done."""
+    """Return the folder in which the build of `folder` works until it is finished."""
     return folder.with_name(folder.name + UNFINISHED_SUFFIX)
 
 
 def refuse_foreign_files(folder: Path, *, has_report: bool) -> None:
-    """Raises StorageError unless the folder is absent, empty or a build's own, and what builds put beside it is too.
+    """Raise StorageError unless the folder is absent, empty or a build's own, and so are the folders next to it.
 
-    A build's own folder has a readable report (`has_report`) and holds nothing else than a build writes.
+    A build's own folder has a readable report (`has_report`) and contains only files that a build writes.
     """
     found = _foreign_entry(folder)
     if found is None and not has_report and folder.exists() and any(folder.iterdir()):
@@ -107,17 +107,17 @@ def refuse_foreign_files(folder: Path, *, has_report: bool) -> None:
 
 
 def has_default_run(folder: Path) -> bool:
-    """Whether a default run stands beside the data."""
+    """Return whether the folder contains a default run next to the data."""
     return _is_default_run(folder / RUN_NAME)
 
 
 def replace_folder(finished: Path, folder: Path) -> None:
-    """Put the finished folder in place; an older build steps aside first and is removed last. Raises OSError.
+    """Put the finished folder in place; an older build is moved aside first and removed last. Raises OSError.
 
-    The older build's default run is in the finished folder before that takes its place.
+    The older build's default run is in the finished folder before the swap.
     """
     outdated = _outdated_folder(folder)
-    older = folder if folder.exists() else outdated  # a swap that was killed left the older build aside
+    older = folder if folder.exists() else outdated  # a swap that was killed left the older build moved aside
     if has_default_run(older):
         write_atomically(finished / RUN_NAME, (older / RUN_NAME).read_bytes(), _RUN_MODE)
     if outdated.exists() and folder.exists():
@@ -134,7 +134,7 @@ def _outdated_folder(folder: Path) -> Path:
 
 
 def _foreign_entry(folder: Path) -> Path | None:
-    """Something in the folder that no build writes, or the path itself when it is no folder."""
+    """Return an entry that no build writes, or the path itself when it is not a folder."""
     if not folder.exists():
         return None
     if not folder.is_dir():

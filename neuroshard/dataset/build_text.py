@@ -29,14 +29,14 @@ Fraction = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Document:
-    """One text with the name it was found under."""
+    """One text and the name of its origin."""
 
     name: str
     text: str
 
 
 class TextSource(Protocol):
-    """Where the documents of a Genesis folder come from."""
+    """The origin of the documents of a Genesis folder."""
 
     @property
     def name(self) -> str:
@@ -44,19 +44,19 @@ class TextSource(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Changes whenever the documents would; costs much less than reading them."""
+        """Return a value that changes whenever the documents would; it costs much less than reading them."""
         ...
 
     def documents(self, progress: Fraction) -> list[Document]:
-        """All documents, in the same order every time. Raises DataError when there are none."""
+        """Return all documents, in the same order every time. Raises DataError when there are none."""
         ...
 
 
 def without_repeats(documents: Iterable[Document]) -> list[Document]:
-    """The documents without near-duplicates of earlier ones, so that a copy cannot stand on both sides of a split.
+    """Remove near-duplicates of earlier documents, so that no copy is on both sides of a held-out split.
 
-    A document stays when at least half of its text (in lines of 16 characters and more, ignoring white space at
-    their ends) is new; a document without such lines stays unless the same text came before.
+    A document stays when at least half of its text (in lines of 16 characters and more, ignoring white space at their
+    ends) is new; a document without such lines stays unless the same text came before.
     """
     seen: set[bytes] = set()
     kept: list[Document] = []
@@ -76,9 +76,9 @@ def _digest(line: str) -> bytes:
 
 
 def in_sections(documents: Iterable[Document], max_characters: int) -> Iterator[Document]:
-    """Long documents cut at ends of paragraphs, else of lines, else anywhere, into sections of at most max_characters.
+    """Cut long documents at ends of paragraphs, otherwise lines, otherwise anywhere, to at most max_characters.
 
-    Sections are documents of their own from here on: shuffled apart, they make every shard represent the whole text.
+    Each section is then a document of its own: shuffled apart, they make every shard represent the whole text.
     """
     for document in documents:
         if len(document.text) <= max_characters:
@@ -104,7 +104,7 @@ def _section_end(text: str, start: int, max_characters: int) -> int:
 
 
 def shuffled(documents: Sequence[Document]) -> list[Document]:
-    """The documents in the order of SHA-256(name, text): the same everywhere, unrelated to where they came from."""
+    """Order the documents by SHA-256(name, text): the same order everywhere, unrelated to their origin."""
     return sorted(documents, key=_order_key)
 
 
@@ -120,18 +120,17 @@ _EXPECTED_CONTENT = "Put text files (*.txt, *.md, *.py and the like, UTF-8) into
 
 
 class FolderText:
-    """Documents from the text files of a folder and its subfolders, one a file, in order of their paths."""
+    """Documents from the text files of a folder and its subfolders, one per file, in order of their paths."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
         return self._folder.resolve().name[:64] or "text"
 
     def fingerprint(self) -> str:
-        """Hash over the names and contents of the files."""
+        """Return a hash over the names and contents of the files."""
         digest = sha256()
         for path in self._files():
             name = self._relative(path).encode("utf-8", "surrogatepass")
@@ -140,7 +139,7 @@ class FolderText:
         return digest.hexdigest()
 
     def documents(self, progress: Fraction) -> list[Document]:
-        """The files that hold text. Raises DataError when there are none, or too much for one build."""
+        """Return the files that contain text. Raises DataError when there are none, or too much for one build."""
         files = self._files()
         documents: list[Document] = []
         for done, path in enumerate(files):
@@ -184,7 +183,7 @@ class FolderText:
     def _read(self, path: Path) -> bytes:
         try:
             with path.open("rb") as file:
-                return file.read(MAX_TEXT_FILE_BYTES)  # it may have grown since its size was checked
+                return file.read(MAX_TEXT_FILE_BYTES)  # the file may have grown since its size was checked
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -205,7 +204,7 @@ _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "lib2to3", "turtledemo", "__pycache__"}
 )
 _TOPICS = Path("pydoc_data") / "topics.py"
-# Kinds of objects whose docstring is plain data; asking others may run code (lazy or deprecated attributes).
+# Kinds of objects whose docstring is plain data; reading others may run code (lazy or deprecated attributes).
 _DOCUMENTED = (
     types.ModuleType,
     types.FunctionType,
@@ -219,7 +218,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class StandardLibraryText:
-    """Documents from a Python standard library: one a topic, one a module."""
+    """Documents from a Python standard library: one per topic and one per module."""
 
     name = "python-documentation"
 
@@ -228,13 +227,13 @@ class StandardLibraryText:
         self._root = root or Path(sysconfig.get_paths()["stdlib"])
 
     def fingerprint(self) -> str:
-        """Hash over the Python version and the names and sizes of the files."""
+        """Return a hash over the Python version and the names and sizes of the files."""
         parts = [COLLECTION_VERSION, sys.version]
         parts += [f"{path.relative_to(self._root).as_posix()} {path.stat().st_size}" for path in self._files()]
         return sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def documents(self, progress: Fraction) -> list[Document]:
-        """Topics first, then modules by name; a docstring that occurred before is left out."""
+        """Return topics first, then modules by name, without repeated docstrings."""
         documents = list(_topics(self._root / _TOPICS))
         seen: set[str] = set()
         files = self._files()
@@ -262,15 +261,15 @@ def _module_name(relative: Path) -> str:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """The syntax tree of a file; None for one that is not valid Python (templates, other versions)."""
+    """Return the syntax tree of a file; None for one that is not valid Python (templates, other versions)."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
-        return None  # one module less is no loss
+        return None  # one missing module does no harm
 
 
 def _topics(path: Path) -> Iterator[Document]:
-    """The entries of `topics = {name: text}` in pydoc_data, read without running it."""
+    """Yield the entries of `topics = {name: text}` in pydoc_data without running it."""
     tree = _parse(path) if path.is_file() else None
     for node in tree.body if tree else []:
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
@@ -282,7 +281,7 @@ def _topics(path: Path) -> Iterator[Document]:
 
 
 def _module_document(name: str, tree: ast.Module | None, seen: set[str]) -> list[Document]:
-    """A module's docstrings in order of appearance, each under its name; nothing for a module with hardly any."""
+    """Return a module's docstrings in order of appearance, each under its name; empty for a module with very few."""
     if tree is None:
         return []
     parts = [*_new_docstring(ast.get_docstring(tree), f"module {name}", seen)]
@@ -311,7 +310,7 @@ def _new_docstring(docstring: str | None, heading: str, seen: set[str]) -> list[
 
 
 def _loaded_documentation(seen: set[str]) -> list[Document]:
-    """Docstrings of the standard modules that are loaded: what is left when there are no source files."""
+    """Yield docstrings of the loaded standard modules, for an installation without source files."""
     names = sorted(set(sys.modules) & sys.stdlib_module_names)
     documents: list[Document] = []
     for name in names:
@@ -326,7 +325,7 @@ def _loaded_documentation(seen: set[str]) -> list[Document]:
 
 
 def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """The module's values and the members of its classes, looked up without running any code of theirs."""
+    """Yield the module's values and the members of its classes, without running any of their code."""
     for name, value in sorted(vars(module).items()):
         yield name, value
         if isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Opens the place that a location names: a folder, s3://bucket/prefix, or for reading also http(s)://."""
+"""Opens the place at a location: a folder, s3://bucket/prefix, or for reading also http(s)://."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neuroshard.errors import DataError, UsageError
 
 
 class ReadOnlyPlace(ObjectReader, Protocol):
-    """A place that is read only."""
+    """A place that is only read."""
 
     def close(self) -> None:
         """Release connections."""
@@ -21,9 +21,9 @@ class ReadOnlyPlace(ObjectReader, Protocol):
 
 
 def open_destination(location: str, *, s3_endpoint: str | None = None) -> Destination:
-    """The destination for s3://bucket/prefix or a folder; `s3_endpoint` is the URL of a store other than Amazon's.
+    """Open s3://bucket/prefix or a folder for writing; `s3_endpoint` is the URL of a store other than Amazon's.
 
-    Raises UsageError for a location that cannot be written to, and where boto3 is needed and missing.
+    Raises UsageError for a location that cannot be written to, and when boto3 is needed and not installed.
     """
     scheme = _scheme_of(location)
     if scheme == "s3":
@@ -34,9 +34,9 @@ def open_destination(location: str, *, s3_endpoint: str | None = None) -> Destin
 
 
 def open_place(location: str, *, s3_endpoint: str | None = None) -> ReadOnlyPlace:
-    """The published data at http(s)://..., s3://bucket/prefix or in a folder, to be read.
+    """Open the published data at http(s)://..., s3://bucket/prefix or in a folder for reading.
 
-    Raises UsageError for what is none of them, DataError for a folder that is not there.
+    Raises UsageError for other locations, DataError for a folder that does not exist.
     """
     if _scheme_of(location) in ("http", "https"):
         from neuroshard.dataset.http_reader import HttpReader

@@ -23,12 +23,12 @@ from neuroshard.data.tokenizer import Tokenizer, TokenizerTable
 from neuroshard.dataset.batches import NO_TOKENS, Ids, Mark, Piece, TextBatch
 from neuroshard.errors import NeuroShardError
 
-_BATCHES_A_WORKER = 64  # on the way, so that none waits while the main process syncs a shard to the disk
+_BATCHES_A_WORKER = 64  # in progress, so no worker waits while the main process syncs a shard to disk
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """The ids of one batch (n,), where its source stands after it, and its size as UTF-8."""
+    """The ids of one batch (n,), the source's mark after it, and its size as UTF-8."""
 
     ids: Ids
     mark: Mark
@@ -56,7 +56,7 @@ class EncodingPool:
         self._folder.cleanup()
 
     def encode(self, batches: Iterable[TextBatch]) -> Generator[EncodedBatch]:
-        """Every batch in its turn; a bounded number of them is on the way. Raises NeuroShardError if a process dies."""
+        """Yield batches in order; a bounded number is in progress. Raises NeuroShardError if a process dies."""
         on_the_way: deque[tuple[Future[tuple[Ids, int]], Mark]] = deque()
         try:
             for batch in batches:
@@ -72,7 +72,7 @@ class EncodingPool:
             ) from error
         finally:
             for future, _ in on_the_way:
-                future.cancel()  # nobody waits for them any more
+                future.cancel()  # the results are no longer needed
 
 
 def _collected(future: Future[tuple[Ids, int]], mark: Mark) -> EncodedBatch:
@@ -81,14 +81,14 @@ def _collected(future: Future[tuple[Ids, int]], mark: Mark) -> EncodedBatch:
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Ids:
-    """Ids of the pieces one after another, BOS before and EOS after each document; uint16 when that holds all ids."""
+    """Encode pieces in sequence, with BOS before and EOS after each document; uint16 if all ids fit, or uint32."""
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     parts = [tokenizer.encode(piece.text, bos=piece.begins, eos=piece.ends) for piece in pieces]
     return np.concatenate(parts, dtype=dtype, casting="same_kind") if parts else NO_TOKENS
 
 
 def _encode(table_file: Path, pieces: Sequence[Piece]) -> tuple[Ids, int]:
-    """Runs in a worker."""
+    """Encode pieces in a worker process."""
     text_bytes = sum(len(piece.text.encode("utf-8", "surrogatepass")) for piece in pieces)
     return encode_pieces(_tokenizer(table_file), pieces), text_bytes
 
@@ -99,7 +99,7 @@ def _tokenizer(table_file: Path) -> Tokenizer:
 
 
 def _prepare_worker() -> None:
-    """Leave signals to the main process, and end when that is gone: a killed one cannot say good-bye."""
+    """Leave signals to the main process, and exit when it is gone: a killed process cannot stop its workers."""
     for number in (signal.SIGINT, signal.SIGTERM):  # either may be sent to all processes of a group
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

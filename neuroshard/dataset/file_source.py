@@ -1,6 +1,7 @@
 """A source of files, read one after another in a fixed order, and the reader of plain text files.
 
-A position is a file and a place in it. The file list is never held in memory as a whole."""
+A position is a file and a place in it. The file list is never in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +51,10 @@ _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv"})
 
 
 def files_from(root: Path, suffixes: tuple[str, ...], first: Parts = ()) -> Iterator[Parts]:
-    """Regular files below `root` whose names end so, from `first` on, ordered by the parts of their paths.
+    """Yield regular files below `root` with one of these suffixes, from `first` on, ordered by path parts.
 
     A root that is a file is the only one, whatever its name, as (its name,). Hidden names, symbolic links and folders
-    with a data set in them are passed over. Raises SourceFailureError when a folder cannot be read.
+    that contain a data set are skipped. Raises SourceFailureError when a folder cannot be read.
     """
     if root.is_file():
         if (root.name,) >= first:
@@ -63,7 +64,7 @@ def files_from(root: Path, suffixes: tuple[str, ...], first: Parts = ()) -> Iter
 
 
 def path_of(root: Path, parts: Parts) -> Path:
-    """Where a file of `files_from` lies."""
+    """Return the path of a file of `files_from`."""
     return root if root.is_file() else root.joinpath(*parts)
 
 
@@ -89,23 +90,23 @@ def _walk(folder: Path, above: Parts, suffixes: tuple[str, ...], first: Parts) -
             yield from _walk(folder / name, (*above, name), suffixes, below)
 
 
-# (file, place to begin at) -> records, each with the place after it. 0 is the beginning of a file.
+# (file, start place) -> records, each with the place after it. 0 is the beginning of a file.
 FileReading = Callable[[Path, int], Iterator[tuple[SourceRecord, int]]]
 
 
 @dataclass(frozen=True)
 class FilesBefore:
-    """What lies before a file: new ones among these would never be read."""
+    """Number and size of the files before a file: a new one among them would never be read."""
 
     count: int = 0
     size_bytes: int = 0
 
     def and_one_of(self, size_bytes: int) -> FilesBefore:
-        """With one file more."""
+        """Return the counts with one file more."""
         return FilesBefore(self.count + 1, self.size_bytes + size_bytes)
 
     def has_grown_since(self, before: FilesBefore) -> bool:
-        """Whether there is more now. Files that were read may be removed."""
+        """Return whether there is more than before. Files that were read may be removed."""
         return self.count > before.count or (self.count == before.count and self.size_bytes != before.size_bytes)
 
 
@@ -119,7 +120,7 @@ class FileSource:
     read: FileReading
 
     def open(self, position: Position) -> FileReader:
-        """A reading from the position on. Raises DataError when the position is not one of such a source."""
+        """Start reading at the position. Raises DataError when the position is not one of such a source."""
         if not position:
             return FileReader(self, (), 0, FilesBefore())
         knows_before = not position.keys().isdisjoint(("files", "bytes"))  # earlier versions did not count
@@ -135,14 +136,14 @@ class FileReader:
     """One reading of a FileSource."""
 
     def __init__(self, source: FileSource, file: Parts, place: int, before: FilesBefore | None) -> None:
-        """`before` None: whatever lies before the file now counts as read."""
+        """`before` None: all files before the present one count as read."""
         self._source = source
         self._file = file
         self._place = place
         self._before = before
 
     def position(self) -> Position:
-        """File and place after the record given last, and how much came before that file."""
+        """File and place after the last record, and the counts of the files before that file."""
         if not self._file:
             return {}
         file, before = "/".join(self._file), self._before
@@ -151,10 +152,10 @@ class FileReader:
         return {"file": file, "place": self._place, "files": before.count, "bytes": before.size_bytes}
 
     def records(self) -> Iterator[SourceRecord]:
-        """All records from the position on.
+        """Yield all records from the position on.
 
-        Raises SourceFailureError for what cannot be read now, SourceChangedError when there is more before the
-        position than was read.
+        Raises SourceFailureError for files that cannot be read now, SourceChangedError when the files before the
+        position have grown.
         """
         root, begun, place = self._source.root, self._file, self._place
         if not root.exists():
@@ -171,13 +172,13 @@ class FileReader:
                 raise SourceFailureError(f"{path} cannot be read: {error.strerror or error}.") from error
 
     def _found_before(self) -> FilesBefore:
-        """The files before the one where reading goes on. Raises SourceChangedError: they are more than were read."""
+        """Count the files before the resume position. Raises SourceChangedError when there are more than were read."""
         root, found, newest = self._source.root, FilesBefore(), (0, "")
         for file in takewhile(lambda file: file < self._file, files_from(root, self._source.suffixes)):
             try:
                 status = path_of(root, file).stat()
             except FileNotFoundError:
-                continue  # removed in this moment
+                continue  # removed meanwhile
             except OSError as error:
                 raise SourceFailureError(f"{root} cannot be read: {error.strerror or error}.") from error
             found = found.and_one_of(status.st_size)
@@ -196,7 +197,7 @@ _DONE = 1  # the place after the only record of a file
 
 
 def read_text_file(path: Path, place: int) -> Iterator[tuple[SourceRecord, int]]:
-    """The file's text, unless it was read. Bytes that are no text of any encoding we know become U+FFFD."""
+    """Yield the file's text, unless it was read. Bytes that are invalid in every known encoding become U+FFFD."""
     if place >= _DONE:
         return
     with path.open("rb") as file:

@@ -15,24 +15,22 @@ from neuroshard.errors import ConflictError, DataError, StorageError
 
 LOCK_NAME = ".populator.lock"
 _MAX_NOTE_BYTES = 1024
-_COMPARED_BYTES = 1 << 18  # at a time: they stay in the processor's cache
+_COMPARED_BYTES = 1 << 18  # at a time, so they stay in the processor's cache
 
 
 class FolderDestination:
     """A Destination whose claim is a lock of the operating system. A file that is replaced has another version."""
 
     def __init__(self, folder: Path) -> None:
-        """The folder is made by the first write."""
+        """The first write creates the folder."""
         self._folder = folder
         self._lock: int | None = None  # descriptor
 
     @property
     def description(self) -> str:
-        """The folder."""
         return str(self._folder)
 
     def read(self, name: str, max_bytes: int) -> StoredObject | None:
-        """The file's content, see ObjectStore."""
         path = self._folder / checked_name(name)
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
@@ -49,7 +47,7 @@ class FolderDestination:
         return StoredObject(content, _version(status))
 
     def write(self, name: str, content: bytes, *, expected: ExpectedVersion = Condition.ANY) -> Version:
-        """Write the file and read it back, see ObjectStore. Without the claim it is held for this write."""
+        """Write the file and read it back. Without a claim, it takes one for this write."""
         if self._lock is None:
             with self.claim("a write"):
                 return self.write(name, content, expected=expected)
@@ -60,7 +58,6 @@ class FolderDestination:
         return _checked(path, content)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Files of the folder, see Destination."""
         try:
             paths = [path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file()]
         except OSError as error:
@@ -70,7 +67,7 @@ class FolderDestination:
 
     @contextmanager
     def claim(self, purpose: str) -> Generator[None]:
-        """Lock the folder, see Destination."""
+        """Lock the folder until the context ends. Raises ConflictError or StorageError."""
         if self._lock is not None:
             raise ValueError("this destination holds its claim already")
         self._lock = _locked(self._folder, purpose)
@@ -79,20 +76,20 @@ class FolderDestination:
             yield
         finally:
             descriptor, self._lock = self._lock, None
-            os.ftruncate(descriptor, 0)  # the file stays: unlinking it would race with who has it open
+            os.ftruncate(descriptor, 0)  # the file stays: unlinking it would race with processes that have it open
             os.close(descriptor)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """A folder needs no cleanup."""
 
 
 def _version(status: os.stat_result) -> Version:
-    """A replaced file is another inode: the new one is there before the old one goes."""
+    """Return inode, time and size: a replacement exists before the old file is removed, so its inode differs."""
     return Version(f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}")
 
 
 def _remove_temporaries(folder: Path) -> None:
-    """What a killed writer left behind, as large as a shard each; under the claim nobody else writes."""
+    """Remove a killed writer's files, each as large as a shard; the claim excludes other writers."""
     try:
         for path in folder.rglob(f"{TEMPORARY_PREFIX}*"):
             if path.is_file() and not path.is_symlink():
@@ -111,7 +108,7 @@ def _version_of(path: Path) -> Version | Condition:
 
 
 def _checked(path: Path, content: bytes) -> Version:
-    """The version of what was just written, once it was read back; compared as it is, which is faster than a digest."""
+    """Return the version after reading the file back; a direct comparison is faster than a digest."""
     try:
         with path.open("rb", buffering=0) as file:
             for start in range(0, len(content) + 1, _COMPARED_BYTES):
@@ -127,7 +124,7 @@ def _cannot_be_read(path: Path, error: OSError) -> StorageError:
 
 
 def _locked(folder: Path, purpose: str) -> int:
-    """The descriptor of the folder's lock file, locked. Raises ConflictError or StorageError."""
+    """Lock the folder's lock file and return its descriptor. Raises ConflictError or StorageError."""
     path = folder / LOCK_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)

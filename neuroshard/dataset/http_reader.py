@@ -19,10 +19,10 @@ _POLICY = RetryPolicy(longest_seconds=10.0)
 
 
 class HttpReader:
-    """An ObjectReader; broken transfers go on where they broke. Versions are the SHA-256 of the content."""
+    """An ObjectReader that resumes broken transfers. Versions are the SHA-256 of the content."""
 
     def __init__(self, url: str, *, policy: RetryPolicy = _POLICY) -> None:
-        """Raises UsageError for a URL that cannot be one. The reader has a thread until it is closed."""
+        """Raises UsageError for an invalid URL. The reader has a thread until it is closed."""
         self._source = HttpSource(url)
         self._policy = policy
         self._rng = SystemRandom()
@@ -31,11 +31,9 @@ class HttpReader:
 
     @property
     def description(self) -> str:
-        """The URL."""
         return self._source.description
 
     def read(self, name: str, max_bytes: int) -> StoredObject | None:
-        """The file's content, see ObjectReader."""
         return self._portal.call(self._read, name, max_bytes)
 
     def close(self) -> None:

@@ -14,11 +14,11 @@ from typing import NewType, Protocol
 from neuroshard.errors import ConflictError
 
 MAX_OBJECT_BYTES = 256 * 1024 * 1024  # the largest shard has half of it
-Version = NewType("Version", str)  # of one object: other content, other version
+Version = NewType("Version", str)  # of one object: other content has another version
 
 
 class Condition(Enum):
-    """What must be there before a write that names no version."""
+    """The state that a write without a version requires."""
 
     ANY = "any"  # or nothing
     ABSENT = "absent"
@@ -29,7 +29,7 @@ ExpectedVersion = Condition | Version
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was read."""
+    """An object's content and version, as read."""
 
     content: bytes
     version: Version
@@ -40,14 +40,14 @@ class ObjectReader(Protocol):
 
     @property
     def description(self) -> str:
-        """The folder or URL, for people."""
+        """The folder or URL, for display."""
         ...
 
     def read(self, name: str, max_bytes: int) -> StoredObject | None:
-        """The object, or None when there is none of this name.
+        """Return the object, or None when no object has this name.
 
-        Raises DataError, before anything is read, when it has more than `max_bytes`; StorageError when it cannot be
-        read; DataUnavailableError when the place does not answer now.
+        Raises DataError, before it reads anything, when the object has more than `max_bytes`; StorageError when it
+        cannot be read; DataUnavailableError when the place does not answer now.
         """
         ...
 
@@ -56,18 +56,18 @@ class ObjectStore(ObjectReader, Protocol):
     """Objects that can be written too, each replaced as a whole."""
 
     def write(self, name: str, content: bytes, *, expected: ExpectedVersion = Condition.ANY) -> Version:
-        """Write an object durably: who reads it sees what was there before, or all of `content`.
+        """Write an object durably: a reader sees the previous content or all of `content`.
 
-        Raises ConflictError when what is there is not as `expected`, and then writes nothing; DiskFullError or
+        Raises ConflictError, and writes nothing, when the present object is not as `expected`; DiskFullError or
         StorageError when it cannot be written; DataUnavailableError when the place does not answer now.
         """
         ...
 
 
 def put_once(store: ObjectStore, name: str, content: bytes) -> Version:
-    """Write an object that never changes once it is published; the same content that is there already is as good.
+    """Write an object that never changes once published; an existing object with the same content is kept.
 
-    What an interrupted writer left under this name is replaced. Raises ConflictError when it changes meanwhile.
+    An interrupted writer's object under this name is replaced. Raises ConflictError when it changes meanwhile.
     """
     try:
         return store.write(name, content, expected=Condition.ABSENT)
@@ -90,18 +90,19 @@ class Destination(ObjectStore, Protocol):
     """An object store that one populator at a time may write to.
 
     A GenesisWriter writes its shards, pages and manifest through it. A populator does all its work under `claim`, and
-    writes its own state (checkpoints.json) with `expected` set to the version that it read or wrote last, so that even
-    one whose claim was lost cannot go on where another one works.
+    writes its own state (checkpoints.json) with `expected` set to the version that it read or wrote last, so that a
+    populator that lost its claim cannot continue where another one works.
     """
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names of all objects that begin with `prefix`, sorted. Raises StorageError or DataUnavailableError."""
+        """Yield all object names that begin with `prefix`, sorted. Raises StorageError or DataUnavailableError."""
         ...
 
     def claim(self, purpose: str) -> AbstractContextManager[None]:
-        """Keep all others from writing until the context ends; `purpose` is told to who is kept out.
+        """Exclude other writers until the context ends; `purpose` is shown to those that are refused.
 
-        The claim of a process that died ends by itself. Raises ConflictError, naming the holder, when somebody has it.
+        The claim of a process that died ends by itself. Raises ConflictError, naming the holder, when another process
+        has it.
         """
         ...
 
@@ -111,12 +112,12 @@ class Destination(ObjectStore, Protocol):
 
 
 def checked_name(name: str) -> str:
-    """The name, if it stays inside any folder. Raises ValueError."""
+    """Return the name if it stays inside any folder. Raises ValueError."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is no name of an object")
     return name
 
 
 def holder_name(purpose: str) -> str:
-    """How a claim of this process is told to others."""
+    """Describe this process as the holder of a claim, for others."""
     return f"{purpose} (process {os.getpid()} on {socket.gethostname()})"

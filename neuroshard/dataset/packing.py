@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from neuroshard.errors import DataError
 
 MIN_SHARDS = 16  # one of them is held out
-MIN_SHARD_TOKENS = 1_024  # seven windows of 128 tokens and more
+MIN_SHARD_TOKENS = 1_024  # at least seven windows of 128 tokens
 DEFAULT_MAX_SHARD_TOKENS = 2_500_000
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """How many shards of which size; the remainder, fewer tokens than there are shards, is dropped."""
+    """Number and size of the shards; the remainder, fewer tokens than there are shards, is dropped."""
 
     shard_count: int
     tokens_per_shard: int
@@ -26,7 +26,7 @@ class ShardPlan:
 def plan_shards(
     total_tokens: int, max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS, min_shard_tokens: int = MIN_SHARD_TOKENS
 ) -> ShardPlan:
-    """At least 16 shards, none larger than the maximum. Raises DataError when the text is too short for that."""
+    """Plan at least 16 shards, none larger than the maximum. Raises DataError when the text is too short."""
     if total_tokens < MIN_SHARDS * min_shard_tokens:
         raise _too_little(total_tokens, min_shard_tokens)
     shard_count = max(MIN_SHARDS, -(-total_tokens // max_shard_tokens))
@@ -34,7 +34,7 @@ def plan_shards(
 
 
 def common_shard_tokens(supplies: Sequence[tuple[int, int]], max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS) -> int:
-    """The largest size, up to the maximum, at which sources with (tokens, most shards) fill 16 shards or more.
+    """Return the largest shard size, up to the maximum, with which sources of (tokens, most shards) fill 16 shards.
 
     Every shard has tokens of one source only; each source with a 256th of the tokens fills at least one. Raises
     DataError when there is too little text for that.
@@ -55,7 +55,7 @@ def common_shard_tokens(supplies: Sequence[tuple[int, int]], max_shard_tokens: i
 
 
 def cut_shards(ids: NDArray[np.uint32], plan: ShardPlan) -> Iterable[NDArray[np.uint32]]:
-    """Consecutive pieces of ids (n,), each of shape (tokens_per_shard,)."""
+    """Cut ids (n,) into consecutive pieces of shape (tokens_per_shard,)."""
     used = plan.shard_count * plan.tokens_per_shard
     return ids[:used].reshape(plan.shard_count, plan.tokens_per_shard)
 
@@ -68,13 +68,13 @@ def _too_little(total_tokens: int, min_shard_tokens: int) -> DataError:
 
 
 def default_merge_count(text_bytes: int) -> int:
-    """How many merges a text can teach: about one for 1,200 bytes, within 256..31,734 (2.3 MB: about 1,900)."""
+    """Return the merges that a text can teach: about one per 1,200 bytes, within 256..31,734 (2.3 MB: about 1,900)."""
     return min(31_734, max(256, text_bytes // 1_200))
 
 
 def section_characters(total_characters: int) -> int:
-    """Longest section for a text: 64 or more a shard in a small text, never under 1,000 or above 20,000.
+    """Return the longest section: at least 64 sections per shard in a small text, within 1,000..20,000 characters.
 
-    A shard of few long sections resembles nothing but itself, and the model would follow each shard in turn.
+    A shard of few long sections is not like any other, and the model would follow each shard in turn.
     """
     return min(20_000, max(1_000, total_characters // (64 * MIN_SHARDS)))

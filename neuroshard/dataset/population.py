@@ -30,16 +30,16 @@ from neuroshard.dataset.sources import open_document_source
 from neuroshard.errors import StoppedError
 from neuroshard.identity.signing import Signer
 
-PAUSES_SECONDS = (1.0, 5.0, 30.0, 120.0)  # before each further try, when nothing was read in between
+PAUSES_SECONDS = (1.0, 5.0, 30.0, 120.0)  # before each retry without progress
 
 
 def stopped_error() -> StoppedError:
-    """The error for a build that was asked to stop."""
+    """Return the error for a build that was asked to stop."""
     return StoppedError("The build was stopped.", "Give the same command again: it goes on.")
 
 
 class RetryingReader:
-    """A RecordReader that bears failures of its source."""
+    """A RecordReader that retries after failures of its source."""
 
     def __init__(
         self, source: DocumentSource, position: Position, *, log: SourceLog, stop: Event, pauses: Sequence[float]
@@ -51,11 +51,10 @@ class RetryingReader:
         self._pauses = pauses
 
     def position(self) -> Position:
-        """The place after the record given last."""
         return self._reader.position()
 
     def records(self) -> Iterator[SourceRecord]:
-        """The source's records. Raises SourceFailureError after the last try, StoppedError, DataError."""
+        """Yield the source's records. Raises SourceFailureError after the last try, StoppedError, DataError."""
         failures = 0
         while True:
             try:
@@ -65,7 +64,7 @@ class RetryingReader:
                     failures = 0
                     yield record
             except SourceChangedError:
-                raise  # it does not pass by itself
+                raise  # a retry would not help
             except SourceFailureError as error:
                 if failures >= len(self._pauses):
                     raise
@@ -79,32 +78,32 @@ class RetryingReader:
 
 
 class BatchReader:
-    """Batches of one source from a mark on, up to its end or until it fails for good or everything is to stop."""
+    """Reads batches of one source from a mark to its end, its permanent failure, or a stop request."""
 
     def __init__(self, reader: RetryingReader, mark: Mark, log: SourceLog) -> None:
-        """The reader stands at the mark's position."""
+        """The reader must be at the mark's position."""
         self._reader = reader
         self._mark = mark
         self._log = log
         self.ended_by: SourceFailureError | StoppedError | None = None
 
     def batches(self) -> Iterator[TextBatch]:
-        """Whole batches only: what ends them early must not change where they end. Raises DataError."""
+        """Yield whole batches only: an early end must not change batch boundaries. Raises DataError."""
         try:
             yield from text_batches(self._reader, self._mark, self._log.skipped)
         except (SourceFailureError, StoppedError) as error:
             self.ended_by = error
 
 
-# A sample is cut off where it becomes large, so that counting its words fits in memory.
+# A large sample is truncated, so that counting its words fits in memory.
 MAX_SAMPLE_CHARACTERS = 128 << 20  # of a source
 MAX_DOCUMENT_CHARACTERS = 1 << 20  # of one document
 
 
 def merge_shares(sources: Sequence[SourceConfiguration], vocabulary: VocabularyConfiguration) -> dict[str, int]:
-    """Merges that each source is to teach; together `vocabulary.merges`.
+    """Return the merges that each source should teach; together `vocabulary.merges`.
 
-    All for a source that stands alone. Else the first teaches `first_source_merges` and the others the rest, in
+    A single source teaches all. Otherwise the first teaches `first_source_merges` and the others the rest, in
     proportion to their target_shards, rounded by largest remainder.
     """
     first, others = sources[0], sources[1:]
@@ -121,7 +120,7 @@ def merge_shares(sources: Sequence[SourceConfiguration], vocabulary: VocabularyC
 
 
 def sample(records: Iterator[SourceRecord], documents: int) -> Iterator[str]:
-    """The texts of the first documents that hold any; fewer when they are very large."""
+    """Yield the texts of the first documents with text; fewer when they are very large."""
     characters = 0
     for record in records:
         if not record.text.strip():
@@ -140,9 +139,10 @@ def grow_table(
     most_merges: int,
     progress: Callable[[str, float], None],
 ) -> TokenizerTable:
-    """The base (none: bytes alone) with the wanted merges of each source in turn, at most `most_merges` in all.
+    """Append the wanted merges of each source in turn to the base (None: bytes alone), at most `most_merges` in all.
 
-    What one source cannot teach, because no pair of tokens occurs twice in its sample any more, the next one may.
+    Merges that one source cannot teach, because no pair of tokens occurs twice in its sample any more, pass to the
+    next.
     """
     table, owed = base or byte_table(), 0
     for name, share in wanted.items():
@@ -159,19 +159,19 @@ def grow_table(
 
 @dataclass(frozen=True)
 class PopulationOptions:
-    """How a population is run; only the shard format changes what comes out."""
+    """Options of a population; only the shard format changes the result."""
 
     workers: int
     logs: Path
     publish_seconds: float = 30.0  # between two manifests while shards are made
-    follow_seconds: float | None = None  # between two looks at sources that grow; None ends with the sources
+    follow_seconds: float | None = None  # between two checks of growing sources; None ends with the sources
     pauses_seconds: Sequence[float] = PAUSES_SECONDS
-    shard_format: ShardFormat | None = None  # None: that of a build that continues, `bin` for a new one
+    shard_format: ShardFormat | None = None  # None: keep the format of a continued build, `bin` for a new one
 
 
 @dataclass(frozen=True)
 class PopulationDependencies:
-    """What the populator is given of the world. `date` is ISO 8601, `clock` counts seconds and never goes back."""
+    """The populator's external dependencies. `date` is ISO 8601; `clock` counts seconds and never goes back."""
 
     date: Callable[[], str]
     clock: Callable[[], float]
@@ -181,7 +181,7 @@ class PopulationDependencies:
 
 @dataclass(frozen=True)
 class PopulationReport:
-    """What is there at the end; `failures` says of each source that could not be read to its end why."""
+    """The result of a population; `failures` has the reason for each source that could not be read to its end."""
 
     shards: int
     tokens: int
@@ -199,11 +199,11 @@ def populate(
     options: PopulationOptions,
     surroundings: PopulationDependencies,
 ) -> PopulationReport:
-    """Make the data set, or continue it.
+    """Create the data set, or continue it.
 
     Raises DataError for sources that cannot be used, UsageError when a library is missing, StorageError and
-    DiskFullError when the destination cannot be written, ConflictError when somebody else writes to it,
-    StoppedError when it was stopped before the first tokens.
+    DiskFullError when the destination cannot be written, ConflictError when another process writes to it, StoppedError
+    when it was stopped before the first tokens.
     """
     follows = options.follow_seconds is not None
     opened = {source.name: open_document_source(source, follows=follows) for source in configuration.active()}
@@ -217,7 +217,7 @@ def populate(
 
 @dataclass
 class _SourceRun:
-    """An active source with what was read of it in this run."""
+    """An active source and its progress in this run."""
 
     name: str
     target_shards: int
@@ -260,7 +260,7 @@ class _Population:
         self._published_at = surroundings.clock()
 
     def run(self) -> PopulationReport:
-        """Vocabulary, then all sources, then again while they are followed."""
+        """Learn the vocabulary and read all sources; then repeat while the sources are followed."""
         self._ledger.take_sources(self._active)
         table = self._learn(self._ledger.load_table())
         checkpoints = self._ledger.checkpoints
@@ -278,11 +278,11 @@ class _Population:
                     return self._report(table)
 
     def _learn(self, table: TokenizerTable | None) -> TokenizerTable:
-        """The table, grown by what sources are to teach that they were not asked for before."""
+        """Grow the table by the merges that sources should teach and were not asked for before."""
         size = self._ledger.checkpoints.tokens_per_shard if table is not None else None
         if size is not None:
             self._ledger.open_writer(size)
-            self._ledger.publish()  # with the table that the newest shards were made with
+            self._ledger.publish()  # with the table that made the newest shards
         asked = self._ledger.asked_merges()
         shares = merge_shares(self._active, self._vocabulary)
         wanted = {name: share - asked.get(name, 0) for name, share in shares.items()}
@@ -303,7 +303,7 @@ class _Population:
         return RetryingReader(self._opened[name], position, log=self._logs[name], stop=stop, pauses=pauses)
 
     def _pass(self, pool: EncodingPool) -> None:
-        """Every source once, as far as it goes."""
+        """Read every source once, up to its end."""
         self._failures.clear()
         for run in self._runs:
             self._populate(run, pool)
@@ -314,7 +314,7 @@ class _Population:
             self._settle(common_shard_tokens(supplies, self._most_shard_tokens))
 
     def _populate(self, run: _SourceRun, pool: EncodingPool) -> None:
-        self._make_shards(run)  # what is left over from before may be enough for some
+        self._make_shards(run)  # an earlier remainder may be enough for some shards
         if self._has_enough(run):
             return
         began, before = self._surroundings.clock(), run.seconds
@@ -348,7 +348,7 @@ class _Population:
         return self._shards(run) + waiting >= run.target_shards
 
     def _make_shards(self, run: _SourceRun) -> None:
-        """Those that are full; before there is enough for a whole data set their size is not settled."""
+        """Write the full shards; their size is not fixed until there is enough text for a whole data set."""
         size = self._most_shard_tokens
         if self._size is not None:
             self._write_shards(run, self._size)

@@ -51,7 +51,7 @@ _MAX_COUNT = 2**63 - 1
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """One source after its last shard."""
+    """The state of one source after its last shard."""
 
     origin: str
     target_shards: int
@@ -60,16 +60,16 @@ class SourceCheckpoint:
     shards: int = 0
     last_shard_id: int = -1
     timestamp: str = ""
-    merges: int = 0  # asked of the source for the vocabulary
+    merges: int = 0  # requested from the source for the vocabulary
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The whole file."""
+    """Contents of checkpoints.json."""
 
-    tokenizer_sha256: str  # of the table that makes the next shards
+    tokenizer_sha256: str  # of the table for the next shards
     next_merge_id: int
-    tokens_per_shard: int | None = None  # None: not known yet, no shard was made
+    tokens_per_shard: int | None = None  # None: not known yet, as no shard exists
     total_shards: int = 0
     total_size_bytes: int = 0
     unpublished: tuple[bytes, ...] = ()  # digests of the newest shards
@@ -91,7 +91,7 @@ class Checkpoints:
 
 
 def parse_checkpoints(data: bytes) -> Checkpoints:
-    """Read the file strictly. Raises DataError that names what is wrong."""
+    """Parse the file strictly. Raises DataError that names the problem."""
     try:
         return _read(Fields(parse_json(data, MAX_CHECKPOINTS_BYTES), "checkpoints"))
     except ValueError as error:
@@ -168,7 +168,7 @@ _OTHERWISE_BUILT = "Name a new folder; this one was not made by `genesis build -
 
 
 class Ledger:
-    """The state of one data set at its destination. All under the destination's claim."""
+    """The state of one data set at its destination. Every method needs the destination's claim."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Ledger:
         clock: Callable[[], str],
         shard_format: ShardFormat | None = None,
     ) -> None:
-        """Read what is there; `clock` gives ISO 8601 dates. Without a `shard_format`, that of a build that continues.
+        """Read the state; `clock` gives ISO 8601 dates. Without a `shard_format`, that of a build that continues.
 
         Raises DataError when another program made the data set, or when its shards have another format.
         """
@@ -206,17 +206,17 @@ class Ledger:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Where all sources stand. There must be a table."""
+        """Return the state of all sources. There must be a table."""
         if self._now is None:
             raise ValueError("there is no table yet")
         return self._now
 
     def asked_merges(self) -> dict[str, int]:
-        """Merges that each source was asked for when the table was learned."""
+        """Return the merges that each source was asked for when the table was learned."""
         return {name: source.merges for name, source in self._now.sources.items()} if self._now else {}
 
     def load_table(self) -> TokenizerTable | None:
-        """The newest table; None before there is one. Raises DataError when it is missing or damaged."""
+        """Return the newest table; None before there is one. Raises DataError when it is missing or damaged."""
         if self._now is None:
             return None
         name = archived_tokenizer_name(self._now.tokenizer_sha256)
@@ -229,7 +229,7 @@ class Ledger:
         return TokenizerTable.load(there.content)
 
     def take_sources(self, sources: Sequence[SourceConfiguration]) -> None:
-        """Compare with what was read before. Raises DataError when a name now stands for another source."""
+        """Compare with the sources read before. Raises DataError when a name now means another source."""
         for source in sources:
             known = self._now.sources.get(source.name) if self._now else None
             if known is not None and known.origin != source.origin:
@@ -241,7 +241,7 @@ class Ledger:
     def take_table(
         self, table: TokenizerTable, merges: Mapping[str, int], sources: Sequence[SourceConfiguration]
     ) -> None:
-        """The table of all further shards, for which each source was asked for so many merges."""
+        """Set the table of all further shards, with the merges that each source was asked for."""
         known = self._now or Checkpoints(table.sha256, table.next_merge_id, shard_format=self._shard_format)
         asked = self.asked_merges()
         taken = dict(known.sources)
@@ -260,7 +260,7 @@ class Ledger:
         self._save()
 
     def open_writer(self, tokens_per_shard: int) -> None:
-        """Go on with shards of this size; from the first one on it never changes."""
+        """Continue with shards of this size, which never changes after the first shard."""
         now = self.checkpoints
         self._now = replace(now, tokens_per_shard=tokens_per_shard)
         unpublished = Unpublished(now.total_shards, now.unpublished, now.total_size_bytes)
@@ -272,7 +272,7 @@ class Ledger:
         )
 
     def add_shard(self, source: str, packed: PackedShard) -> None:
-        """Write one shard and where its source stands after it."""
+        """Write one shard and the state of its source after it."""
         writer, now = self._open(), self.checkpoints
         shard = writer.add_shard(packed.ids)
         before = now.sources[source]
@@ -282,7 +282,7 @@ class Ledger:
             leftover=packed.leftover,
             shards=before.shards + 1,
             last_shard_id=shard,
-            timestamp=max(before.timestamp, self._clock()),  # a clock that went back must not show
+            timestamp=max(before.timestamp, self._clock()),  # never earlier, even if the clock went back
         )
         self._now = replace(
             now,
@@ -294,7 +294,7 @@ class Ledger:
         self._save()
 
     def publish(self) -> bool:
-        """Tell readers of all shards; False when there is nothing to tell, or fewer than any data set has."""
+        """Publish all shards; False when there are no new ones, or fewer than any data set has."""
         now = self.checkpoints
         if now.tokens_per_shard is None or now.total_shards < MIN_SHARDS:
             return False
@@ -326,7 +326,7 @@ class Ledger:
         return self._writer
 
     def _save(self) -> None:
-        """Write the checkpoints, unless they are there; another populator's are never overwritten."""
+        """Write the checkpoints if they changed; another populator's are never overwritten."""
         data = self.checkpoints.to_json()
         if data != self._written:
             self._version = self._destination.write(CHECKPOINTS_NAME, data, expected=self._version)

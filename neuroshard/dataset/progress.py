@@ -18,7 +18,7 @@ _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 @dataclass(frozen=True)
 class SourceProgress:
-    """One source in this run of the populator."""
+    """Progress of one source in this run of the populator."""
 
     source: str
     shards: int
@@ -30,7 +30,7 @@ class SourceProgress:
     seconds: float  # of this run
 
     def line(self) -> str:
-        """For people: how much, how fast, how long still."""
+        """Describe amount, speed and remaining time for display."""
         return (
             f"{self.source}: {self.shards:,} of {self.target_shards:,} shards, {self.documents:,} documents, "
             f"{self.text_bytes / 1e6 / max(self.seconds, 1e-9):.1f} MB/s{self._time_left()}"
@@ -44,13 +44,13 @@ class SourceProgress:
 
 
 def duration_in_words(seconds: float) -> str:
-    """A duration in its largest unit."""
+    """Describe a duration in its largest unit."""
     length, unit = next(((length, unit) for length, unit in _UNITS if seconds >= length), _UNITS[-1])
     return f"{seconds / length:.1f} {unit}" if unit in "dh" else f"{seconds / length:.0f} {unit}"
 
 
 class ProgressPrinter:
-    """Writes to a stream, as often as that is of use."""
+    """Writes progress to a stream at readable intervals."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         """`clock` gives seconds that never go back."""
@@ -61,21 +61,21 @@ class ProgressPrinter:
         self._width = 0
 
     def learning(self, source: str, fraction: float) -> None:
-        """The vocabulary is being learned."""
+        """Show the progress of learning the vocabulary."""
         self._show(f"{source}: learning the vocabulary, {fraction:.0%}")
 
     def tokenising(self, status: SourceProgress) -> None:
-        """Shards are being made."""
+        """Show the progress of making shards."""
         self._show(status.line())
 
     def say(self, message: str) -> None:
-        """Something that is told once."""
+        """Write a message on a line of its own."""
         self.end()
         self._stream.write(f"{message}\n")
         self._stream.flush()
 
     def end(self) -> None:
-        """Clear the line that changes."""
+        """Clear the changing line."""
         if self._is_terminal and self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._width = 0
@@ -90,7 +90,7 @@ class ProgressPrinter:
         self._stream.flush()
 
 
-_FIRST_SKIPPED = 20  # are told one by one, then one in a thousand
+_FIRST_SKIPPED = 20  # are logged one by one, then one in a thousand
 _LATER_SKIPPED = 1_000
 
 
@@ -106,7 +106,7 @@ class SourceLog:
         except OSError as error:
             raise StorageError(f"{self.file} cannot be written: {error.strerror or error}.") from error
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        self._logger = logging.Logger(f"genesis.{source}")  # of its own: nobody else listens
+        self._logger = logging.Logger(f"genesis.{source}")  # outside the logger hierarchy: no other handler gets it
         self._logger.addHandler(self._handler)
         self._skipped = 0
 
@@ -119,11 +119,11 @@ class SourceLog:
         self._handler.close()
 
     def say(self, message: str) -> None:
-        """One line."""
+        """Append one line."""
         self._logger.info(message)
 
     def skipped(self, problem: str) -> None:
-        """A record without text; of very many not each has a line."""
+        """Log a record without text; of very many, only some have a line."""
         self._skipped += 1
         if self._skipped <= _FIRST_SKIPPED or self._skipped % _LATER_SKIPPED == 0:
             self.say(f"passed over: {problem} ({self._skipped:,} so far)")

@@ -25,7 +25,7 @@ from neuroshard.dataset.object_store import Condition, ExpectedVersion, StoredOb
 from neuroshard.dataset.s3_objects import NoSuchObjectError, S3Connection, abort_unfinished, put, put_in_parts
 from neuroshard.errors import ConflictError, DataError, DataUnavailableError, NeuroShardError, StorageError
 
-LEASE_SECONDS = 600.0  # longer than any single request with its repetitions
+LEASE_SECONDS = 600.0  # longer than any single request with its retries
 RENEW_SECONDS = 30.0
 _MAX_NOTE_BYTES = 4096
 _START_TOLERANCE_SECONDS = 2.0
@@ -34,13 +34,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def elapsed_seconds() -> float:
-    """Of a clock that also counts while the computer sleeps, where there is one."""
+    """Return the seconds of a clock that also counts while the computer sleeps, where there is one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 @dataclass(frozen=True)
 class _Held:
-    """The claim as it was found."""
+    """The claim that was found."""
 
     version: Version
     age_seconds: float
@@ -49,7 +49,7 @@ class _Held:
 
 
 class S3Claim:
-    """Held from acquire() to release(), renewed by a thread of its own meanwhile."""
+    """A lease from acquire() to release(), renewed by its own thread meanwhile."""
 
     def __init__(self, connection: S3Connection, purpose: str, *, clock: Callable[[], float] = elapsed_seconds) -> None:
         self._connection = connection
@@ -84,7 +84,7 @@ class S3Claim:
         self._thread.start()
 
     def assure(self) -> None:
-        """Before each write: raises ConflictError when the claim was lost; renews it when the thread did not."""
+        """Check the claim before each write: raise ConflictError if it was lost, renew it if the thread did not."""
         with self._lock:
             if self._is_lost:
                 raise self._taken("somebody who took over after this process was silent for too long")
@@ -93,7 +93,7 @@ class S3Claim:
             self._renew()
 
     def release(self) -> None:
-        """Give the place free; what was lost to somebody else stays theirs."""
+        """Release the claim; one that another process has taken stays unchanged."""
         self._stopped.set()
         self._thread.join()
         if not self._is_lost:
@@ -101,7 +101,7 @@ class S3Claim:
 
     def _remove(self) -> None:
         try:
-            self._renew()  # also refuses where the condition of a deletion is ignored
+            self._renew()  # also fails where the store ignores the condition of a deletion
             with self._connection.in_words(LOCK_NAME):
                 self._connection.client.delete_object(
                     Bucket=self._connection.bucket, Key=self._connection.key(LOCK_NAME), IfMatch=self._version
@@ -114,7 +114,7 @@ class S3Claim:
             try:
                 self._renew()
             except ConflictError:
-                return  # the next write tells it
+                return  # the next write reports it
             except NeuroShardError as error:
                 _LOG.warning("The claim on %s was not renewed: %s", self._connection.location, error)
 
@@ -129,7 +129,7 @@ class S3Claim:
             self._renewed_at = began
 
     def _refuse_blind_store(self) -> None:
-        """Some stores ignore conditions: then two populators would overwrite each other."""
+        """Refuse stores that ignore conditions, where two populators would overwrite each other."""
         for wrong in (Condition.ABSENT, Version('"' + 32 * "0" + '"')):
             try:
                 put(self._connection, LOCK_NAME, self._note(), wrong)
@@ -148,7 +148,7 @@ class S3Claim:
         )
 
     def _note(self) -> bytes:
-        """Different each time: only so does its version tell one renewal from the next."""
+        """Return a different note each time, because only then does each renewal have another version."""
         process = psutil.Process()
         note = {
             "holder": holder_name(self._purpose),
@@ -160,7 +160,7 @@ class S3Claim:
         return json.dumps(note, indent=1).encode()
 
     def _found(self) -> _Held | None:
-        """The claim that is there; None when it was released in this moment."""
+        """Return the present claim; None when it was released meanwhile."""
         connection = self._connection
         try:
             with connection.in_words(LOCK_NAME):
@@ -182,7 +182,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
     try:
         value: object = json.loads(data)
     except (ValueError, RecursionError):
-        return {}  # nothing is known about its writer
+        return {}  # the writer is unknown
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -196,12 +196,12 @@ def _is_dead(note: dict[str, Any]) -> bool:
         return True
 
 
-PART_BYTES = 16 * 1024 * 1024  # what a broken connection costs at most; larger objects go up in such parts
+PART_BYTES = 16 * 1024 * 1024  # most that a broken connection costs; larger objects are sent in such parts
 _READ_ATTEMPTS = 3
 
 
 class _BrokenBodyError(DataUnavailableError):
-    """An answer that broke off, or came with another checksum."""
+    """An answer that broke off, or had another checksum."""
 
 
 class S3Destination:
@@ -211,19 +211,17 @@ class S3Destination:
     """
 
     def __init__(self, location: str, *, endpoint: str | None = None, part_bytes: int = PART_BYTES) -> None:
-        """`location` is s3://bucket/prefix; the store wants parts of 5 MiB at least. Raises UsageError."""
+        """`location` is s3://bucket/prefix; S3 requires parts of at least 5 MiB. Raises UsageError."""
         self._connection = S3Connection(location, endpoint)
         self._part_bytes = part_bytes
         self._claim: S3Claim | None = None
 
     @property
     def description(self) -> str:
-        """The s3:// location."""
         return self._connection.location
 
     def read(self, name: str, max_bytes: int) -> StoredObject | None:
-        """The object's content, see ObjectStore."""
-        for _ in range(_READ_ATTEMPTS - 1):  # boto3 repeats requests, but not bodies that break off
+        for _ in range(_READ_ATTEMPTS - 1):  # boto3 retries requests, but not bodies that break off
             try:
                 return self._read_once(checked_name(name), max_bytes)
             except _BrokenBodyError as error:
@@ -231,7 +229,7 @@ class S3Destination:
         return self._read_once(checked_name(name), max_bytes)
 
     def write(self, name: str, content: bytes, *, expected: ExpectedVersion = Condition.ANY) -> Version:
-        """Write the object, in parts when it is large, see ObjectStore. Without the claim it is held for this write."""
+        """Write the object, in parts when it is large. Without a claim, it takes one for this write."""
         if self._claim is None:
             with self.claim("a write"):
                 return self.write(name, content, expected=expected)
@@ -242,7 +240,7 @@ class S3Destination:
         return put(self._connection, name, content, expected)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names of the objects, a thousand a request, see Destination."""
+        """Yield object names, a thousand per request."""
         connection = self._connection
         page: dict[str, Any] = {}
         while True:
@@ -260,7 +258,7 @@ class S3Destination:
 
     @contextmanager
     def claim(self, purpose: str) -> Generator[None]:
-        """Hold the lease, see Destination; parts of uploads that were killed are removed."""
+        """Hold the lease; parts of killed uploads are removed."""
         if self._claim is not None:
             raise ValueError("this destination holds its claim already")
         claim = S3Claim(self._connection, purpose)

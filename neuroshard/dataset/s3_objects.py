@@ -91,7 +91,7 @@ class NoSuchObjectError(StorageError):
 
 
 class S3Connection:
-    """A bucket and a prefix in it. Calls of `client` belong into `in_words`."""
+    """A bucket and a prefix in it. Make calls of `client` inside `in_words`."""
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
         """`location` is s3://bucket/prefix. Raises UsageError, also when boto3 is not installed."""
@@ -100,12 +100,12 @@ class S3Connection:
         self.client, self._errors = _connect(self.location, endpoint)
 
     def key(self, name: str) -> str:
-        """The bucket's name for an object of the data set."""
+        """Return the bucket's key for an object of the data set."""
         return f"{self.prefix}{name}"
 
     @contextmanager
     def in_words(self, name: str) -> Generator[None]:
-        """Turn what boto3 raises about an object into our errors."""
+        """Convert boto3's exceptions about an object to our errors."""
         try:
             yield
         except self._errors.ClientError as error:
@@ -160,7 +160,7 @@ class S3Connection:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Bucket and prefix, "" or ending with a slash. Raises UsageError."""
+    """Return bucket and prefix, which is "" or ends with a slash. Raises UsageError."""
     parts = urlsplit(location)
     prefix = parts.path.strip("/")
     names = prefix.split("/") if prefix else []
@@ -171,7 +171,7 @@ def split_location(location: str) -> tuple[str, str]:
 
 
 def _connect(location: str, endpoint: str | None) -> tuple[S3Client, Any]:
-    """A client and the module of its errors."""
+    """Return a client and the module of its errors."""
     try:
         boto3 = importlib.import_module("boto3")
         config = importlib.import_module("botocore.config")
@@ -199,7 +199,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def put(connection: S3Connection, name: str, content: bytes, expected: ExpectedVersion) -> Version:
-    """Write an object in one request. Raises ConflictError and what a connection raises."""
+    """Write an object in one request. Raises ConflictError and the errors of a connection."""
     try:
         with connection.in_words(name):
             answer = connection.client.put_object(
@@ -217,9 +217,9 @@ def put(connection: S3Connection, name: str, content: bytes, expected: ExpectedV
 def put_in_parts(
     connection: S3Connection, name: str, content: bytes, expected: ExpectedVersion, *, part_bytes: int
 ) -> Version:
-    """Write a large object in parts of so many bytes; it appears when the last one is there, or not at all.
+    """Write a large object in parts of `part_bytes`; it appears completely with the last one, or not at all.
 
-    Raises ConflictError and what a connection raises; the parts are then removed.
+    Raises ConflictError and the errors of a connection; the parts are then removed.
     """
     _refuse_changed(connection, name, expected)
     place = _place(connection, name)
@@ -243,7 +243,7 @@ def put_in_parts(
 
 
 def abort_unfinished(connection: S3Connection) -> None:
-    """Remove parts of data that a killed process left: they cost money and show up nowhere. Only under the claim."""
+    """Remove a killed process's parts, which cost money and are not listed as objects. Only under the claim."""
     page: dict[str, Any] = {}
     while True:
         with connection.in_words(""):
@@ -252,7 +252,7 @@ def abort_unfinished(connection: S3Connection) -> None:
             )
         for item in answer.get("Uploads", ()):
             name = str(item["Key"])[len(connection.prefix) :]
-            if is_served(name):  # others may keep other things in this bucket
+            if is_served(name):  # the bucket may contain other objects
                 _abort(connection, name, _place(connection, name) | {"UploadId": item["UploadId"]})
         if not answer.get("IsTruncated"):
             return
@@ -291,7 +291,7 @@ def _put_part(
 
 
 def _refuse_changed(connection: S3Connection, name: str, expected: ExpectedVersion) -> None:
-    """Before many bytes leave in vain; the condition of the last request decides."""
+    """Raise ConflictError before a large upload that would fail; the condition of the last request decides."""
     if expected is Condition.ANY:
         return
     try:
@@ -304,9 +304,9 @@ def _refuse_changed(connection: S3Connection, name: str, expected: ExpectedVersi
 
 
 def _version_if_landed(connection: S3Connection, name: str, content: bytes, error: NeuroShardError) -> Version:
-    """The version of what is there, if it is this content; else raises what is wrong.
+    """Return the version of the present object if it has this content; otherwise raise the error.
 
-    A request whose answer was lost is repeated by boto3, and then refused because it had succeeded.
+    boto3 repeats a request whose answer was lost, and the store then refuses it because the first one had succeeded.
     """
     is_refused = isinstance(error, (ConflictError, NoSuchObjectError))
     response = cast("dict[str, Any]", getattr(error.__cause__, "response", {}))
@@ -314,13 +314,13 @@ def _version_if_landed(connection: S3Connection, name: str, content: bytes, erro
         version = _version_of(connection, name, content)
         if version is not None:
             return version
-    if isinstance(error, NoSuchObjectError):  # what a condition names is gone
+    if isinstance(error, NoSuchObjectError):  # the object that the condition names is gone
         raise _changed(connection, name) from error
     raise error
 
 
 def _version_of(connection: S3Connection, name: str, content: bytes) -> Version | None:
-    """None when something else is there, or nothing."""
+    """Return the object's version, or None when it has other content or does not exist."""
     try:
         with connection.in_words(name):
             there = connection.client.get_object(**_place(connection, name))
@@ -342,6 +342,6 @@ def _abort(connection: S3Connection, name: str, upload: dict[str, Any]) -> None:
         with connection.in_words(name):
             connection.client.abort_multipart_upload(**upload)
     except NoSuchObjectError:
-        return  # it is gone by itself
+        return  # the parts are gone already
     except NeuroShardError as error:  # the first error is the one to raise
         _LOG.warning("Parts of %s/%s are left until the next run: %s", connection.location, name, error)

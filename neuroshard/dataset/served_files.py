@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from neuroshard.data.manifest import MAX_PAGE_BYTES
 
 STATUS_NAME = "status"
-# Only these names are ever looked up, so no path can lead out of the folder or to anything else in it.
+# Only these names are looked up, so no path can leave the folder or reach other files in it.
 _SERVED = re.compile(
     r"manifest\.json|tokenizer\.json|checkpoints\.json|run\.json|pages/[0-9]{5}\.bin|shard_[0-9]{1,9}\.(?:bin|pt)"
     r"|tokenizers/[0-9a-f]{64}\.json",
     re.ASCII,
 )
 _IMMUTABLE = "public, max-age=31536000, immutable"
-_REVALIDATED = "no-cache"  # kept, but asked for again before each use: that costs one answer without a body
+_REVALIDATED = "no-cache"  # cached, but revalidated before each use, which costs one answer without a body
 
 
 def is_served(name: str) -> bool:
-    """Whether a file of this name may be given to others."""
+    """Return whether a file of this name may be sent to others."""
     return _SERVED.fullmatch(name) is not None
 
 
 def cache_control(name: str, size: int) -> str:
-    """What a cache may do with a file of so many bytes.
+    """Return the cache header for a file of `size` bytes.
 
     Shards and archived tables never change, nor does a page that is full. The last page grows with the data set, like
-    the manifest and the newest table: an old copy beside a new manifest would not match its digest.
+    the manifest and the newest table: an old copy with a new manifest would not match its digest.
     """
     is_full_page = name.startswith("pages/") and size == MAX_PAGE_BYTES
     never_changes = name.startswith(("shard_", "tokenizers/")) or is_full_page
@@ -37,7 +37,7 @@ def cache_control(name: str, size: int) -> str:
 
 
 def content_type(name: str) -> str:
-    """Media type of a file."""
+    """Return the media type of a file."""
     return "application/json" if name.endswith(".json") else "application/octet-stream"
 
 
@@ -56,7 +56,7 @@ class RangeResponse:
 def range_response(
     size: int, etag: str, *, range_header: str | None, if_range: str | None, if_none_match: str | None
 ) -> RangeResponse:
-    """What to send of a file with this size and strong ETag. Several ranges at once, or nonsense, get all of it."""
+    """Return the response for a file with this size and strong ETag; several ranges or invalid ones get all of it."""
     if if_none_match is not None and _names(if_none_match, etag):
         return RangeResponse(304)
     match = _RANGE.fullmatch(range_header.strip()) if range_header is not None else None

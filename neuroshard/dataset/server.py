@@ -71,7 +71,7 @@ class GenesisServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
 
     def stop(self) -> None:
-        """Close the port and every connection, and wait for the threads. Stopping twice is fine."""
+        """Close the port and every connection, and wait for the threads. A second call does nothing."""
         server, self._server = self._server, None
         thread, self._thread = self._thread, None
         if server is None or thread is None:
@@ -145,7 +145,7 @@ class _FolderServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle of a file is no news."""
+        """Ignore errors: a client that disconnects in the middle of a file is normal."""
         _LOG.debug("connection of %s ended early", client_address, exc_info=True)
 
 
@@ -157,15 +157,15 @@ class _FolderHandler(BaseHTTPRequestHandler):
     server: _FolderServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
-        """A file of the folder, whole or in part."""
+        """Send a file of the folder, whole or in part."""
         self._answer(with_body=True)
 
     def do_HEAD(self) -> None:
-        """The same without the body."""
+        """Send the headers only."""
         self._answer(with_body=False)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class names it so)
-        """Requests are of interest only while looking for trouble."""
+        """Log requests for debugging only."""
         _LOG.debug(format, *args)
 
     def _answer(self, *, with_body: bool) -> None:

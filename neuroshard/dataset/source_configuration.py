@@ -19,7 +19,7 @@ from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, MAX_VOCABULARY
 from neuroshard.dataset.packing import MIN_SHARD_TOKENS, MIN_SHARDS
 from neuroshard.errors import StorageError, UsageError
 
-SHIPPED_CONFIGURATION = "genesis"  # `--config genesis` means the file that comes with this package
+SHIPPED_CONFIGURATION = "genesis"  # `--config genesis` is the file that comes with this package
 MAX_CONFIGURATION_BYTES = 1_000_000
 _SHIPPED_FILE = Path(__file__).with_name("genesis.toml")
 _CLASSIC_NAMES = {"hf_path": "location", "hf_name": "subset"}
@@ -42,19 +42,19 @@ class SourceConfiguration(_Section):
     revision: Annotated[str, Field(min_length=1, max_length=200)] | None = None  # of a Hugging Face dataset
     text_field: Annotated[str, Field(min_length=1, max_length=200)] = "text"
     target_shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
-    priority: int = 1  # the lowest runs first; the order in the file decides between equals
+    priority: int = 1  # the lowest runs first; equal ones run in the order of the file
     enabled: bool = True
 
     @property
     def origin(self) -> str:
-        """What a position in the source belongs to: under another origin it means nothing."""
+        """The origin that positions belong to: a position has no meaning under another origin."""
         if self.kind != "huggingface":
             return self.kind
         return ":".join((self.kind, self.location, self.subset or "", self.split, self.revision or ""))
 
 
 class VocabularyConfiguration(_Section):
-    """How the token table is learned."""
+    """Settings for learning the token table."""
 
     merges: Annotated[int, Field(ge=0, le=MAX_VOCABULARY - FIRST_MERGE_ID)] = 31_734
     first_source_merges: Annotated[int, Field(ge=0)] = 2_500  # the rest is split over the others by target_shards
@@ -62,7 +62,7 @@ class VocabularyConfiguration(_Section):
 
 
 class PopulationConfiguration(_Section):
-    """The whole file."""
+    """The contents of a population's configuration file."""
 
     sources: Annotated[tuple[SourceConfiguration, ...], Field(min_length=1, max_length=64, strict=False)]
     vocabulary: VocabularyConfiguration = VocabularyConfiguration()
@@ -70,7 +70,6 @@ class PopulationConfiguration(_Section):
     tokens_per_shard: Annotated[int, Field(ge=MIN_SHARD_TOKENS, le=MAX_SHARD_TOKENS)] = DEFAULT_SHARD_TOKENS
 
     def active(self) -> tuple[SourceConfiguration, ...]:
-        """The enabled sources in the order in which they run."""
         enabled = (source for source in self.sources if source.enabled)
         return tuple(sorted(enabled, key=lambda source: source.priority))
 
@@ -117,7 +116,7 @@ def _parse(file: Path) -> object:
 
 
 def _normalised(file: Path, content: object) -> Mapping[str, object]:
-    """Our form, {"sources": [...]}, of that, of a bare list, or of {"sources": {name: {...}}}."""
+    """Return the form {"sources": [...]} of that form, a bare list, or {"sources": {name: {...}}}."""
     table = {"sources": cast("object", content)} if isinstance(content, list) else content
     if not isinstance(table, dict):
         raise UsageError(f"{file} must be a table with a list of sources.")
@@ -139,7 +138,7 @@ def _mapping(item: object) -> Mapping[str, object]:
 
 
 def _from_classic(file: Path, item: object) -> object:
-    """hf_path and hf_name are location and subset of a Hugging Face source."""
+    """Convert hf_path and hf_name to location and subset of a Hugging Face source."""
     values = _mapping(item)
     if not values.keys() & _CLASSIC_NAMES.keys():
         return item
@@ -152,7 +151,7 @@ def _from_classic(file: Path, item: object) -> object:
 
 
 def _complaint(document: _Document, place: Sequence[int | str], problem: str) -> str:
-    """One sentence: file, source by name or number, field, what is wrong."""
+    """Return one sentence with the file, the source's name or number, the field, and the problem."""
     where: list[str] = [str(part) for part in place]
     if len(place) > 1 and place[0] == "sources" and isinstance(place[1], int):
         items = cast("Sequence[object]", document.content["sources"])
@@ -182,7 +181,7 @@ def _check_together(file: Path, configuration: PopulationConfiguration) -> None:
 
 
 def _located(source: SourceConfiguration, folder: Path) -> SourceConfiguration:
-    """A local source with its location relative to the file's folder; a dataset on this computer may be one too."""
+    """Return a local source (or local dataset) with its location relative to the file's folder."""
     local = folder / expanded(source.location)
     if source.kind == "huggingface" and not (source.location.startswith((".", "/", "~")) and local.is_dir()):
         return source

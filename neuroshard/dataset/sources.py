@@ -36,26 +36,26 @@ from neuroshard.dataset.source_configuration import (
 from neuroshard.errors import DataError, UsageError
 from neuroshard.types import JsonValue
 
-# Their types are not declared to us: what they give is checked where it comes in.
+# These libraries are untyped: their values are checked where they are used.
 
 
 def zstandard() -> Any:
-    """The module. Raises UsageError when it is not installed."""
+    """Import the module. Raises UsageError when it is not installed."""
     return _extra("zstandard", "zstandard")
 
 
 def parquet() -> Any:
-    """pyarrow.parquet. Raises UsageError when it is not installed."""
+    """Import pyarrow.parquet. Raises UsageError when it is not installed."""
     return _extra("pyarrow.parquet", "pyarrow")
 
 
 def arrow_error() -> type[Exception]:
-    """What pyarrow raises for files it cannot read. Raises UsageError when it is not installed."""
+    """Return pyarrow's exception for unreadable files. Raises UsageError when it is not installed."""
     return _extra("pyarrow", "pyarrow").ArrowException
 
 
 def datasets() -> Any:
-    """Hugging Face's datasets. Raises UsageError when it is not installed."""
+    """Import Hugging Face's datasets. Raises UsageError when it is not installed."""
     return _extra("datasets", "datasets")
 
 
@@ -68,12 +68,12 @@ def _extra(module: str, package: str) -> Any:
         ) from error
 
 
-_RECORDS_A_STATE = 256  # telling where a stream stands takes time: records in between are counted
+_RECORDS_A_STATE = 256  # reading the stream's state is slow: records in between are counted
 
 
 @dataclass(frozen=True)
 class HuggingFaceSource:
-    """One split of a dataset."""
+    """One split of a Hugging Face dataset."""
 
     name: str
     location: str
@@ -83,7 +83,7 @@ class HuggingFaceSource:
     revision: str | None = None
 
     def open(self, position: Position) -> HuggingFaceReader:
-        """A reading from the position on. Raises UsageError without the library, DataError for a damaged position."""
+        """Start reading at the position. Raises UsageError without the library, DataError for a damaged position."""
         state, beyond = position.get("state"), position.get("beyond", 0)
         if not isinstance(state, Mapping | None) or not isinstance(beyond, int) or beyond < 0:
             raise DataError(f"The position of source {self.name!r} is damaged.", "Build a new data set.")
@@ -92,7 +92,7 @@ class HuggingFaceSource:
 
 
 class HuggingFaceReader:
-    """One reading. Its position is a state of the stream and the number of records taken beyond it."""
+    """One reading. Its position is a state of the stream and the number of records read after it."""
 
     def __init__(self, source: HuggingFaceSource, state: Mapping[str, JsonValue] | None, beyond: int) -> None:
         self._source = source
@@ -102,13 +102,13 @@ class HuggingFaceReader:
         self._without_field = 0
 
     def position(self) -> Position:
-        """Where the stream stands after the record given last."""
+        """Stream state and record count after the last record."""
         if self._state is None and self._beyond == 0:
             return {}
         return {"state": self._state, "beyond": self._beyond}
 
     def records(self) -> Iterator[SourceRecord]:
-        """All records from the position on. Raises SourceFailureError when the hub cannot be reached, DataError."""
+        """Yield all records from the position on. Raises SourceFailureError if the hub is unreachable, DataError."""
         library = datasets()
         failures = (OSError, library.exceptions.DatasetsError, ConnectionError, *_http_errors())
         try:
@@ -158,7 +158,7 @@ class HuggingFaceReader:
 
 
 def _http_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises when a connection breaks, by the versions of its HTTP library."""
+    """Return the exceptions of the hub's client for broken connections, which depend on its HTTP library."""
     from importlib import import_module, util
 
     libraries = [import_module(name) for name in ("httpx", "httpx2", "requests") if util.find_spec(name)]
@@ -171,7 +171,7 @@ _PACKED_BYTES = 2_048  # at a time: a block of 4 bytes may hold 128 KiB, so no m
 
 
 class ZstandardFile(io.RawIOBase):
-    """The unpacked bytes of a file. Raises EOFError where it ends within a frame, ZstdError where it is damaged."""
+    """The decompressed bytes of a file. Raises EOFError where it ends within a frame, ZstdError where it is damaged."""
 
     def __init__(self, packed: BinaryIO) -> None:
         self._packed = packed
@@ -181,11 +181,10 @@ class ZstandardFile(io.RawIOBase):
         self._output = memoryview(b"")
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer as far as there are bytes; 0 at the end."""
+        """Fill the buffer with the available bytes; 0 at the end."""
         while not self._output:
             if not self._input:
                 self._input = self._packed.read(_PACKED_BYTES)
@@ -217,16 +216,16 @@ _SKIP_BYTES = 1 << 20
 
 @dataclass
 class JsonLines:
-    """Reads files of one source; remembers whether the text field was ever there."""
+    """Reads the files of one source and remembers whether the text field ever occurred."""
 
     source: str
     text_field: str
-    waits_for_line_end: bool = False  # a file that grows: its last line may be half written
+    waits_for_line_end: bool = False  # for a growing file, whose last line may be incomplete
     _field_seen: bool = False
     _without_field: int = 0
 
     def read(self, path: Path, place: int) -> Iterator[tuple[SourceRecord, int]]:
-        """Records from byte `place` (unpacked) on. Raises SourceFailureError for a damaged or cut archive, DataError.
+        """Yield records from byte `place` (decompressed) on. Raises SourceFailureError if damaged, DataError.
 
         DataError: the first thousand documents of this reading have no such field.
         """
@@ -268,7 +267,7 @@ class JsonLines:
 
 
 def _packing(path: Path) -> str:
-    """The suffix that says how a file is packed; empty for a plain one."""
+    """Return the suffix of a compressed file; empty for a plain one."""
     suffix = path.suffix.lower()
     return suffix if suffix in {".gz", ".zst"} else ""
 
@@ -286,7 +285,7 @@ def _zstd_errors(path: Path) -> tuple[type[Exception], ...]:
 
 
 def _read_past(lines: BinaryIO, byte_count: int) -> None:
-    """Go to a place in an unpacking stream, which must read all that comes before it."""
+    """Skip to a place in a decompressing stream, which must read everything before it."""
     while byte_count > 0:
         read = len(lines.read(min(byte_count, _SKIP_BYTES)))
         if read == 0:
@@ -295,7 +294,7 @@ def _read_past(lines: BinaryIO, byte_count: int) -> None:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Lines with their sizes; of a line over the limit only the size is right, so that it is never held whole."""
+    """Yield lines with their sizes; a line over the limit is truncated, so it is never in memory as a whole."""
     while line := stream.readline(MAX_RECORD_BYTES + 1):
         size = len(line)
         if size > MAX_RECORD_BYTES:
@@ -309,13 +308,13 @@ _ROWS = 64  # at a time
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """Reads files of one source."""
+    """Reads the Parquet files of one source."""
 
     source: str
     text_field: str
 
     def read(self, path: Path, place: int) -> Iterator[tuple[SourceRecord, int]]:
-        """Records from row `place` on. Raises SourceFailureError for a damaged file, DataError without the column."""
+        """Yield records from row `place` on. Raises SourceFailureError if damaged, DataError without the column."""
         try:
             with parquet().ParquetFile(path, pre_buffer=False) as file:
                 names = [str(name) for name in file.schema_arrow.names]
@@ -351,7 +350,7 @@ class ParquetRows:
 
 
 def open_document_source(source: SourceConfiguration, *, follows: bool = False) -> DocumentSource:
-    """The source that is meant. With `follows` it may grow while it is read.
+    """Open the reader for a configured source. With `follows`, the source may grow while it is read.
 
     Raises UsageError when a library that this kind needs is not installed.
     """

@@ -24,7 +24,7 @@ from neuroshard.types import JsonValue
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """One source. Counts include shards that are made and not published yet."""
+    """Status of one source. Counts include shards that are not published yet."""
 
     shards: int
     published_shards: int
@@ -32,13 +32,13 @@ class SourceStatus:
     documents_processed: int
     documents_skipped: int
     last_shard_id: int  # -1: none
-    target_shards: int | None  # None: not known, there is no populator's state
+    target_shards: int | None  # None: unknown without a populator's state
     changed_at: str  # of its newest shard; "" when not known
 
 
 @dataclass(frozen=True)
 class DataSetStatus:
-    """A data set; without a manifest nothing is published yet."""
+    """Status of a data set; without a manifest nothing is published yet."""
 
     manifest: DataSetManifest | None
     unpublished_shards: int
@@ -46,7 +46,7 @@ class DataSetStatus:
     problem: str = ""  # why the populator's state is left out
 
     def to_json(self) -> dict[str, JsonValue]:
-        """For programs: /status of a server, and --json."""
+        """Return the JSON for /status and --json."""
         value: dict[str, JsonValue] = {
             "unpublished_shards": self.unpublished_shards,
             "sources": {name: asdict(source) for name, source in self.sources.items()},
@@ -70,7 +70,7 @@ class DataSetStatus:
 
 
 def status_of(manifest: DataSetManifest | None, checkpoints: Checkpoints | None, problem: str = "") -> DataSetStatus:
-    """Put both descriptions of a data set together."""
+    """Combine both descriptions of a data set."""
     published: Mapping[str, SourceCount] = {} if manifest is None else manifest.sources
     made: Mapping[str, SourceCheckpoint] = {} if checkpoints is None else checkpoints.sources
     per_shard = 0 if checkpoints is None else checkpoints.tokens_per_shard or 0
@@ -84,7 +84,7 @@ def status_of(manifest: DataSetManifest | None, checkpoints: Checkpoints | None,
 
 
 def read_status(place: ObjectReader) -> DataSetStatus:
-    """Status of the data set in a place. Raises DataError when there is none, or its manifest cannot be read."""
+    """Read the status of the data set in a place. Raises DataError when it is missing or its manifest is unreadable."""
     there = place.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
     manifest = parse_manifest(there.content) if there is not None else None
     problem = ""
@@ -102,7 +102,7 @@ def read_status(place: ObjectReader) -> DataSetStatus:
 
 
 def _source_status(published: SourceCount, made: SourceCheckpoint | None, tokens_per_shard: int) -> SourceStatus:
-    if made is None or made.shards < published.shards:  # an old copy of the populator's state tells nothing
+    if made is None or made.shards < published.shards:  # ignore an old copy of the populator's state
         return SourceStatus(
             shards=published.shards,
             published_shards=published.shards,
@@ -144,24 +144,24 @@ class ServerTrafficCount:
         self._traffic = ServerTraffic()
 
     def answered(self, status: int) -> None:
-        """A request got this HTTP status."""
+        """Count a request by its HTTP status."""
         name = {200: "whole", 206: "partial", 304: "not_modified"}.get(status, "refused")
         with self._lock:
             self._traffic = replace(self._traffic, **{name: getattr(self._traffic, name) + 1})
 
     def sent(self, byte_count: int) -> None:
-        """So many bytes of files went out."""
+        """Count bytes of files that were sent."""
         with self._lock:
             self._traffic = replace(self._traffic, bytes_sent=self._traffic.bytes_sent + byte_count)
 
     def now(self) -> ServerTraffic:
-        """All so far."""
+        """Return all counts since the start."""
         with self._lock:
             return self._traffic
 
 
 class FolderStatus:
-    """Answers /status. What the folder tells is read again only when one of its two descriptions changed."""
+    """Answers /status. The folder is read again only when one of its two descriptions changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -169,7 +169,7 @@ class FolderStatus:
         self._read: tuple[tuple[float, ...], dict[str, JsonValue]] | None = None
 
     def answer(self, traffic: ServerTraffic, uptime_seconds: float) -> bytes:
-        """JSON. What cannot be read is named under `problem`: the server goes on."""
+        """Return the JSON. Files that cannot be read are named under `problem`; the server continues."""
         value: dict[str, JsonValue] = {"uptime_seconds": round(uptime_seconds, 1), "requests": dict(vars(traffic))}
         with self._lock:
             state = _state(self._folder / MANIFEST_NAME) + _state(self._folder / CHECKPOINTS_NAME)

@@ -34,7 +34,7 @@ from neuroshard.types import ShardId
 
 
 def table_problems(place: ObjectReader, manifest: DataSetManifest) -> Iterator[str]:
-    """Every table is there, has its digest and its size, and continues the one before it."""
+    """Check that every table exists, has its digest and size, and continues the one before it."""
     before: TokenizerTable | None = None
     for entry in manifest.tokenizers:
         try:
@@ -64,7 +64,7 @@ def _table(place: ObjectReader, name: str, entry: TokenizerEntry) -> TokenizerTa
 
 
 def count_problems(manifest: DataSetManifest) -> Iterator[str]:
-    """The sums of the manifest agree with each other."""
+    """Check that the sums of the manifest agree."""
     tokens_per_shard, total = manifest.tokens_per_shard or 0, manifest.total_shards
     if manifest.total_tokens != total * tokens_per_shard:
         yield f"The manifest says {manifest.total_tokens} tokens, its {total} shards have {total * tokens_per_shard}."
@@ -77,7 +77,7 @@ def count_problems(manifest: DataSetManifest) -> Iterator[str]:
 
 
 def stored_problems(place: ObjectReader, manifest: DataSetManifest) -> Iterator[str]:
-    """The populator's state, where there is one, is at least as new as the manifest."""
+    """Check that a populator's state, if present, is at least as new as the manifest."""
     there = place.read(CHECKPOINTS_NAME, MAX_CHECKPOINTS_BYTES)
     if there is None:
         return
@@ -98,7 +98,7 @@ MAX_PROBLEMS = 100
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check found; `problems` says in words what is wrong, at most 100; `notes` what is only worth knowing."""
+    """The result of a check: at most 100 `problems` in words; `notes` are not errors."""
 
     total_shards: int
     shards_checked: int
@@ -108,13 +108,13 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything that was looked at is there and as the manifest says."""
+        """Whether everything that was checked exists and is as the manifest says."""
         return not self.problems
 
 
 @dataclass(frozen=True)
 class VerificationSample:
-    """So many shards, drawn at random, instead of all."""
+    """A number of random shards to check instead of all."""
 
     shards: int
     rng: Random
@@ -123,7 +123,7 @@ class VerificationSample:
 def verify_folder(
     folder: Path, *, trust: ManifestTrust | None = None, progress: Fraction = lambda _: None
 ) -> Verification:
-    """Hash every shard of a folder again. Raises DataError only when there is no readable manifest at all."""
+    """Hash every shard of a folder again. Raises DataError only when there is no readable manifest."""
     return verify(FolderDestination(folder), trust=trust or ManifestTrust(), progress=progress)
 
 
@@ -134,7 +134,7 @@ def verify(
     sample: VerificationSample | None = None,
     progress: Fraction = lambda _: None,
 ) -> Verification:
-    """Check everything but, with a sample, most shards; holds one shard and one page in memory.
+    """Check everything, or with a sample only some of the shards; one shard and one page are in memory.
 
     Raises DataError when there is no manifest that can be read and trusted, DataUnavailableError or StorageError when
     the place fails.
@@ -168,7 +168,7 @@ class _Check:
             self._wanted = frozenset(sample.rng.sample(range(total), sample.shards))
 
     def result(self) -> Verification:
-        """Look at everything."""
+        """Check everything and return the result."""
         manifest = self._manifest
         self._problems += table_problems(self._place, manifest)
         self._problems += count_problems(manifest)
@@ -185,7 +185,7 @@ class _Check:
         return Verification(manifest.total_shards, self._checked, manifest.signing_key, problems, tuple(self._notes))
 
     def _check_page(self, page: int, digest: str) -> None:
-        """A page, and those of its shards that are wanted; of a wrong page no shard can be checked."""
+        """Check a page and its selected shards; the shards of a wrong page cannot be checked."""
         name, entries = page_name(page), self._manifest.page_entries(page)
         there = self._place.read(name, MAX_PAGE_BYTES)
         if there is None:
@@ -224,7 +224,7 @@ class _Check:
             there = self._place.read(name, most)
         except DataUnavailableError:
             raise
-        except (DataError, StorageError) as error:  # too large, or this file alone cannot be read
+        except (DataError, StorageError) as error:  # too large, or only this file cannot be read
             yield error.message
             return
         if there is None:

@@ -36,14 +36,14 @@ from neuroshard.types import ShardId
 
 @dataclass(frozen=True)
 class Unpublished:
-    """Shards that an interrupted writer left at a place: the newest ones of `total_shards`, by their SHA-256."""
+    """The shards that an interrupted writer left: the newest ones of `total_shards`, by their SHA-256."""
 
     total_shards: int = 0
     digests: tuple[bytes, ...] = ()
     total_size_bytes: int = 0  # of all shards
 
     def after(self, published_shards: int) -> tuple[bytes, ...]:
-        """Digests of the shards that no manifest names. Raises DataError when some of them are not known."""
+        """Return the digests of the shards that no manifest names. Raises DataError when some are not known."""
         first = self.total_shards - len(self.digests)
         if self.total_shards and not first <= published_shards <= self.total_shards:
             raise DataError(
@@ -56,9 +56,9 @@ class Unpublished:
 class GenesisWriter:
     """Adds shards to a data set; `finish` publishes them: shards are there first, then pages, then the manifest.
 
-    Opening a place that has a manifest continues it: the size and the format of its shards stay. `finish`
-    may be called again after more shards. Two writers on one place: the second to publish gets a ConflictError and
-    changes nothing that a manifest names; hold the destination's claim to have it sooner.
+    Opening a place that has a manifest continues it: the size and the format of its shards stay. `finish` may be called
+    again after more shards. Two writers on one place: the second to publish gets a ConflictError and changes nothing
+    that a manifest names; with the destination's claim it fails sooner.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GenesisWriter:
         shard_format: ShardFormat = "bin",
         unpublished: Unpublished = Unpublished(),
     ) -> None:
-        """Raises DataError when `unpublished` does not fit what is published."""
+        """Raises DataError when `unpublished` does not match the published data set."""
         self._store = store
         self._previous, self._manifest_version = _existing_manifest(store)
         self.tokens_per_shard = tokens_per_shard
@@ -92,16 +92,16 @@ class GenesisWriter:
 
     @property
     def shard_count(self) -> int:
-        """Shards of the data set, those added but not yet published included."""
+        """Number of shards, including those not yet published."""
         return len(self._digests) // DIGEST_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """Of all those shards."""
+        """Size of all shards in bytes, including those not yet published."""
         return self._size_bytes
 
     def digest(self, shard: ShardId) -> bytes:
-        """SHA-256 of a shard's file."""
+        """Return the SHA-256 of a shard's file."""
         return bytes(self._digests[shard * DIGEST_BYTES : (shard + 1) * DIGEST_BYTES])
 
     def add_shard(self, ids: NDArray[np.integer[Any]]) -> ShardId:
@@ -128,7 +128,7 @@ class GenesisWriter:
         """Publish all shards added so far; `now` is a date for people, for example ISO 8601.
 
         Without a signer the manifest carries digests but counts as unverified. Raises DataError when there is no shard
-        or what is published was signed by another key, ConflictError when somebody else published meanwhile.
+        or what is published was signed by another key, ConflictError when another writer published meanwhile.
         """
         if not self._digests:
             raise DataError("A Genesis data set needs at least one shard.")
@@ -149,7 +149,7 @@ class GenesisWriter:
             pages=tuple(page_digest(page) for page in self._pages()),
         )
         data = serialise_manifest(manifest, signer)
-        checked = parse_manifest(data)  # a manifest nobody could read is not published
+        checked = parse_manifest(data)  # never publish a manifest that cannot be parsed
         self._refuse_other_publication()
         self._write_pages(previous)
         if previous is None or previous.tokenizers != manifest.tokenizers:
@@ -164,14 +164,14 @@ class GenesisWriter:
         return [digests[start : start + MAX_PAGE_BYTES] for start in range(0, len(digests), MAX_PAGE_BYTES)]
 
     def _write_pages(self, previous: DataSetManifest | None) -> None:
-        """Those that changed: a page grows at its end, so that the manifest before this one still finds its digests."""
+        """Write the changed pages: pages only grow at the end, so the previous manifest still finds its digests."""
         known = previous.pages if previous is not None else ()
         for number, page in enumerate(self._pages()):
             if known[number : number + 1] != (page_digest(page),):
                 put_current(self._store, page_name(number), page, max_bytes=MAX_PAGE_BYTES)
 
     def _refuse_other_publication(self) -> None:
-        """Before the first page changes; the conditional write of the manifest then has the last word."""
+        """Check before the first page changes; the conditional write of the manifest decides finally."""
         there = self._store.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if (Condition.ABSENT if there is None else there.version) != self._manifest_version:
             raise ConflictError(
@@ -204,7 +204,7 @@ def _existing_digests(store: ObjectStore, manifest: DataSetManifest) -> bytearra
 
 
 def _refuse_other_key(previous: DataSetManifest | None, signer: Signer | None) -> None:
-    """Nodes that trust the first key would refuse the rest."""
+    """Refuse another key, because nodes that trust the first key would refuse the data set."""
     if previous is None or previous.signing_key is None:
         return
     if signer is None or signer.public_key.hex() != previous.signing_key:
@@ -215,7 +215,7 @@ def _refuse_other_key(previous: DataSetManifest | None, signer: Signer | None) -
 
 
 def _grown_tokenizers(previous: DataSetManifest | None, entry: TokenizerEntry) -> tuple[TokenizerEntry, ...]:
-    """The table of the new shards is listed when it differs from the one before."""
+    """List the table of the new shards when it differs from the previous one."""
     if previous is None:
         return (entry,)
     newest = previous.tokenizers[-1]
