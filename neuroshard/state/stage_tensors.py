@@ -28,7 +28,10 @@ def materialise_moments(model: StageModel, optimizer: torch.optim.AdamW) -> None
 
 
 def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterState) -> dict[str, Tensor]:
-    """Map names to a stage's tensors (not copied): "model/<name>", "inner/<name>/<moment>", "outer/anchor and outer/velocity"."""
+    """Map names to a stage's tensors, not copied.
+
+    Names: "model/<name>", "inner/<name>/<moment>", "outer/anchor", "outer/velocity".
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()
