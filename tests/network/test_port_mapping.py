@@ -245,7 +245,7 @@ def test_without_a_router_it_is_looked_for_rarely_and_told_once(caplog: pytest.L
         live(scenario, finding_none("one", asked), finding_none("two", asked))
     assert asked == [(name, turn * RETRY_SECONDS) for turn in range(4) for name in ("one", "two")]
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "No port of a router leads to this node: No one. No two.")
+        ("INFO", "No router maps a port to this node: No one. No two.")
     ]
 
 

@@ -164,7 +164,7 @@ def test_logits_that_are_none_are_refused(answer: StageAnswer) -> None:
 
 
 def test_a_stage_cannot_have_taken_longer_than_its_answer_did() -> None:
-    boast = StageAnswer(output=activations(2), compute_seconds=1e300, recompute_seconds=1e301, seconds=1e302)
+    boast = StageAnswer(output=activations(2), compute_seconds=1e297, recompute_seconds=1e298, seconds=1e299)
 
     async def boasting(_sender: NodeId, frame: Frame) -> Frame:
         await anyio.lowlevel.checkpoint()

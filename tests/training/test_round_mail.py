@@ -43,7 +43,7 @@ def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
         with pytest.raises(RequestRefusedError, match="no message of a round"):
             await post.take(C, 1, -1, 0, PIECE)
         for size in (10**14, total + 1):
-            with pytest.raises(RequestRefusedError, match="no room"):
+            with pytest.raises(RequestRefusedError, match="no memory"):
                 await post.take(C, 1, size, 0, PIECE)
         with pytest.raises(RequestRefusedError, match="does not follow"):
             await post.take(C, 2, total, PART_BYTES, PIECE)
@@ -88,7 +88,7 @@ def test_what_a_vanished_node_began_to_send_gives_way_to_others_and_small_messag
         post = Post(network, total)
         await post.take(B, 1, total, 0, PIECE)
         await post.take(C, 1, total, 0, PIECE)
-        with pytest.raises(RequestRefusedError, match="no room"):
+        with pytest.raises(RequestRefusedError, match="no memory"):
             await post.take(D, 1, total, 0, PIECE)
         await post.take(D, 2, 4, 0, b"vote")
         await anyio.sleep(STALE_SECONDS + 1)
