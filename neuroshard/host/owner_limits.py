@@ -43,7 +43,11 @@ class TransferLedger:
     def __init__(self, folder: Path) -> None:
         """Read the count of earlier starts. Raises StorageError if the file cannot be read."""
         self._file: StateFile[MonthlyTransfer] = StateFile(
-            folder / LEDGER_FILE, MonthlyTransfer, "set_aside", "this month's transfer is counted from now on"
+            folder / LEDGER_FILE,
+            MonthlyTransfer,
+            "set_aside",
+            "this month's transfer is counted from now on",
+            data_dir=folder,
         )
         warnings = list[str]()
         kept = self._file.read(warnings.append) or MonthlyTransfer("", 0)

@@ -53,8 +53,8 @@ def summary(status: NodeStatus) -> str:
 
 log = logging.getLogger(__name__)
 
-# On Windows a signal does not interrupt a wait, so the main thread wakes up regularly.
-WAIT_SECONDS = 0.2 if sys.platform == "win32" else None
+# Short waits: a second signal may reach another thread, and then nothing but the end of a wait runs its handler.
+WAIT_SECONDS = 0.2
 
 
 def run_node(

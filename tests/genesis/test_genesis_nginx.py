@@ -32,8 +32,8 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(nginx_path() is None, reason="nginx is not installed (Debian package nginx-light)"),
 ]
-LARGE = 500_000  # tokens: 4 MB, two seconds at the slow rate
-SLOW = 2_000_000  # bytes a second
+LARGE = 2_000_000  # tokens: 4 MB, two seconds at the slow rate
+SLOW = 2_000_000  # bytes per second
 POLICY = RetryPolicy(first_seconds=0.05, longest_seconds=0.2, stall_seconds=10, progress_bytes=512)
 
 
