@@ -23,7 +23,7 @@ from benchmarks.society_process import status as some_status
 from neuroshard.errors import NeuroShardError
 from neuroshard.membership.announcements import report_topic
 from neuroshard.membership.claim_intake import signed_announcement, signed_report
-from neuroshard.membership.handshake import HandshakeMessage
+from neuroshard.membership.handshake import HANDSHAKE, HandshakeMessage
 from neuroshard.messages import Frame
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
@@ -266,6 +266,6 @@ async def bring_foreign_claims(network: Network, victim: Victim) -> None:
     for _ in range(1000):
         with suppress(NeuroShardError):  # refused, and banned in the end
             await network.transport.request(
-                victim.node_id, HandshakeMessage(somebody, None, ()).to_frame(), timeout_seconds=5
+                victim.node_id, Frame(HANDSHAKE, HandshakeMessage(somebody, None, ())), timeout_seconds=5
             )
         await trio.sleep(0.2)
