@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from neuroshard.api.rendering import encodable
 from neuroshard.status.data import RefreshState
 from neuroshard.status.owner_policy import TrainingAction
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage
@@ -144,7 +145,7 @@ def round_metrics(status: NodeStatus) -> Iterator[Metric]:
         for reason, count in one.abandoned:
             abandoned.add_metric([stage, reason.value], count)
         for refusal, count in one.refused:
-            refused.add_metric([stage, refusal], count)
+            refused.add_metric([stage, encodable(refusal)], count)
         for phase, value in vars(one.recent[-1].phases).items() if one.recent else ():
             if isfinite(value):
                 seconds.add_metric([stage, phase], value)
@@ -271,7 +272,7 @@ def _network(status: NodeStatus) -> Iterator[Metric]:
         kinds.add_metric([kind.value], sum(peer.connection is kind for peer in status.peers))
     refused = CounterMetricFamily(PREFIX + "network_refused", "What peers sent and was refused", labels=["reason"])
     for reason, count in counted(network.refused).items():
-        refused.add_metric([reason], count)
+        refused.add_metric([encodable(reason)], count)
     yield from (states, kinds, refused)
 
 
