@@ -24,6 +24,7 @@ from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.tasks import keep_running
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
+from neuroshard.signals import Signal
 from neuroshard.status.snapshot import NetworkState
 from neuroshard.types import NodeId
 
@@ -191,7 +192,7 @@ class Networking:
         self._peers_file = peers_file
         self._loopback_only = loopback_only
         self._network: Network | None = None
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._works: list[NetworkWork] = []
         self._failure = ""
         self._was_up = False
@@ -204,7 +205,7 @@ class Networking:
         self._forbidden = reason
         if reason and self._living is not None:
             self._living.cancel()
-        self._wake()
+        self._changed.notify()
 
     @property
     def is_wanted(self) -> bool:
@@ -224,7 +225,7 @@ class Networking:
     def attach(self, work: NetworkWork) -> None:
         """Run `work` with every network from now on; its failure restarts the network."""
         self._works.append(work)
-        self._wake()
+        self._changed.notify()
 
     async def run(self, *, must_open: bool = False) -> None:
         """Keep the network up until cancelled.
@@ -239,8 +240,7 @@ class Networking:
             return must_open and not self._was_up and isinstance(error, NetworkRefusedError)
 
         while True:
-            while self._forbidden:
-                await self._changed.wait()
+            await self._changed.until(lambda: not self._forbidden)
             with anyio.CancelScope() as self._living:
                 await keep_running("The network", self._live, self._tell_failure, is_final=is_final)
             self._living = None
@@ -292,7 +292,7 @@ class Networking:
                 if not leave.is_set():
                     gated = replace(network, transport=PolicyTransport(network.transport, self.gate))
                     self._network, self._failure, self._was_up = gated, "", True
-                    self._wake()
+                    self._changed.notify()
                 await leave.wait()
                 scope.deadline = anyio.current_time() + CLOSING_SECONDS
 
@@ -310,11 +310,10 @@ class Networking:
         """Start the work that is attached now, and later each new one."""
         begun = 0
         while True:
-            changed = self._changed
             for work in self._works[begun:]:
                 tasks.start_soon(work, network)
             begun = len(self._works)
-            await changed.wait()
+            await self._changed.wait()
 
     async def _keep_dialling(self, network: Network) -> None:
         limiter = anyio.CapacityLimiter(DIALS_AT_ONCE)
@@ -372,10 +371,6 @@ class Networking:
         if self._loopback_only:
             return "No other node is known on this computer."
         return "No other node was found yet."
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
 
 
 class SleepDetector:

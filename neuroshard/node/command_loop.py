@@ -18,6 +18,7 @@ from neuroshard.host.live_settings import Configuration
 from neuroshard.host.owner_limits import keep_pause
 from neuroshard.node.process import StopRequest
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause
+from neuroshard.signals import Signal
 from neuroshard.status.board import (
     Command,
     CommandAnswer,
@@ -63,9 +64,9 @@ class CommandLoop:
         self._decision = TrainingDecision()
         self._node: RunningNode | None = None
         self._is_between = False  # after one set of stages was detached and before the next is attached
-        self._commanded = anyio.Event()
         self._keeping = anyio.Lock()
-        self._arrived = anyio.Event()  # set when a command arrives, and then replaced
+        self._arrived = Signal()  # of a command in the channel
+        self._rules_changed = Signal()
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -74,7 +75,7 @@ class CommandLoop:
 
     async def until_commanded(self) -> None:
         """Wait for a command that may change the decision of the owner's rules."""
-        await self._commanded.wait()
+        await self._rules_changed.wait()
 
     def attach(self, node: RunningNode) -> None:
         """Send commands to this node's trainer from now on."""
@@ -101,21 +102,17 @@ class CommandLoop:
         try:
             async with anyio.create_task_group() as tasks:
                 token = trio.lowlevel.current_trio_token()
-                self._channel.listen(partial(_soon, token, self._notice))
+                self._channel.listen(partial(_soon, token, self._arrived.notify))
                 while True:
-                    # Take the event before the queue is emptied. A command that arrives after the last `take` then sets
-                    # this event and is not missed.
-                    arrived = self._arrived
+                    # Note the count before the queue is emptied. A command that arrives after the last `take` is then
+                    # not missed.
+                    arrived = self._arrived.count
                     while (waiting := self._channel.take()) is not None:
                         tasks.start_soon(self._answer, *waiting)
-                    await arrived.wait()
+                    await self._arrived.wait(after=arrived)
         finally:
             while (waiting := self._channel.take()) is not None:
                 waiting[1].set_exception(NotReadyError(STOPPING))
-
-    def _notice(self) -> None:
-        arrived, self._arrived = self._arrived, anyio.Event()
-        arrived.set()
 
     async def _answer(self, command: Command, answer: Future[CommandAnswer]) -> None:
         if not answer.set_running_or_notify_cancel():
@@ -140,7 +137,7 @@ class CommandLoop:
                 result = self._configuration.change(changes, str(self._board.current().state))
                 if self._node is not None:
                     self._node.apply_settings(self._configuration.settings)
-                self._wake_rules()
+                self._rules_changed.notify()
                 return result
             case Pause(duration):
                 return await self._pause(duration)
@@ -191,7 +188,7 @@ class CommandLoop:
 
     async def _keep_wish(self) -> str:
         """Store the requested pause for the next start; return "", or a sentence to append if that fails."""
-        self._wake_rules()
+        self._rules_changed.notify()
         async with self._keeping:  # one write at a time; each stores the newest request
             try:
                 await anyio.to_thread.run_sync(keep_pause, self._configuration.settings.data_dir, self._wish.asked)
@@ -199,10 +196,6 @@ class CommandLoop:
                 log.warning("%s", error)
                 return f" {error}"
         return ""
-
-    def _wake_rules(self) -> None:
-        commanded, self._commanded = self._commanded, anyio.Event()
-        commanded.set()
 
     def _throttle(self) -> None:
         """Set the compute thread's share of time. Before a pause, work in progress finishes at full speed."""
