@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,10 +25,16 @@ from neuroshard.host.autostart import Place, places_of_this_computer, start_comm
 from neuroshard.host.computer import default_threads
 from neuroshard.host.desktop import can_show_pages, open_browser_at
 from neuroshard.model.memory_limit import available_mb, probe_memory
-from neuroshard.node.process import ListenerHandover, StopRequest, outside_requests, show_first_instance
+from neuroshard.node.process import (
+    ListenerHandover,
+    MainThreadWaker,
+    StopRequest,
+    outside_requests,
+    show_first_instance,
+)
 
 LOOPBACK = "127.0.0.1"
-WAIT_SECONDS = 0.2  # how often the main thread wakes up, so that signals work on Windows too
+LOOK_SECONDS = 60.0  # between checks whether the page has been closed for long
 NOT_CARRIED = {*SECRET_KEYS, "token_file", "data_dir"}
 
 
@@ -70,7 +75,8 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Rea
         run = _FirstRun(loaded, load, lock, (host, port))
         # The wizard's server closes the duplicate. Connections that arrive before the node's server starts wait in
         # the original.
-        _serve(run, secret, listener.dup())
+        with run.waker:
+            _serve(run, secret, listener.dup())
         if run.stored is None:
             sys.stdout.write(f"Stopped: {run.stop.reason}. Nothing was stored.\n")
             return None
@@ -83,10 +89,10 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Rea
 def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:
     """Serve the wizard until the user finishes or stops it."""
     host, port = run.place
-    server = ApiServer(create_setup_app(SetupContext(run.desk, secret, host, port, run.stop.ask)), listener)
+    server = ApiServer(create_setup_app(SetupContext(run.desk, secret, host, port, run.ask_to_stop)), listener)
     server.start()
     try:
-        with outside_requests(run.stop, ends_with_stdin=False):
+        with outside_requests(run.stop, run.waker, ends_with_stdin=False):
             _show_page(dashboard_url(host, port), secret, port)
             run.wait()
     finally:
@@ -147,19 +153,25 @@ class _FirstRun:
         self, loaded: LoadedSettings, load: Callable[[], LoadedSettings], lock: InstanceLock, place: tuple[str, int]
     ) -> None:
         self.stop = StopRequest()
+        self.waker = MainThreadWaker()
         self.lock = lock  # lock of the chosen folder
         self.stored: LoadedSettings | None = None
         self.place = place  # host and port
         self._loaded, self._load = loaded, load
         self._autostart = _places()
-        self._ended = threading.Event()
         self.desk = SetupDraft(loaded, surroundings_of(self._autostart), self._finish)
 
     def wait(self) -> None:
         """Wait until the wizard is finished, stopped or abandoned, so that a closed page leaves no process behind."""
-        while not self._ended.wait(WAIT_SECONDS) and self.stop.reason is None:
+        while self.stored is None and self.stop.reason is None:
+            self.waker.wait(LOOK_SECONDS)
             if self.desk.is_abandoned():
                 self.stop.ask("its page has been closed for half an hour")
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Stop without storing anything. Any thread may call this."""
+        self.stop.ask(reason)
+        self.waker.wake()
 
     def _finish(self, first: FirstSettings, starts_with_computer: bool) -> Finished:
         folder = self._loaded.settings.data_dir
@@ -174,8 +186,9 @@ class _FirstRun:
                 lock.release()
             raise
         warning = self._start_with_computer(stored) if starts_with_computer else None
-        self.lock, self.stored = lock, stored
-        self._ended.set()  # last: the main thread, which now takes over, reads both values
+        self.lock = lock
+        self.stored = stored  # last: the main thread takes over now, and reads both values
+        self.waker.wake()
         return Finished(dashboard_url(stored.settings.host, stored.settings.port or self.place[1]), warning)
 
     def _start_with_computer(self, stored: LoadedSettings) -> str | None:

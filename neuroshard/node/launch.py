@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -27,7 +27,13 @@ from neuroshard.host.identity import wallet_of
 from neuroshard.host.live_settings import Configuration
 from neuroshard.node.application import Application, ExitReport, ProcessContext
 from neuroshard.node.demo import DemoOptions
-from neuroshard.node.process import ListenerHandover, StopRequest, outside_requests, show_first_instance
+from neuroshard.node.process import (
+    ListenerHandover,
+    MainThreadWaker,
+    StopRequest,
+    outside_requests,
+    show_first_instance,
+)
 from neuroshard.status.board import CommandChannel, StatusBoard
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus, PathsStatus
 from neuroshard.telemetry.counters import Counters
@@ -52,9 +58,6 @@ def summary(status: NodeStatus) -> str:
 
 
 log = logging.getLogger(__name__)
-
-# Short waits: a second signal may reach another thread, and then nothing but the end of a wait runs its handler.
-WAIT_SECONDS = 0.2
 
 
 def run_node(
@@ -97,10 +100,10 @@ def run_node(
         stack.callback(server.stop)
         _show_dashboard(dashboard_url(settings.host, port), warnings, open_browser=settings.browser and seat is None)
         stop = StopRequest()
-        with outside_requests(stop, ends_with_stdin=ends_with_stdin):
+        with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
             place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer)
-            report = _run_to_the_end(Application(place, commands).run)
+            report = _run_to_the_end(Application(place, commands).run, waker)
         log.info("%s", report.message)
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
@@ -145,12 +148,13 @@ def _prepare_native_threads() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-def _run_to_the_end(run: Callable[[], ExitReport]) -> ExitReport:
+def _run_to_the_end(run: Callable[[], ExitReport], waker: MainThreadWaker) -> ExitReport:
     """Run the task tree in its own thread. The main thread only waits for it and for signals."""
     with ThreadPoolExecutor(1, thread_name_prefix="neuroshard-tasks") as executor:
         outcome: Future[ExitReport] = executor.submit(run)
+        outcome.add_done_callback(lambda _: waker.wake())
         while not outcome.done():
-            wait([outcome], timeout=WAIT_SECONDS)
+            waker.wait()
         try:
             return outcome.result()
         except NeuroShardError as error:  # the command line prints it; the log file must contain it too

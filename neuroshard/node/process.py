@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from types import FrameType
+from typing import Self
 
 import trio
 
@@ -85,9 +86,47 @@ def _wait_for_end_of_input(stop: StopRequest) -> None:
     stop.ask("the program that started this node has ended")
 
 
+class MainThreadWaker:
+    """Lets the main thread sleep until a signal arrives or another thread wakes it. Close it after use.
+
+    The system may deliver a signal to any thread, but Python runs its handler only when the main thread executes code.
+    A wait on a lock would therefore delay the handler. So the main thread waits on a socket, and the interpreter
+    writes a byte to it as soon as a signal arrives.
+    """
+
+    def __init__(self) -> None:
+        self._receiving, self._sending = socket.socketpair()
+        self._sending.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._receiving.close()
+        self._sending.close()
+
+    def fileno(self) -> int:
+        """Descriptor of the socket for `signal.set_wakeup_fd`."""
+        return self._sending.fileno()
+
+    def wake(self) -> None:
+        """End the present wait, or the next one. Any thread may call this, also after the end of the waits."""
+        with suppress(OSError):  # closed, or full: then a wake-up is already waiting
+            self._sending.send(b"\0")
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait for a signal or for `wake`, at most for this time."""
+        self._receiving.settimeout(timeout_seconds)
+        with suppress(TimeoutError):
+            self._receiving.recv(4096)
+
+
 @contextmanager
-def outside_requests(stop: StopRequest, *, ends_with_stdin: bool) -> Generator[None]:
-    """SIGINT and SIGTERM ask for a clean stop; a second one ends the process at once."""
+def outside_requests(stop: StopRequest, waker: MainThreadWaker, *, ends_with_stdin: bool) -> Generator[None]:
+    """SIGINT and SIGTERM ask for a clean stop; a second one ends the process at once.
+
+    The main thread enters this block, and calls `waker.wait` in it.
+    """
     if ends_with_stdin:
         Thread(target=_wait_for_end_of_input, args=(stop,), name="neuroshard-leash", daemon=True).start()
     received = 0
@@ -100,8 +139,10 @@ def outside_requests(stop: StopRequest, *, ends_with_stdin: bool) -> Generator[N
         stop.ask(f"{signal.Signals(number).name} received")
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    descriptor = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(descriptor)
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import signal
+from threading import Thread, get_ident
+
+import pytest
 import trio
 import trio.testing
 
-from neuroshard.node.process import StopRequest
+from neuroshard.node.process import MainThreadWaker, StopRequest, outside_requests
 
 
 def test_a_stop_before_during_and_after_the_event_loop_is_no_error() -> None:
@@ -42,3 +46,23 @@ def test_only_what_was_told_last_happens() -> None:
 
     trio.run(main)
     assert reactions == ["training"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system cannot choose the thread of a signal")
+def test_a_signal_that_reaches_another_thread_wakes_the_main_thread() -> None:
+    stop = StopRequest()
+    with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=False):
+        sender = Thread(target=lambda: signal.pthread_kill(get_ident(), signal.SIGTERM))
+        sender.start()
+        while stop.reason is None:
+            waker.wait()
+        sender.join()
+    assert stop.reason == "SIGTERM received"
+
+
+def test_a_wake_up_before_the_wait_and_after_the_end_is_kept_or_ignored() -> None:
+    with MainThreadWaker() as waker:
+        for _ in range(100_000):  # more than the socket holds
+            waker.wake()
+        waker.wait()
+    waker.wake()
