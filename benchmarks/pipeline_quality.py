@@ -106,6 +106,10 @@ class _Bytes:
     def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
         """Nothing follows from it."""
 
+    def rewind(self, position: DataPosition) -> None:
+        """Only a pause asks for it, and there is none."""
+        raise NotImplementedError
+
     def status(self) -> DataStatus:
         """For nobody."""
         return DataStatus(source="memory", verified=False, explanation="")

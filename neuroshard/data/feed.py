@@ -191,6 +191,13 @@ class DataFeed:
         del self._losses[: -self._rule.losses]
         self._early_reason = self._early_reason or plateau_reason(self._losses, held_out_loss, self._rule)
 
+    def rewind(self, position: DataPosition) -> None:
+        """Continue from an earlier position. Losses that were noted since are forgotten."""
+        self._position = position
+        self._losses.clear()
+        self._early_reason = None
+        self._look_ahead()
+
     def status(self) -> DataStatus:
         """Return a snapshot for the dashboard, from memory only."""
         manifest = self._genesis.manifest

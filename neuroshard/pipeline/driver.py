@@ -52,6 +52,10 @@ class Feed(Protocol):
         """Record the losses of a step, on which the choice of the next shard depends."""
         ...
 
+    def rewind(self, position: DataPosition) -> None:
+        """Continue from an earlier position as after a restart from there, except with data that left this node."""
+        ...
+
     def status(self) -> DataStatus:
         """Return the status of the data for the dashboard."""
         ...
@@ -106,7 +110,9 @@ class InFlightLedger:
 
     def __init__(self) -> None:
         self.ended = Signal()  # a microbatch ended and is no longer in flight
+        self.cleared = Signal()  # all microbatches in flight were given up: the driver begins again
         self.next_step = 1  # number of the step that will use the next batch
+        self.position: DataPosition | None = None  # steps have used all data before it; None before the first step
         self._sent: dict[MicrobatchKey, _Sent] = {}
 
     @property
@@ -157,9 +163,15 @@ class InFlightLedger:
             self._sent[key].is_behind = True
             self.ended.notify()
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether a step has used all data that were read."""
+        return not self._sent
+
     def clear(self) -> None:
-        """Forget all microbatches in flight."""
+        """Give up all microbatches in flight."""
         self._sent.clear()
+        self.cleared.notify()
 
     def _advance(self) -> DataPosition | None:
         """Remove the used microbatches before the first unused one. Returns the position after them, or None."""
@@ -167,7 +179,7 @@ class InFlightLedger:
         for key, sent in list(self._sent.items()):
             if not sent.is_behind:
                 break
-            position = sent.position
+            position = self.position = sent.position
             del self._sent[key]
         return position
 
@@ -331,15 +343,21 @@ class Driver:
         self.flow = flow
 
     async def run(self) -> None:
-        """Drive until cancelled. Raises DataError from the feed and StageError for data that no stage can accept."""
-        try:
-            async with anyio.create_task_group() as lines:
-                for _ in range(self._options.in_flight):
-                    lines.start_soon(self._drive_on, lines)
-        finally:
-            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                for number, session in list(self._under_way.items()):
-                    await self._close(number, session)
+        """Drive until cancelled, and begin again when the ledger is cleared.
+
+        Raises DataError from the feed and StageError for data that no stage can accept.
+        """
+        while True:
+            try:
+                with self._ledger.cleared.cancels():
+                    async with anyio.create_task_group() as lines:
+                        for _ in range(self._options.in_flight):
+                            lines.start_soon(self._drive_on, lines)
+            finally:
+                with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                    for number, session in list(self._under_way.items()):
+                        await self._close(number, session)
+            self._begun = MICROBATCHES_OF_SESSION  # the present session is closed: the next key opens one
 
     async def _drive_on(self, lines: TaskGroup) -> None:
         while True:

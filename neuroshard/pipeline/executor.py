@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from math import inf, isfinite
-from pathlib import Path
 from threading import Condition, Event, Thread
 from typing import Any, TypeVar, cast
 
@@ -23,8 +22,8 @@ from neuroshard.model.backward import backward_from_gradient
 from neuroshard.model.transformer import KeyValueCache, StageModel
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
+from neuroshard.state.stage_tensors import without_values
 from neuroshard.state.system_resources import lower_thread_priority
-from neuroshard.state.tensor_file import map_to_disk
 
 WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
 
@@ -165,7 +164,6 @@ class StageExecutor:
         self.precision = precision
         self._loss_sums: list[Tensor] = []
         self._steps = 0
-        self._lies = False
 
     @property
     def weights(self) -> tuple[object, ...]:
@@ -314,38 +312,32 @@ class StageExecutor:
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
-    def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> bool:
-        """Map the tensors of a suspended stage to a file in `folder` until `resume`. Returns whether it has done so.
+    def drop_tensors(self) -> None:
+        """Free the memory of a suspended stage without gradients. Weights and moments then read as NaN.
 
-        Returns False if they were mapped before, there is no room on the disk, or they are no longer wanted. Raises
-        OSError.
+        `allocate_tensors` must come before a checkpoint is loaded.
         """
-        held = list(self._held())
-        if self._lies or (lying := map_to_disk(held, folder, is_wanted)) is None:
-            return False
-        for tensor, place in zip(held, lying, strict=True):
-            tensor.data = place
-        self._lies = True
-        return True
+        for tensor in self._held():
+            tensor.data = without_values(tensor)
+
+    def allocate_tensors(self) -> None:
+        """Reserve memory for dropped tensors. Their values are undefined until a checkpoint is loaded into them."""
+        for tensor in self._held():
+            tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def resume(self) -> None:
         """Move the tensors back to the device after `suspend`. After OutOfMemoryError, the stage is suspended again."""
-        if self._lies and self.device.type == "cpu":
-            for tensor in self._held():
-                tensor.data = tensor.data.clone()
         try:
             self._move(self.device)
         except torch.OutOfMemoryError:
             self.suspend()  # some of the tensors may already be on the device
             raise
-        self._lies = self.is_suspended = False
+        self.is_suspended = False
 
     def _held(self) -> Iterator[Tensor]:
-        """All tensors that have the shape of a parameter: weights, gradients and moments."""
+        """All tensors that have the shape of a parameter: weights and moments."""
         for parameter in self.model.parameters():
             yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
             for moment in self.optimizer.state[parameter].values():
                 if moment.shape == parameter.shape:
                     yield moment

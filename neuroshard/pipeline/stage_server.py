@@ -354,9 +354,9 @@ class StageServer:
         self.stop_admitting(reason)
         return self.intake.take()
 
-    async def discard(self, reason: str) -> None:
+    async def discard(self, reason: str, *, is_paused: bool = False) -> None:
         """Close the intake and drop the present step."""
-        self.stop_admitting(reason)
+        self.stop_admitting(reason, is_paused=is_paused)
         self._give_up_open()
         await self._until_idle()
         self.intake.take()

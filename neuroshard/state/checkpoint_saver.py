@@ -80,10 +80,6 @@ class CheckpointSchedule:
         """Return the schedule after a state was given to the writer; a failed write counts too, so the retry waits."""
         return replace(self, last_step=step, last_started=now, outer_step_waiting=False)
 
-    def written(self, now: float) -> CheckpointSchedule:
-        """Return the schedule after another write of the size of a state."""
-        return replace(self, last_started=now)
-
     def outer_step_done(self) -> CheckpointSchedule:
         """Return the schedule after an outer step: a save is due as soon as allowed, not only every ten steps."""
         return replace(self, outer_step_waiting=True)
@@ -256,7 +252,7 @@ class CheckpointSaver:
         sentences = list(restoration.warnings)
         if restoration.loaded is not None:
             meta = restoration.loaded.meta
-            self._schedule = CheckpointSchedule(self._schedule.policy, self._schedule.generation_bytes, meta.step)
+            self._schedule = replace(self._schedule, last_step=meta.step, outer_step_waiting=False)
             self._saved = (meta.step, self._clock())
             sentences.append(f"Restored step {meta.step}.")
         self._restored = " ".join(sentences) or None
@@ -285,10 +281,6 @@ class CheckpointSaver:
     def seconds_to_write(self) -> float:
         """Return the seconds until the write budget allows another state."""
         return self._schedule.seconds_to_write(self._clock())
-
-    def count_write(self) -> None:
-        """Count another write of the size of a state against the budget."""
-        self._schedule = self._schedule.written(self._clock())
 
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """Save in the background if it is due; call this after every step. Returns whether the state was taken."""

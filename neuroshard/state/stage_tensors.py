@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 
 import torch
 from torch import Tensor
@@ -54,3 +55,11 @@ def load_stage_tensors(
         if name not in OUTER_TENSORS:
             tensor.copy_(tensors[name])
     return state
+
+
+def without_values(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape and type that uses the memory of one NaN, so that no check takes it for real.
+
+    It cannot be written to.
+    """
+    return torch.full((), nan, dtype=tensor.dtype).expand(tensor.shape)

@@ -88,8 +88,11 @@ class StagingBuffers:
             yield bytes_of(tensor)
 
     def forget(self) -> None:
-        """Free the memory until the next copy, unless a writer reads it."""
-        if not (self._pinned or self.in_use):
+        """Free the memory until the next copy, and drop the references, unless a writer reads them."""
+        if self.in_use:
+            return
+        self._drop_references()
+        if not self._pinned:
             forget_contents(self._memory)
 
     def claim(self) -> None:
@@ -99,6 +102,9 @@ class StagingBuffers:
 
     def release(self) -> None:
         """Allow the next copy and drop the references."""
+        self._drop_references()
+        self._busy.release()
+
+    def _drop_references(self) -> None:
         for name in self._references:
             self._references[name] = None
-        self._busy.release()

@@ -1,4 +1,4 @@
-"""Tensors in files: the safetensors file of a checkpoint, the residual file next to it, and tensors mapped to disk.
+"""Tensors in files: the safetensors file of a checkpoint, and the residual file next to it.
 
 A safetensors file (https://huggingface.co/docs/safetensors) has 8 bytes of header length (little endian), a JSON
 header, and the raw little-endian tensors without gaps. It is hashed while it is written, and read only after its
@@ -7,10 +7,7 @@ time, and neither can hash while writing. Each of the two reads the files of the
 
 The residual file holds the SHA-256 of the tensor file and of the numbers, then the numbers: a residual belongs to one
 generation and is never sent to other nodes. A damaged or lost residual costs the rounding of one contribution, so the
-generation stays valid.
-
-Tensors of a paused stage are mapped from a file without a name: only the tensors that are read use memory. This does
-not work on Windows."""
+generation stays valid."""
 
 from __future__ import annotations
 
@@ -20,10 +17,8 @@ import math
 import mmap
 import os
 import secrets
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from itertools import pairwise
@@ -36,7 +31,6 @@ from torch import Tensor
 from neuroshard.config.state_file import TEMPORARY_PREFIX
 from neuroshard.errors import CheckpointError
 from neuroshard.state.checkpoint_manifest import IncompatibleCheckpointError, unreadable
-from neuroshard.state.disk_space import StorageLimits
 
 MAX_HEADER_BYTES = 10_000_000
 CHUNK_BYTES = 4 << 20
@@ -298,48 +292,3 @@ def _digest(residual: Tensor, tensors_sha256: str) -> bytes:
     digest = sha256(_LABEL + bytes.fromhex(tensors_sha256))
     digest.update(bytes_of(residual))
     return digest.digest()
-
-
-_PIECE_BYTES = 1 << 26  # written between two checks of `is_wanted`
-_ALIGNMENT = 64  # bytes: a vector load then stays in one cache line
-
-
-def map_to_disk(tensors: Sequence[Tensor], folder: Path, is_wanted: Callable[[], bool]) -> list[Tensor] | None:
-    """Return equal tensors in a private mapping of an unnamed file; writes to them do not change the file.
-
-    `tensors` are contiguous, on the CPU and not changed meanwhile. Returns None when the system does not support it,
-    the disk has no space, or `is_wanted` becomes false. All data is on the disk at the end. Raises OSError when it
-    cannot be written.
-    """
-    starts, size = list[int](), 0
-    for tensor in tensors:
-        starts.append(size)
-        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    if sys.platform == "win32" or size == 0:
-        return None
-    if shutil.disk_usage(folder).free < size + StorageLimits().reserve_bytes:
-        return None
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for start, tensor in zip(starts, tensors, strict=True):
-            file.seek(start)
-            if not _written(file, bytes_of(tensor), is_wanted):
-                return None
-        file.truncate(size)
-        file.flush()
-        os.fsync(file.fileno())  # the memory is released afterwards: no later write may fail
-        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    return [
-        torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=True)
-    ]
-
-
-def _written(file: IO[bytes], data: memoryview, is_wanted: Callable[[], bool]) -> bool:
-    """Write in pieces and sync large data, so a waiting caller is served soon; False when no longer wanted."""
-    for begin in range(0, len(data), _PIECE_BYTES):
-        if not is_wanted():
-            return False
-        file.write(data[begin : begin + _PIECE_BYTES])
-        if len(data) > _PIECE_BYTES:
-            os.fsync(file.fileno())
-    return True

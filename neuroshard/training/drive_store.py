@@ -214,6 +214,7 @@ class WriteAheadFeed:
         self._taken: deque[Batch] = deque()  # one sequence each, read but not yet returned
         self._safe = 0  # number of first entries of `_taken` whose position is on disk
         self._given: DataPosition | None = None
+        self._noted: DataPosition | None = None  # the last position on disk
 
     @property
     def position(self) -> DataPosition:
@@ -245,6 +246,14 @@ class WriteAheadFeed:
     def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
         self._feed.note_evaluation(train_loss, held_out_loss, step)
 
+    def rewind(self, position: DataPosition) -> None:
+        """Continue from an earlier position, but not from one before data that may have left this node."""
+        if self._noted is not None and _is_later(self._noted, position):
+            position = self._noted
+        if position != self._feed.position:  # otherwise the data in `_taken` follow, which are read but not returned
+            self._feed.rewind(position)
+            self._given = None
+
     def status(self) -> DataStatus:
         """Status of the feed, with the reason while the position cannot be written."""
         status = self._feed.status()
@@ -259,7 +268,7 @@ class WriteAheadFeed:
                 _LOG.warning("%s Nothing is driven until it can.", self._trouble)
                 await anyio.sleep(RETRY_SECONDS)
             else:
-                self._trouble = ""
+                self._trouble, self._noted = "", position
                 return
 
 

@@ -22,6 +22,7 @@ from neuroshard.pipeline.microbatch_call import measured_losses
 from neuroshard.pipeline.routing import Routing
 from neuroshard.training.parts import DriverParts
 from neuroshard.training.record import NotedLoss, TrainingRecord
+from neuroshard.types import DataPosition
 
 TRIES = 5  # per microbatch
 STAGE_RETRY_SECONDS = 0.2
@@ -54,6 +55,7 @@ class Evaluator:
         self._wall_clock = wall_clock
         self._clock = clock
         self._trained_seconds = 0.0  # since the last evaluation
+        self._first_position = driving.feed.position
 
     def replay_losses_to_feed(self, record: TrainingRecord) -> None:
         """Replay the losses on the record's shard, so that a resumed feed changes shards at the same step."""
@@ -62,6 +64,11 @@ class Evaluator:
             record.progress = replace(progress, noted=())
         for noted in record.progress.noted:
             feed.note_evaluation(noted.train_loss, noted.held_out_loss, noted.step)
+
+    def rewind_feed(self, record: TrainingRecord, position: DataPosition | None) -> None:
+        """Let the feed continue after the last step, as after a restart. `position` is None before the first step."""
+        self._driving.feed.rewind(self._first_position if position is None else position)
+        self.replay_losses_to_feed(record)
 
     def is_ready(self, record: TrainingRecord) -> bool:
         """Whether steps may be made: the first evaluation, the baseline of all others, comes before them.

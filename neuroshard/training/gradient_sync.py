@@ -139,6 +139,12 @@ class GradientSync(OuterSync):
             await self._take(agreed, before, step.averaging, offer, now)
         return True
 
+    def drop_tensors(self) -> None:
+        """Drop the accumulated gradients as well: no checkpoint contains them."""
+        super().drop_tensors()
+        self.gathered = None
+        self._offered.clear()
+
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Replace the state by that of a checkpoint and drop gradients of other weights."""
         super().restore(state, residual, replace(progress, inner_steps=0, sequences=0))

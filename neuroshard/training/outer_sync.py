@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import assert_never
 
 import anyio
@@ -32,7 +31,7 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
 from neuroshard.signals import Signal
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
-from neuroshard.state.tensor_file import map_to_disk
+from neuroshard.state.stage_tensors import without_values
 from neuroshard.status.snapshot import DilocoStatus
 
 _LOG = logging.getLogger(__name__)
@@ -94,12 +93,12 @@ class OuterSync:
         self._versions = versions
         self.exchange = exchange
         self._state = state
-        self._changes = 0  # of the state's values, not of their place in memory or on disk
+        self._changes = 0  # of the state's values; dropping them is no change
         self._root_of: int | None = None  # value of `_changes` for which the root was computed
         self.state_changed = Signal()
         self.residual = residual  # (d,), codec loss of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        self._offloaded = list[Tensor]()  # vectors in a file, see `offload_tensors`
+        self._is_dropped = False
 
     @property
     def state(self) -> OuterState:
@@ -215,9 +214,12 @@ class OuterSync:
         return None
 
     async def root_after(self, aggregate: Tensor, outer_step: int) -> str:
-        """Hex root of the state after this aggregate (k,) of several members; "" if the state is of another step."""
+        """Hex root of the state after this aggregate (k,) of several members.
+
+        Returns "" if the state is of another step, or not in memory.
+        """
         state, strategy = self.state, self.strategy
-        if state.outer_step != outer_step:
+        if self._is_dropped or state.outer_step != outer_step:
             return ""
         return await anyio.to_thread.run_sync(lambda: state_root(strategy.next_state(state, aggregate)))
 
@@ -245,32 +247,11 @@ class OuterSync:
             self._root_of = changes
             self.progress = replace(self.progress, state_root=root)
 
-    async def offload_tensors(self, folder: Path, is_wanted: Callable[[], bool]) -> None:
-        """Map the state to a file in `folder` until `reload_tensors`. Raises OSError."""
-        state, changes = self._state, self._changes
-        if self._offloaded:
-            return
-        vectors = (state.anchor, state.velocity)
-        lying = await anyio.to_thread.run_sync(map_to_disk, vectors, folder, is_wanted)
-        if lying is not None and self._changes == changes:
-            self._offloaded = lying
-            self._state = replace(state, anchor=lying[0], velocity=lying[1])
-
-    async def reload_tensors(self) -> None:
-        """Copy the offloaded vectors, of this or an earlier state, back to memory."""
-        state, lying = self._state, self._offloaded
-
-        def standing() -> OuterState:
-            anchor, velocity = (
-                vector.clone() if any(vector is one for one in lying) else vector
-                for vector in (state.anchor, state.velocity)
-            )
-            return replace(state, anchor=anchor, velocity=velocity)
-
-        if lying:
-            changes, risen = self._changes, await anyio.to_thread.run_sync(standing)
-            if self._changes == changes:
-                self._state, self._offloaded = risen, []
+    def drop_tensors(self) -> None:
+        """Free the memory of a state that a checkpoint contains. It reads as NaN until `restore`."""
+        state = self._state
+        self._state = replace(state, anchor=without_values(state.anchor), velocity=without_values(state.velocity))
+        self.residual, self._is_dropped = None, True
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count an abandoned round. Training continues."""
@@ -288,6 +269,7 @@ class OuterSync:
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Replace the state by that of a checkpoint."""
         self.state, self.residual, self.progress = state, residual, progress
+        self._is_dropped = False
 
     def exact_root(self) -> str:
         """Root of the present weights while they equal those that the group agreed on; "" after they have changed."""

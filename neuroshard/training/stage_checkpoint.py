@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.config.state_file import make_folder, reason_of
 from neuroshard.consensus.sync_strategies import first_outer_state, kept_length
 from neuroshard.errors import StorageError
 from neuroshard.model.transformer import StageModel
@@ -78,6 +77,7 @@ class Saver:
         self._executor = executor
         self._outer = outer
         self._wall_clock = wall_clock
+        self._dropped: CheckpointGeneration | None = None  # the state of the stage, if only the disk has it
 
     async def offer(self, record: TrainingRecord, outer_step_done: bool) -> bool:
         """Save in the background if a checkpoint is due after a step. Returns whether a save has begun."""
@@ -96,9 +96,27 @@ class Saver:
         return await self._compute.run(lambda: self._save(record), Priority.SMALL)
 
     async def restore(self) -> Restored | None:
-        """Load the newest undamaged checkpoint into the stage; None without one."""
+        """Load the newest undamaged checkpoint into the stage, whose tensors may be dropped; None without one."""
         await self._written()
         return await self._compute.run(self._restore, Priority.SMALL)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the stage's state is on the disk only."""
+        return self._dropped is not None
+
+    async def drop_tensors(self, saved: CheckpointGeneration) -> None:
+        """Free the memory of a suspended stage without gradients, whose state is in `saved`. `restore` loads it."""
+
+        def work() -> None:
+            self._executor.drop_tensors()
+            self._staging.forget()
+            trim_heap()
+
+        await self._written()
+        self._dropped = saved
+        self._outer.drop_tensors()
+        await self._compute.run(work, Priority.SMALL)
 
     async def rest(self) -> None:
         """Free memory that only the next checkpoint needs, after a running write has ended."""
@@ -110,33 +128,13 @@ class Saver:
         await self._written()
         await self._compute.run(work, Priority.SMALL)
 
-    def seconds_until_offload(self) -> float:
-        """Seconds until the owner's write limit allows as many bytes as a checkpoint has."""
-        return self._keeper.seconds_to_write()
+    async def seconds_until_save(self, record: TrainingRecord) -> float:
+        """Seconds until the owner's write limit allows this state to be saved; 0.0 if it is on disk already."""
 
-    async def offload_tensors(self, is_wanted: Callable[[], bool]) -> None:
-        """Map the large tensors of a suspended stage to a file next to its checkpoints, as long as this is wanted."""
+        def work() -> float:
+            return 0.0 if self._on_disk(self._meta(record)) else self._keeper.seconds_to_write()
 
-        def work() -> None:
-            if self._executor.offload_tensors(folder, is_wanted):
-                self._keeper.count_write()
-                trim_heap()
-
-        store = self._keeper.store
-        folder = store.folder
-        await self._written()
-        try:
-            make_folder(folder, store.data_dir)
-            await self._outer.offload_tensors(folder, is_wanted)
-            await self._compute.run(work, Priority.SMALL)
-        except OSError as error:
-            _LOG.info(
-                "The paused stage stays in memory: %s cannot be written (%s).", folder, reason_of(error, store.data_dir)
-            )
-
-    async def reload_tensors(self) -> None:
-        """Load the outer state to memory. The other tensors return when the accelerator is resumed."""
-        await self._outer.reload_tensors()
+        return await self._compute.run(work, Priority.SMALL)
 
     async def close(self) -> None:
         """Wait for a running write and stop the writer."""
@@ -155,6 +153,9 @@ class Saver:
         loaded = self._keeper.restore(expectation(self._identity)).loaded
         if loaded is None:
             return None
+        if self._dropped is not None:
+            self._executor.allocate_tensors()
+            self._dropped = None
         warning = thread_warning(loaded.meta.threads, self._identity.threads)
         if warning is not None:
             _LOG.warning("%s", warning)
@@ -162,7 +163,7 @@ class Saver:
 
     def _save(self, record: TrainingRecord) -> WriteReport:
         self._keeper.wait()
-        present = self._on_disk(self._meta(record))
+        present = self._dropped or self._on_disk(self._meta(record))
         if present is not None:
             return WriteReport(present.step, started=0.0, seconds=0.0, generation=present)
         return self._keeper.save(lambda: self._capture(record))

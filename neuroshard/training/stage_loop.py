@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.errors import StorageError
 from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, OwnShare, Pace
@@ -22,11 +24,11 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
+from neuroshard.training.stage_checkpoint import Restored
 
 _LOG = logging.getLogger(__name__)
 
 AUTO_STEP_SECONDS = 3.0  # without a microbatch, before a lone node makes a round that is due
-SECONDS_BEFORE_OFFLOAD = 10.0  # of a pause; a shorter pause does not justify the disk writes
 SECONDS_BEFORE_MEMORY_RETRY = 60.0  # before a full accelerator is tried again
 FULL = "Paused for a minute: the accelerator has no memory left. Another program may have it."
 
@@ -74,6 +76,8 @@ class StageLoop:
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
         self._held_since: float | None = None  # when this loop first saw a request to hold
+        self._moving = anyio.Lock()  # while tensors are dropped or loaded
+        self._readers = 0  # users of the tensors in a pause
         control.feed(parts.service.changed)  # the loop waits for this one signal
         if before is not None:
             before.parts.service.changed.feed(parts.service.changed)
@@ -140,8 +144,6 @@ class StageLoop:
     async def settle(self) -> None:
         """Drop the present step and save the result of the steps before it."""
         await self._service.leave()
-        # Finish the root before saving: the checkpoint contains it.
-        await self.parts.outer.finish_root()
         await self._save()
         if self.parts.saver is not None:
             await self.parts.saver.close()
@@ -207,12 +209,11 @@ class StageLoop:
                 await first_of(self._rest, self._asked)
         if self._control.is_stopping:
             return
-        if self.parts.saver is not None:
-            await self.parts.saver.reload_tensors()
         self.pace.restart()
         self._set_state(NodeState.TRAINING)
 
     async def _has_resumed(self) -> bool:
+        await self._load_tensors()
         try:
             await self._service.resume()
         except AcceleratorFullError as error:
@@ -237,13 +238,63 @@ class StageLoop:
         return self._control.is_paused and not self._control.is_stopping
 
     async def _rest(self) -> None:
-        """Free the memory that a paused stage does not need, and after a while offload its tensors to disk."""
-        saver = self.parts.saver
-        if saver is not None:
-            await saver.rest()
-            await anyio.sleep(max(SECONDS_BEFORE_OFFLOAD, saver.seconds_until_offload()))
-            await saver.offload_tensors(lambda: self._is_held and not self.requests.save_wanted)
+        """Free the memory that only the next checkpoint needs."""
+        if self.parts.saver is not None:
+            await self.parts.saver.rest()
         await anyio.sleep_forever()
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the stage's state is on the disk only."""
+        return self.parts.saver is not None and self.parts.saver.is_dropped
+
+    async def seconds_until_save(self) -> float:
+        """Seconds until the owner's write limit allows a checkpoint of the present state; 0.0 if it is on disk."""
+        return 0.0 if self.parts.saver is None else await self.parts.saver.seconds_until_save(self.record)
+
+    async def drop_tensors(self) -> bool:
+        """Drop the tensors of a paused stage whose state was just saved, and the present step, as a restart does.
+
+        Returns False if nothing was dropped: the state is not on disk or is in use, or the pause is over. The pause
+        waits at its end until the tensors are dropped, and then loads them.
+        """
+        async with self._moving:
+            saver, saved = self.parts.saver, None if self.last_report is None else self.last_report.generation
+            is_at_rest = self.state is NodeState.PAUSED and self._is_held and not self._readers
+            present = self.steps, self.parts.outer.state.outer_step
+            if saver is None or saved is None or (saved.step, saved.outer_step) != present or not is_at_rest:
+                return False
+            with anyio.CancelScope(shield=True):
+                await self._service.discard("The node is paused.", is_paused=True)
+                if self._ledger is not None and self.evaluator is not None and not self._ledger.is_clear:
+                    self._ledger.clear()  # the driver, which the pause has stopped from reading, begins again
+                    self.evaluator.rewind_feed(self.record, self._ledger.position)
+                await saver.drop_tensors(saved)
+            return True
+
+    @asynccontextmanager
+    async def in_memory(self) -> AsyncGenerator[None]:
+        """Keep the tensors in memory, also in a pause. Raises StorageError if their checkpoint cannot be read."""
+        self._readers += 1
+        try:
+            await self._load_tensors()
+            yield
+        finally:
+            self._readers -= 1
+
+    async def _load_tensors(self) -> None:
+        """Load dropped tensors from the newest checkpoint. Raises StorageError if there is none that can be read."""
+        async with self._moving:
+            saver = self.parts.saver
+            if saver is None or not saver.is_dropped:
+                return
+            with anyio.CancelScope(shield=True):  # tensors and record change together
+                restored = await saver.restore()
+                if restored is None:
+                    raise StorageError(
+                        "No checkpoint of the paused model can be read.", "The log says why. Check the disk."
+                    )
+                self._continue_from(restored)
 
     async def _asked(self) -> None:
         """Wait until the pause is over or a checkpoint is requested."""
@@ -252,6 +303,7 @@ class StageLoop:
 
     async def _save(self) -> None:
         number = self._control.saves  # later requests need another checkpoint
+        await self.parts.outer.finish_root()  # the checkpoint contains it
         self.last_report = await self._saved() or self.last_report
         self.requests.save_taken(number)
 
@@ -380,8 +432,11 @@ class StageLoop:
         if restored is None:
             return "There is no checkpoint to go back to; the weights are those before these steps."
         position = self.record.progress.position
-        self.record.replace_with(restored.record)
+        self._continue_from(restored)
         self.record.progress = replace(self.record.progress, position=position, noted=())
+        return f"The checkpoint of step {self.record.progress.steps} was restored."
+
+    def _continue_from(self, restored: Restored) -> None:
+        self.record.replace_with(restored.record)
         self._announce_step()
         self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)
-        return f"The checkpoint of step {self.record.progress.steps} was restored."

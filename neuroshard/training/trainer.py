@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
@@ -16,7 +17,7 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
 from neuroshard.pipeline.driver import Speed
 from neuroshard.pipeline.executor import Precision
-from neuroshard.signals import Signal
+from neuroshard.signals import Signal, first_of
 from neuroshard.status.board import CommandResult, Generate, GenerationSummary
 from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import PipelineFlow
@@ -210,6 +211,7 @@ def _checkpoints_of(loop: StageLoop) -> CheckpointStatus:
 
 _LOG = logging.getLogger(__name__)
 
+SECONDS_BEFORE_DROP = 10.0  # of a pause; a shorter pause does not justify a write to the disk
 FINAL_CHECKPOINT = "Saving a final checkpoint."
 
 
@@ -228,12 +230,15 @@ class Trainer:
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         wish: RequestedPause | None = None,
+        seconds_before_drop: float = SECONDS_BEFORE_DROP,
     ) -> None:
         """`records` of earlier starts: one per stage, or one for a trainer without stages. New ones by default.
 
-        `wish` is a pause that outlives this trainer. It applies from the start.
+        `wish` is a pause that outlives this trainer. It applies from the start. `seconds_before_drop` is the time of a
+        pause after which the tensors leave the memory.
         """
         self.parts = parts
+        self._seconds_before_drop = seconds_before_drop
         self._control = Control(wish or RequestedPause(monotonic, wall_clock))
         records = records or [TrainingRecord() for _ in parts.stages or (None,)]
         self._loops = compose(parts, records, LoopContext(self._control, wall_clock, monotonic, self._loop_changed))
@@ -279,7 +284,7 @@ class Trainer:
         return self._control.is_paused
 
     def pause(self, duration_seconds: float | None = None, reason: str = PAUSED_BY_USER) -> None:
-        """Stop after the running microbatches and free the accelerator. No work is lost."""
+        """Stop after the running microbatches and free the accelerator. No finished step is lost."""
         self._control.pause(reason, duration_seconds)
         self._wake_waiting()
 
@@ -305,7 +310,7 @@ class Trainer:
         Raises NotReadyError when training does not run, and StorageError when a checkpoint was not saved.
         """
         loops = self._loops.stages
-        if not (self._is_running and loops and all(loop.is_kept for loop in loops)):
+        if not (self._is_running and self._is_kept):
             raise NotReadyError("Checkpoints cannot be saved now.", "Try again when training runs.")
         number = self._control.save()
         for loop in loops:
@@ -345,7 +350,13 @@ class Trainer:
         """Continue a prompt between microbatches. Raises NotReadyError if this node cannot."""
         if self.parts.generator is None:
             raise NotReadyError("This node cannot generate text.", "It has no tokenizer.")
-        return await self.parts.generator.generate(request)
+        try:
+            async with AsyncExitStack() as used:
+                for loop in self._loops.stages:
+                    await used.enter_async_context(loop.in_memory())
+                return await self.parts.generator.generate(request)
+        finally:
+            self._wake_waiting()  # the tensors may be dropped again
 
     def snapshot(self) -> TrainerSnapshot:
         """Return the present status as values that any thread may read. Takes well under a millisecond."""
@@ -364,6 +375,8 @@ class Trainer:
                     companions.start_soon(stage.outer.update_root)  # peers look for replicas with the same root
             if self._loops.drive is not None:
                 companions.start_soon(self._loops.drive.driver.run)
+            if self._is_kept:
+                companions.start_soon(self._rest_in_pauses)
             async with anyio.create_task_group() as others:
                 for loop in self._loops.stages[1:]:
                     others.start_soon(loop.run)
@@ -371,6 +384,43 @@ class Trainer:
                 self._control.stop()  # the other stages end as well
             # The background tasks end last: a stage that is still draining needs its server and its driver.
             companions.cancel_scope.cancel()
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether this node holds stages, and all of them have checkpoints."""
+        return bool(self._loops.stages) and all(loop.is_kept for loop in self._loops.stages)
+
+    async def _rest_in_pauses(self) -> None:
+        while True:
+            await self._state_changed.until(lambda: self._is_at_rest)
+            await first_of(self._free_memory, partial(self._state_changed.until, lambda: not self._is_at_rest))
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return self._state is NodeState.PAUSED and self._control.is_paused and not self._control.is_stopping
+
+    async def _free_memory(self) -> None:
+        """Drop the tensors of a paused node when the pause has lasted: after a save, as at the end of a node.
+
+        They are loaded when the pause ends, as at a start, or for a text, after which they are dropped again.
+        """
+        loops = self._loops.stages
+        while True:
+            waits = [await loop.seconds_until_save() for loop in loops]
+            await anyio.sleep(max(self._seconds_before_drop, *waits))
+            try:
+                await self.save_now()
+            except StorageError as error:
+                _LOG.info("The paused model stays in memory: %s", error)
+                await anyio.sleep_forever()
+            # The driving stage comes last: the data go back to its last step only if no other stage here has kept
+            # what it accumulated since.
+            for loop in reversed(loops):
+                if not await loop.drop_tensors():
+                    break
+            else:
+                _LOG.info("The paused model has left the memory. It is loaded when training continues.")
+            await self._state_changed.until(lambda: not all(loop.is_dropped for loop in loops))
 
     async def _settle(self) -> None:
         """Drop the present steps and save the result of the steps before. A failing stage does not stop the others."""

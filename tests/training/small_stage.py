@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -99,6 +100,10 @@ class MemoryFeed:
         """Remember what was told."""
         self.noted.append((train_loss, held_out_loss, step))
 
+    def rewind(self, position: DataPosition) -> None:
+        """Go on from an earlier position."""
+        self.position = position
+
     def status(self) -> DataStatus:
         """Nothing much."""
         return DataStatus(source="memory", verified=False, explanation="Made up.")
@@ -110,6 +115,22 @@ async def paused_after(trainer: Trainer, steps: int) -> None:
         await anyio.sleep(0.001)
     trainer.pause()
     await trainer.wait_until_paused()
+
+
+async def tensors_dropped(trainer: Trainer) -> None:
+    """Wait until the tensors of a paused trainer have left the memory."""
+    with anyio.fail_after(20):
+        while not has_no_tensors(trainer):
+            await anyio.sleep(0.001)
+
+
+def has_no_tensors(trainer: Trainer) -> bool:
+    """Whether no weight, moment or anchor has memory of its own."""
+    tensors = list[Tensor]()
+    for held in trainer.parts.stages:
+        named = stage_tensors(held.executor.model, held.executor.optimizer, held.outer.state)
+        tensors += [tensor for tensor in named.values() if tensor.dim()]
+    return all(tensor.untyped_storage().nbytes() <= 4 and bool(tensor.isnan().all()) for tensor in tensors)
 
 
 async def state_becomes(trainer: Trainer, state: NodeState) -> None:
@@ -163,14 +184,16 @@ def make_trainer(
     stage: Stage,
     feed: Feed | None = None,
     parameters: RunParameters = PARAMETERS,
-    monotonic: Callable[[], float] | None = None,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+    seconds_before_drop: float = 10.0,
 ) -> Trainer:
     """A trainer that is a group of one and holds the whole model."""
     held = make_parts(compute, stage, parameters)
     feed = feed or MemoryFeed(stage.record.progress.position)
     driving = DriverParts(IDENTITY.node_id, feed, FixedRouting([LocalStageClient(held.service)]))
     parts = TrainerParts(parameters, (held,), driving)
-    return Trainer(parts, [stage.record]) if monotonic is None else Trainer(parts, [stage.record], monotonic=monotonic)
+    return Trainer(parts, [stage.record], monotonic=monotonic, seconds_before_drop=seconds_before_drop)
 
 
 def train(compute: ComputeThread, folder: Path, last_step: int, parameters: RunParameters = PARAMETERS) -> Trainer:

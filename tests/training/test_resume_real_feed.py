@@ -6,7 +6,16 @@ from random import Random
 import anyio
 import pytest
 import trio
-from small_stage import ARCHITECTURE, IDENTITY, make_stage, make_trainer, state_digest, windows
+from small_stage import (
+    ARCHITECTURE,
+    IDENTITY,
+    make_stage,
+    make_trainer,
+    paused_after,
+    state_digest,
+    tensors_dropped,
+    windows,
+)
 
 from neuroshard.data.assignment import RotationRule
 from neuroshard.data.cache import ShardCache
@@ -35,8 +44,16 @@ def genesis_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def train_on(genesis_folder: Path, folder: Path, compute: ComputeThread, last_step: int, rule: RotationRule) -> Trainer:
-    """Start or resume with the real feed, as a node does, and train up to a step."""
+def train_on(
+    genesis_folder: Path,
+    folder: Path,
+    compute: ComputeThread,
+    last_step: int,
+    rule: RotationRule,
+    *,
+    pauses: tuple[int, ...] = (),
+) -> Trainer:
+    """Start or resume with the real feed, as a node does, and train up to a step, with long pauses after some steps."""
     stage = make_stage(compute, folder / "checkpoints")
 
     async def main() -> Trainer:
@@ -54,9 +71,18 @@ def train_on(genesis_folder: Path, folder: Path, compute: ComputeThread, last_st
             start_node=stage.record.node_id,
             rule=rule,
         )
-        trainer = make_trainer(compute, stage, feed)
+        trainer = make_trainer(compute, stage, feed, seconds_before_drop=0.0)
+
+        async def pause() -> None:
+            for steps in pauses:
+                await paused_after(trainer, steps)
+                await tensors_dropped(trainer)
+                trainer.resume()
+                await trainer.wait_until_resumed()
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed.run)
+            tasks.start_soon(pause)
             await trainer.run(last_step)
             tasks.cancel_scope.cancel()
         assert trainer.snapshot().data.shard is not None
@@ -70,6 +96,9 @@ def test_resuming_is_exact_across_shards_and_early_rotations(
     genesis_folder: Path, tmp_path: Path, compute: ComputeThread, rule: RotationRule
 ) -> None:
     whole = train_on(genesis_folder, tmp_path / "whole", compute, 14, rule)
+    paused = train_on(genesis_folder, tmp_path / "paused", compute, 14, rule, pauses=(2, 3, 10))
+    assert state_digest(paused) == state_digest(whole)
+    assert paused.record.progress.position == whole.record.progress.position
     for stop_at in (2, 3, 10):
         train_on(genesis_folder, tmp_path / "parts", compute, stop_at, rule)
     resumed = train_on(genesis_folder, tmp_path / "parts", compute, 14, rule)

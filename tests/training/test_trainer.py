@@ -123,8 +123,8 @@ def test_a_pause_with_a_duration_ends_by_itself(compute: ComputeThread, tmp_path
     async def scenario() -> None:
         await steps_reach(trainer, 1)
         trainer.pause(0.05)
-        await state_becomes(trainer, NodeState.PAUSED)
         assert trainer.snapshot().paused_until is not None
+        await trainer.wait_until_paused()
         steps = trainer.steps
         await steps_reach(trainer, steps + 2)
         assert trainer.snapshot().paused_until is None
