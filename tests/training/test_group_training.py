@@ -87,7 +87,7 @@ def trained_overlapped(folder: Path, parameters: RunParameters) -> list[Node]:
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
             ]
             stages = [noted for node in nodes for noted in (node, *node.others)]
-            await trained_until(lambda: all(len(noted.anchors) >= 3 for noted in stages), nodes)
+            await trained_until(lambda: all(len(noted.weights) >= 3 for noted in stages), nodes)
             return nodes
 
     try:
