@@ -269,6 +269,8 @@ class StageModel(nn.Module):
     `initialise` or `load_vector`.
     """
 
+    __call__: Callable[..., Tensor]  # that of nn.Module, which runs `forward`
+
     def __init__(self, architecture: Architecture, layers: LayerRange | None = None) -> None:
         super().__init__()
         whole = LayerRange(0, architecture.layer_count)

@@ -146,12 +146,21 @@ class InFlightLedger:
 
     def stepped(self, keys: Iterable[MicrobatchKey]) -> OwnShare:
         """Record a step made of these microbatches, including other drivers', and return this node's share of it."""
-        own = [self._sent[key] for key in keys if key in self._sent]
-        for sent in own:
+        loss_sums, tokens, position = list[Tensor](), 0, None
+        for key in keys:
+            sent = self._sent.get(key)
+            if sent is None:
+                continue
             sent.is_behind = True
-        results = [sent.result for sent in own if sent.result is not None]
-        loss_sums = tuple(result.loss_sum for result in results)
-        return OwnShare(self._advance(), loss_sums, sum(result.token_count for result in results))
+            if sent.result is not None:
+                loss_sums.append(sent.result.loss_sum)
+                tokens += sent.result.token_count
+        for key, sent in list(self._sent.items()):  # in the order of the data, up to the first one that is not behind
+            if not sent.is_behind:
+                break
+            position = self.position = sent.position
+            del self._sent[key]
+        return OwnShare(position, tuple(loss_sums), tokens)
 
     def begin_step(self, number: int) -> None:
         """Assign the data that are read from now on to this step."""
@@ -173,16 +182,6 @@ class InFlightLedger:
         self._sent.clear()
         self.cleared.notify()
 
-    def _advance(self) -> DataPosition | None:
-        """Remove the used microbatches before the first unused one. Returns the position after them, or None."""
-        position = None
-        for key, sent in list(self._sent.items()):
-            if not sent.is_behind:
-                break
-            position = self.position = sent.position
-            del self._sent[key]
-        return position
-
 
 NOTICEABLE_WAIT_SECONDS = 1.0
 
@@ -196,14 +195,12 @@ class Pace:
         self.step_seconds = 0.0  # duration of the last step
         self._mark = monotonic()
 
-    def step_ended(self) -> None:
-        """End the present step and begin the next one."""
+    def step_ended(self, tokens: int) -> None:
+        """End the present step and begin the next one. A skipped step has no tokens and does not change the speed."""
         now = self.monotonic()
         self.step_seconds, self._mark = now - self._mark, now
-
-    def count(self, tokens: int) -> None:
-        """Update the speed with the tokens of the step that has just ended."""
-        self.speed = self.speed.after_step(self.step_seconds, tokens)
+        if tokens:
+            self.speed = self.speed.after_step(self.step_seconds, tokens)
 
     def restart(self) -> None:
         """Exclude the time since the last step from the measurement."""
@@ -367,9 +364,11 @@ class Driver:
                 self._ledger.sent(key, batch.position)
             await self._drive(key, batch)  # calls the first stage before another line can read a batch
             self._under_way[key.session].left -= 1
-            for number in self._ended_sessions():
-                self._under_way[number].is_closing = True
-                lines.start_soon(self._close, number, self._under_way[number])
+            for number, session in self._under_way.items():
+                may_grow = number == self._session and self._begun < MICROBATCHES_OF_SESSION
+                if session.left == 0 and not (may_grow or session.is_closing):
+                    session.is_closing = True
+                    lines.start_soon(self._close, number, session)
 
     async def _next_batch(self) -> Batch:
         """Read the next batch only when the first stage needs it."""
@@ -396,15 +395,6 @@ class Driver:
         self._begun += 1
         self._under_way[self._session].left += 1
         return MicrobatchKey(self._node_id, self._session, self._begun)
-
-    def _ended_sessions(self) -> list[int]:
-        """Numbers of the sessions in which no microbatch is running and none will begin."""
-        is_over = self._begun >= MICROBATCHES_OF_SESSION
-        return [
-            number
-            for number, session in self._under_way.items()
-            if session.left == 0 and (number != self._session or is_over) and not session.is_closing
-        ]
 
     async def _drive(self, key: MicrobatchKey, batch: Batch) -> None:
         """Send a microbatch through all stages until each has accumulated it.

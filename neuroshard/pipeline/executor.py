@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from math import inf, isfinite
 from threading import Condition, Event, Thread
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio
 import torch
@@ -201,7 +201,7 @@ class StageExecutor:
         """
         leaf = self._leaf(inputs)
         with autocast(self.device, self.precision):
-            loss_sum = self.model.loss_sum(self._outputs(leaf), labels.to(self.device))
+            loss_sum = self.model.loss_sum(self.model(leaf), labels.to(self.device))
         if not (self.model.is_first or is_loss(loss_sum.item(), labels.numel())):
             return loss_sum.detach(), None
         self._loss_sums.append(loss_sum.detach())
@@ -239,7 +239,7 @@ class StageExecutor:
     def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Forward pass without gradients: activations (b, t, d), or with labels each sequence's summed loss (b,)."""
         with autocast(self.device, self.precision):
-            output = self._outputs(inputs.to(self.device))
+            output = self.model(inputs.to(self.device))
             if labels is None:
                 return output
             labels = labels.to(self.device)
@@ -257,8 +257,7 @@ class StageExecutor:
         Returns activations (1, t, d), or in the last stage the logits (vocabulary,) of the next token. Computes in
         fp32: for one token at a time, casting the weights costs more than the products.
         """
-        forward = cast("Callable[[Tensor, KeyValueCache], Tensor]", self.model)
-        output = forward(inputs.to(next(self.model.parameters()).device), cache)
+        output = self.model(inputs.to(next(self.model.parameters()).device), cache)
         return self.model.logits(output[:, -1:])[0, 0].float() if self.model.is_last else output
 
     def step(self, learning_rate: float, max_norm: float, token_count: int) -> StepResult:
@@ -290,7 +289,8 @@ class StageExecutor:
         if not gradients or token_count < 1:
             raise ValueError("a step needs the gradients of at least one microbatch")
         summed_norm = torch.nn.utils.get_total_norm(gradients)
-        measured = torch.stack([self._summed_loss(), summed_norm]).cpu() / token_count  # one wait for the accelerator
+        summed_loss = torch.stack(self._loss_sums).sum() if self._loss_sums else torch.zeros((), device=self.device)
+        measured = torch.stack([summed_loss, summed_norm]).cpu() / token_count  # one wait for the accelerator
         loss = measured[0].item() if self._loss_sums else None
         norm = measured[1].item()
         return StepResult(loss, norm, finite=isfinite(norm) and (loss is None or isfinite(loss)))
@@ -348,13 +348,7 @@ class StageExecutor:
 
     def _activations(self, inputs: Tensor) -> Tensor:
         with autocast(self.device, self.precision):
-            return self._outputs(inputs)
-
-    def _outputs(self, inputs: Tensor) -> Tensor:
-        return cast("Callable[[Tensor], Tensor]", self.model)(inputs)
-
-    def _summed_loss(self) -> Tensor:
-        return torch.stack(self._loss_sums).sum() if self._loss_sums else torch.zeros((), device=self.device)
+            return self.model(inputs)
 
     def _apply(self, learning_rate: float, divisor: float) -> None:
         """Make the optimizer step. Fused AdamW divides the gradients as it reads them, which saves a pass over them."""
@@ -445,7 +439,9 @@ class ComputeThread:
     async def finish(self, result: Future[T]) -> T:
         """Wait for a submitted job as `run` does. Afterwards the job has ended or was dropped, also if cancelled."""
         done = anyio.Event()
-        result.add_done_callback(_wake_up_from_thread(done))
+        token = trio.lowlevel.current_trio_token()
+        # called on the compute thread, which may not set the event itself
+        result.add_done_callback(lambda _: token.run_sync_soon(done.set))  # pyright: ignore[reportUnknownMemberType]
         try:
             await done.wait()
         finally:
@@ -480,7 +476,7 @@ class ComputeThread:
 
     def _next(self) -> tuple[_Job, Priority] | None:
         """Wait for the next job. Returns None after `close`, when no job is left."""
-        small, text, training = (self._waiting[priority] for priority in Priority)
+        small, text, training = self._waiting.values()
         with self._changed:
             while True:
                 rest = self._seconds_to_rest() if training and not self._closed else 0.0
@@ -518,16 +514,6 @@ class ComputeThread:
             job.result.set_exception(error)
         else:
             job.result.set_result(value)
-
-
-def _wake_up_from_thread(done: anyio.Event) -> Callable[[Future[Any]], None]:
-    """Return a callback that sets an event of the running trio loop from another thread."""
-    token = trio.lowlevel.current_trio_token()
-
-    def wake(_result: Future[Any]) -> None:
-        token.run_sync_soon(done.set)  # pyright: ignore[reportUnknownMemberType]
-
-    return wake
 
 
 def _wait_for_accelerator() -> None:

@@ -233,9 +233,9 @@ async def _told(routing: Routing, stage: int, ask: Callable[[StageClient], Await
                 routing.failed(stage, hop, failure)
 
 
-def hop_times(node_id: NodeId, timings: Iterable[RequestTiming]) -> HopTimes:
-    """Sum the times and bytes of one microbatch's requests to one stage."""
-    known = tuple(timings)
+def hop_times(node_id: NodeId, timings: Iterable[RequestTiming], key: MicrobatchKey) -> HopTimes:
+    """Sum the times and bytes of one microbatch's requests to one stage, whose newest requests are `timings`."""
+    known = [one for one in timings if (one.session, one.microbatch) == (key.session, key.microbatch)]
     return HopTimes(
         node_id,
         compute_seconds=sum(timing.compute_seconds for timing in known),
@@ -249,17 +249,13 @@ def hop_times(node_id: NodeId, timings: Iterable[RequestTiming]) -> HopTimes:
 
 def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> MicrobatchTrace:
     """Describe a microbatch that every stage has accumulated; `ended_at` is in seconds since the epoch."""
-    name = (run.key.session, run.key.microbatch)
-    hops = [hop for hop in run.hops if hop is not None]
     return MicrobatchTrace(
-        *name,
+        run.key.session,
+        run.key.microbatch,
         ended_at=ended_at,
         seconds=seconds,
         tokens=run.tokens,
-        hops=tuple(
-            hop_times(hop.node_id, (one for one in hop.timings if (one.session, one.microbatch) == name))
-            for hop in hops
-        ),
+        hops=tuple(hop_times(hop.node_id, hop.timings, run.key) for hop in run.hops if hop is not None),
         takeovers=tuple(
             Takeover(one.stage, one.before.node_id, one.after.node_id, one.is_exact) for one in run.replacements
         ),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 from torch import Tensor
 
 from neuroshard.pipeline.executor import OpenMicrobatch
 from neuroshard.pipeline.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageBusyError
+from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 _REMEMBERED_CLOSED = 64  # closed sessions of a driver that are stored one by one; all older ones count as closed
@@ -46,7 +48,7 @@ class MicrobatchWork:
     sequences: int
     tokens: int
     kept_bytes: int
-    turn: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))  # a repeated request waits
+    turn: anyio.Lock = field(default_factory=partial(anyio.Lock, fast_acquire=True))  # a repeated request waits
     running: bool = False  # a job of it is queued or runs
     dropped: bool = False  # given up: its job must not be repeated
     counted: bool = False  # as accumulated or given up
@@ -249,19 +251,17 @@ class Accumulated:
     tokens: int = 0
     keys: tuple[MicrobatchKey, ...] = ()  # in the order in which they were accumulated
 
-    def plus(self, key: MicrobatchKey, sequences: int, tokens: int) -> Accumulated:
-        """Include one more microbatch."""
-        return Accumulated(self.sequences + sequences, self.tokens + tokens, (*self.keys, key))
-
 
 class StepIntake:
     """Counts the microbatches of the present step. Once opened, it admits as many sequences as the step needs.
 
-    Belongs to the event loop's thread. Its owner signals every change. Open sequences count towards the step before
-    they are accumulated, so that drivers cannot begin more microbatches than it needs.
+    Belongs to the event loop's thread. Its owner calls `notify` after every change. Open sequences count towards the
+    step before they are accumulated, so that drivers cannot begin more microbatches than it needs.
     """
 
     def __init__(self, sequences_per_step: int) -> None:
+        self.changed = Signal()
+        self.closed = Signal()  # no more microbatches may begin now
         self.accumulated = Accumulated()
         self.wanted = sequences_per_step
         self.closed_because: str | None = "The stage is not ready yet."  # None: opened and not closed since
@@ -309,13 +309,20 @@ class StepIntake:
 
     def finish(self, key: MicrobatchKey, sequences: int, tokens: int) -> None:
         """Count an open microbatch as accumulated."""
-        self.accumulated = self.accumulated.plus(key, sequences, tokens)
+        before = self.accumulated
+        self.accumulated = Accumulated(before.sequences + sequences, before.tokens + tokens, (*before.keys, key))
         self.withdraw(sequences)
 
     def withdraw(self, sequences: int) -> None:
         """Remove a microbatch of this many sequences from the open ones."""
         self.open_microbatches -= 1
         self._open_sequences -= sequences
+
+    def notify(self) -> None:
+        """Wake the tasks that wait for a change."""
+        self.changed.notify()
+        if not self.is_open:
+            self.closed.notify()
 
     def take(self) -> Accumulated:
         """Return the accumulated microbatches and begin the next step without any."""

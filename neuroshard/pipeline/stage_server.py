@@ -29,7 +29,6 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.sessions import Accumulated, MicrobatchWork, SessionLimits, SessionTable, StepIntake
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, StageShapes
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId
 
 MEDIANS = 3.0  # a longer gradient is clipped to this multiple of the median
@@ -103,7 +102,7 @@ class ServiceLimits:
                 assert_never(hold)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServiceCounts:
     """Counts of microbatches at this stage since the start."""
 
@@ -111,17 +110,6 @@ class ServiceCounts:
     repeated: int = 0  # repeated requests that were answered from memory
     given_up: int = 0  # begun but never accumulated
     recomputed: int = 0  # accumulated ones whose forward pass was computed twice
-
-    def plus(
-        self, *, microbatches: int = 0, repeated: int = 0, given_up: int = 0, recomputed: int = 0
-    ) -> ServiceCounts:
-        """Add to the counts."""
-        return ServiceCounts(
-            self.microbatches + microbatches,
-            self.repeated + repeated,
-            self.given_up + given_up,
-            self.recomputed + recomputed,
-        )
 
 
 class StageServer:
@@ -149,8 +137,7 @@ class StageServer:
         self.compute = compute
         self.executor = executor
         self.intake = StepIntake(sequences_per_step)
-        self.changed = Signal()  # changes of the intake, the sessions, or the state of the stage
-        self.closed = Signal()  # signals that no more microbatches may begin now
+        self.changed = self.intake.changed  # also for changes of the sessions and of the state of the stage
         self.counts = ServiceCounts()
         self._limits = limits or ServiceLimits()
         self._shapes = StageShapes.of(executor.model, batch_size)
@@ -174,16 +161,6 @@ class StageServer:
     def is_filled(self) -> bool:
         """Whether collecting must end: the step is complete, the weights are spoilt, or memory has run out."""
         return self.intake.is_full or self.is_spoilt or self.lacks_memory
-
-    @property
-    def is_open(self) -> bool:
-        """Whether another microbatch may begin."""
-        return self.intake.is_open
-
-    @property
-    def missing(self) -> int:
-        """Number of sequences that the present step still needs."""
-        return self.intake.missing
 
     @property
     def gradient_limit(self) -> GradientLimit:
@@ -297,12 +274,12 @@ class StageServer:
         """Admit microbatches."""
         self.intake.open()
         self._complete_since = None
-        self._notify()
+        self.intake.notify()
 
     def stop_admitting(self, reason: str, *, is_paused: bool = False) -> None:
         """Admit no more microbatches. A driver that waits for data for the next one stops waiting."""
         self.intake.close(reason, is_paused=is_paused)
-        self._notify()
+        self.intake.notify()
 
     async def filled(self) -> None:
         """Wait until `is_filled`."""
@@ -402,7 +379,7 @@ class StageServer:
             work.keeps_graph = self._graphs < self._kept_graphs
             self._graphs += work.keeps_graph
         self.intake.begin(sequences)
-        self._notify()
+        self.intake.notify()
         return work
 
     async def _room_for(self, key: MicrobatchKey, kept_bytes: int) -> None:
@@ -446,7 +423,7 @@ class StageServer:
     def _is_repeated(self, work: MicrobatchWork, *, is_answered: bool) -> bool:
         """Whether an earlier call has the answer. Raises UnknownMicrobatchError if the microbatch was given up."""
         if is_answered:
-            self.counts = self.counts.plus(repeated=1)
+            self.counts.repeated += 1
         elif work.dropped:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} was given up.", "Begin it again.")
         return is_answered
@@ -467,7 +444,7 @@ class StageServer:
             if result is not None and not result.cancelled() and result.exception() is None:
                 self._keep(work, result.result())
             self._book(work)
-            self._notify()
+            self.intake.notify()
         if work.is_refused:
             raise SpoiltMicrobatchError("This microbatch came out with values that are not numbers.")
 
@@ -496,7 +473,8 @@ class StageServer:
         if work.done:
             self._settle(work)
             self.intake.finish(work.key, work.sequences, work.tokens)
-            self.counts = self.counts.plus(microbatches=1, recomputed=work.keeps_graph is False)
+            self.counts.microbatches += 1
+            self.counts.recomputed += work.keeps_graph is False
         elif work.dropped or work.opened is None:
             self._give_up(work)
 
@@ -509,7 +487,7 @@ class StageServer:
         work.opened = work.output = None
         self._table.drop(work)
         self.intake.withdraw(work.sequences)
-        self.counts = self.counts.plus(given_up=1)
+        self.counts.given_up += 1
 
     def _settle(self, work: MicrobatchWork) -> None:
         """Mark a microbatch as accumulated or given up. Its graph is no longer kept."""
@@ -522,12 +500,7 @@ class StageServer:
     def _let_go(self, works: list[MicrobatchWork]) -> None:
         for work in works:
             self._give_up(work)
-        self._notify()
-
-    def _notify(self) -> None:
-        self.changed.notify()
-        if not self.intake.is_open:
-            self.closed.notify()
+        self.intake.notify()
 
     def _backward_pass(self, work: MicrobatchWork, gradient: Tensor) -> PassResult:
         """Run on the compute thread, where the gradients of all drivers pass the limit one after the other."""

@@ -78,7 +78,7 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Loop
         raise ValueError("a node that holds stages drives only with the first one")
     ledger = InFlightLedger()
     stages = _stage_loops(parts, records, shared, pace, ledger=ledger, evaluator=evaluator)
-    driver = _driver(parts, driving, shared, room=parts.stages[0].service, ledger=ledger, waiting=waiting)
+    driver = _driver(parts, driving, shared, room=parts.stages[0].service.intake, ledger=ledger, waiting=waiting)
     return Composition(stages[0], stages, ComposedDriver(driver, ledger, evaluator, waiting))
 
 

@@ -88,13 +88,12 @@ class DriveLoop:
         own, record, parameters = self.ledger.stepped(keys), self.record, self._parameters
         loss = own.mean_loss()
         learning_rate = learning_rate_at(record.progress.steps, parameters.inner)
-        self.pace.step_ended()
+        self.pace.step_ended(0 if loss is None or not isfinite(loss) else own.tokens)
         if own.position is not None:
             record.progress = record.progress.at_position(own.position)
         if loss is None or not isfinite(loss):  # the stages skip the step as well
             record.progress = record.progress.skipped()
             return
-        self.pace.count(own.tokens)
         sequences = own.tokens // parameters.architecture.sequence_length
         record.progress = record.progress.after_driving(loss, own.tokens, sequences)
         record.note_loss(loss, self._wall_clock(), learning_rate)

@@ -163,30 +163,25 @@ class Progress:
 
     def after_driving(self, loss: float | None, tokens: int, sequences: int) -> Progress:
         """Count a step's worth of data, no matter which node made the step."""
+        loss_ema, initial_loss = self.loss_ema, self.initial_loss
+        if loss is not None:
+            loss_ema = loss if loss_ema is None else EMA_MEMORY * loss_ema + (1 - EMA_MEMORY) * loss
+            if self.steps < INITIAL_STEPS:
+                initial_loss = ((initial_loss or 0.0) * self.steps + loss) / (self.steps + 1)
         return replace(
             self,
             steps=self.steps + 1,
             tokens=self.tokens + tokens,
             sequences=self.sequences + sequences,
             loss=loss,
-            loss_ema=self._loss_ema_with(loss),
-            initial_loss=self._initial_loss_with(loss),
+            loss_ema=loss_ema,
+            initial_loss=initial_loss,
             non_finite=self.non_finite.after_step(self.steps + 1, finite=True),
         )
 
     def with_noted(self, noted: NotedLoss) -> Progress:
         """Add losses that were reported to the feed."""
         return replace(self, noted=(*self.noted, noted)[-NOTED_LOSSES:])
-
-    def _loss_ema_with(self, loss: float | None) -> float | None:
-        if loss is None or self.loss_ema is None:
-            return self.loss_ema if loss is None else loss
-        return EMA_MEMORY * self.loss_ema + (1 - EMA_MEMORY) * loss
-
-    def _initial_loss_with(self, loss: float | None) -> float | None:
-        if loss is None or self.steps >= INITIAL_STEPS:
-            return self.initial_loss
-        return ((self.initial_loss or 0.0) * self.steps + loss) / (self.steps + 1)
 
 
 _TORCH_GENERATOR = "torch"

@@ -304,7 +304,8 @@ class StageLoop:
     async def _save(self) -> None:
         number = self._control.saves  # later requests need another checkpoint
         await self.parts.outer.finish_root()  # the checkpoint contains it
-        self.last_report = await self._saved() or self.last_report
+        if self.parts.saver is not None:
+            self.last_report = await self.parts.saver.save(self.record)
         self.requests.save_taken(number)
 
     def _begin(self) -> None:
@@ -319,7 +320,7 @@ class StageLoop:
         """Make the optimizer step on the accumulated gradients, then a due round, evaluation and checkpoint."""
         if not await self._has_applied_what_came():
             return
-        outer_step_done = await self._synchronise_if_due()
+        outer_step_done = self._is_due_alone and await self._run_round()  # a group starts its own rounds
         if self.evaluator is not None:
             held_out_loss = await self.evaluator.measure(self.record) if self.evaluator.is_due(self.record) else None
             self.evaluator.note(self.record, held_out_loss)
@@ -359,10 +360,6 @@ class StageLoop:
         self.record.progress = replace(progress, non_finite=policy)
         await self._after_skipped_step()
 
-    async def _saved(self) -> WriteReport | None:
-        """Save a checkpoint of the last step and wait until it is on disk. None without checkpoints."""
-        return None if self.parts.saver is None else await self.parts.saver.save(self.record)
-
     async def _has_applied_what_came(self) -> bool:
         """Make a step on the accumulated gradients. Returns whether loss and gradient were finite."""
         with anyio.CancelScope(shield=True):  # weights and record change together or not at all
@@ -385,12 +382,11 @@ class StageLoop:
         result = await self.parts.outer.inner_step(executor, learning_rate, max_norm, done.tokens)
         loss = result.loss if result.loss is not None else own.mean_loss()
         record, pace = self.record, self.pace
-        pace.step_ended()
+        pace.step_ended(done.tokens if result.finite else 0)
         if own.position is not None:
             record.progress = record.progress.at_position(own.position)
         record.progress = record.progress.after_step(result, loss, done.tokens, done.sequences)
         if result.finite:
-            pace.count(done.tokens)
             record.note_loss(loss, self._wall_clock(), learning_rate)
             self.parts.outer.after_step(done.sequences)
             self._announce_step()
@@ -398,10 +394,6 @@ class StageLoop:
     def _announce_step(self) -> None:
         if self._ledger is not None:
             self._ledger.begin_step(self.steps + 1)
-
-    async def _synchronise_if_due(self) -> bool:
-        """Run a due outer round if this node is alone. Returns whether it completed. A group starts its own."""
-        return self._is_due_alone and await self._run_round()
 
     @property
     def _is_due_alone(self) -> bool:

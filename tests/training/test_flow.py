@@ -13,7 +13,7 @@ from stage_chain import INPUTS, LABELS, chain_of, key
 
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.pipeline.executor import ComputeThread
-from neuroshard.pipeline.microbatch import StageGoneError
+from neuroshard.pipeline.microbatch import MicrobatchKey, StageGoneError
 from neuroshard.pipeline.microbatch_call import (
     FOLD_SECONDS,
     MOST_HOPS,
@@ -81,7 +81,9 @@ def test_the_requests_of_a_microbatch_add_up() -> None:
         [
             RequestTiming(Operation.FORWARD, 1, 1, 1.0, 0.75, 0.5, 0.0, 100, 800),
             RequestTiming(Operation.BACKWARD, 1, 1, 3.0, 2.5, 1.5, 0.5, 800, 800),
+            RequestTiming(Operation.FORWARD, 1, 2, 9.0, 9.0, 9.0, 0.0, 100, 800),  # of another microbatch
         ],
+        MicrobatchKey(NodeId("driver"), 1, 1),
     )
     assert times == HopTimes(A, 2.0, 1.25, 0.75, 0.5, 900, 1600)
     assert (times.stage_seconds, times.seconds) == (3.25, 4.0)
