@@ -1,10 +1,14 @@
-"""`python -m benchmarks [NAME ...]` runs benchmarks and stores their results; `report` only rewrites RESULTS.md."""
+"""`python -m benchmarks [--tiny] [NAME ...]` runs benchmarks; `--help` lists them. See `main`."""
 
 from __future__ import annotations
 
+import argparse
+import ast
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from benchmarks.record import NotHereError, Report, store, table, write_results_page
@@ -50,30 +54,65 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
 }
 
 
+TINY_VARIABLE = "BENCHMARK_TINY"  # decides in sizes.py, which must not be imported before it is set
+REPORT = "report"
+
+
 def main() -> int:
-    """Run the named benchmarks, or all; exit code 2 for an unknown name."""
-    names = sys.argv[1:] or list(BENCHMARKS)
-    if names == ["report"]:
+    """Run the named benchmarks, or all; return the exit code, 2 for an unknown name.
+
+    A result is stored and RESULTS.md written again, unless the size is tiny.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Run benchmarks and store their results in benchmarks/results and benchmarks/RESULTS.md.",
+        epilog=_list(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"from the list below, default all; {REPORT}: no run")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size that executes the code; stores nothing")
+    options = parser.parse_args()
+    if options.names == [REPORT]:
         write_results_page()
         return 0
-    unknown = [name for name in names if name not in BENCHMARKS]
-    if unknown:
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
         sys.stderr.write(f"unknown benchmark {unknown[0]}; there are: {', '.join(BENCHMARKS)}\n")
         return 2
-    for name in names:
-        module, arguments = BENCHMARKS[name]
-        measure = cast("Callable[..., Report]", import_module(f"benchmarks.{module}").measure)
-        try:
-            report = measure(*arguments)
-        except NotHereError as error:
-            print(f"\n{name} was not run: {error}.\n")
-            continue
-        store(report)
-        print(f"\n{report.title}\n\n{table(report.rows)}\n")
-        for note in report.notes:
-            print(f"- {note}")
-    write_results_page()
+    if options.tiny:
+        # Before the modules are imported, which read it. More threads than the work needs slow it down.
+        os.environ |= {TINY_VARIABLE: "1", "OMP_NUM_THREADS": "1"}
+    for name in options.names or list(BENCHMARKS):
+        _run(name, is_stored=not options.tiny)
+    if not options.tiny:
+        write_results_page()
     return 0
+
+
+def _run(name: str, *, is_stored: bool) -> None:
+    """Run one benchmark and print its table, or the reason why this computer cannot run it."""
+    module, arguments = BENCHMARKS[name]
+    measure = cast("Callable[..., Report]", import_module(f"benchmarks.{module}").measure)
+    try:
+        report = measure(*arguments)
+    except NotHereError as error:
+        print(f"\n{name} was not run: {error}.\n", flush=True)
+        return
+    if is_stored:
+        store(report)
+    print(f"\n{name}: {report.title}\n\n{table(report.rows)}\n")
+    for note in report.notes:
+        print(f"- {note}")
+    sys.stdout.flush()
+
+
+def _list() -> str:
+    """Return one line for each benchmark: its name and the first line of its module, which is not imported for that."""
+    lines = ["benchmarks:"]
+    for name, (module, arguments) in BENCHMARKS.items():
+        source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+        summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        lines.append(f"  {name:20}{summary}" + (f" ({', '.join(arguments)})" if arguments else ""))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

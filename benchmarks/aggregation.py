@@ -12,11 +12,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import Report, Row, mean_with_interval
+from benchmarks.sizes import size
 
-COUNT, LENGTH = 8, 10_000_000
+COUNT, LENGTH = 8, size(10_000_000, 10_000)
 BYZFL_COUNT, BYZFL_LENGTH = 16, 2_500_000
-PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "10"))
-RULES = ("trimmed mean", "median")
+PAIRS = int(os.environ.get("BENCHMARK_PAIRS", size(10, 1)))
+RULES = size(("trimmed mean", "median"), ("median",))
 BYZFL = "BENCHMARK_BYZFL"
 Form = Callable[[], object]
 

@@ -13,12 +13,13 @@ from benchmarks.plots import Plot, Point
 from benchmarks.record import Report, Row
 from benchmarks.recorded_attacks import Record, recorded, replayed
 from benchmarks.seeds import of_each
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 
-SEEDS = (1, 2, 3)
-CODECS: tuple[CodecName, ...] = ("int8", "int4")
-INNER_STEPS, ROUNDS, WARM_STEPS, MOST = 25, 8, 400, 16
+SEEDS = size((1, 2, 3), (1, 2))
+CODECS: tuple[CodecName, ...] = size(("int8", "int4"), ("int8",))
+INNER_STEPS, ROUNDS, WARM_STEPS, MOST = size((25, 8, 400, 16), (2, 1, 1, 4))
 OUTER = OuterOptimization(inner_steps=INNER_STEPS, trim_fraction=0.25)
 GOAL, FALSE_REFUSALS = 0.03, 0.05
 ROBUST = "fraction 0.25"
@@ -70,9 +71,10 @@ class Attempt:
         return Scheme(outer, ROUNDS, group.members, attacks=hostile, votes=True)
 
 
-TRAINED = (*(Group(n, n // 4, codec) for n in (4, 8) for codec in CODECS), Group(16, 4, "int8"))
-GROUPS = (*TRAINED, *(Group(16, 4, codec, is_recorded=True) for codec in CODECS))
-NAMES = tuple(attacks(frozenset()))
+LARGE = Group(MOST, MOST // 4, "int8")
+TRAINED = (*(Group(n, n // 4, codec) for n in size((4, 8), (4,)) for codec in CODECS), *size((LARGE,), ()))
+GROUPS = (*TRAINED, *(replace(LARGE, codec=codec, is_recorded=True) for codec in CODECS))
+NAMES = tuple(attacks(frozenset()))[: size(None, 2)]
 
 
 def measure() -> Report:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
@@ -85,7 +86,7 @@ def serve(settings: Settings) -> None:
         print(json.dumps({"steps": steps, "seconds": now - start, "cpu_seconds": cpu_seconds}), flush=True)
 
 
-def matmul_peak(settings: Settings, seconds: float = 2.0) -> float:
+def matmul_peak(settings: Settings, seconds: float = size(2.0, 0.1)) -> float:
     """Best measured speed of a large matrix product on this process's threads, operations a second.
 
     fp32 on a CPU, whatever the precision of the training.

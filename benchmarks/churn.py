@@ -32,6 +32,7 @@ from benchmarks.laboratory import (
 )
 from benchmarks.record import Report, Row
 from benchmarks.seeds import of_each
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.stage_rounds import Abandoned, RunRound
 from neuroshard.model.weights import load_vector
@@ -39,8 +40,8 @@ from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.training.outer_sync import OuterSync
 
-SEEDS = (1, 2, 3)
-MEMBERS, INNER_STEPS, ROUNDS, WARM_STEPS = 7, 20, 30, 400
+SEEDS = size((1, 2, 3), (1, 2))
+MEMBERS, INNER_STEPS, ROUNDS, WARM_STEPS = size((7, 20, 30, 400), (4, 2, 4, 1))
 ABANDONED = 0.05  # of the rounds: as many as were called again in the worst run of `tests/training/test_churn.py`
 TOLERANCE = 0.02  # of the loss
 OUTER = OuterOptimization(inner_steps=INNER_STEPS)

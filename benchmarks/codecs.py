@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 from neuroshard.compression import Codec, make_codec
 
-NUMBERS, REPEATS, GOAL = 25_000_000, 9, 1.0
+NUMBERS, REPEATS, GOAL = size(25_000_000, 25_000), size(9, 1), 1.0
 
 
 def measure() -> Report:

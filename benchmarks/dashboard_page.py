@@ -14,13 +14,14 @@ from typing import Any
 from playwright.sync_api import Browser, CDPSession, Page, Route, sync_playwright
 
 from benchmarks.node_process import NodeProcess
-from benchmarks.record import Row
+from benchmarks.record import NotHereError, Row
+from benchmarks.sizes import size
 
-LOADS = 5
-POINTS = 10_000
-PEERS = 1_000
-WARM_UP_SECONDS = 2.0  # it has drawn everything once
-SECONDS = 10.0
+LOADS = size(5, 1)
+POINTS = size(10_000, 100)
+PEERS = size(1_000, 10)
+WARM_UP_SECONDS = size(2.0, 0.2)  # it has drawn everything once
+SECONDS = size(10.0, 0.5)
 MOST_BYTES = 150_000
 FRAME_MS = 1000 / 60
 LONG_FRAME_MS = 50.0
@@ -58,11 +59,11 @@ FRAMES = """async (seconds) => {
 }"""
 
 
-def page_rows(node: NodeProcess) -> tuple[Row, ...]:
+def page_rows(node: NodeProcess, browser_path: str) -> tuple[Row, ...]:
     """What is measured of the page that this node serves. The browser computes on the same cores as the node."""
     size = compressed_bytes()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=QUIET)
+        browser = playwright.chromium.launch(executable_path=browser_path, args=QUIET)
         painted = median(_first_paint(browser, node.url) for _ in range(LOADS))
         seen = {view: _watched(browser, node, view) for view in ("overview", "swarm")}
         browser.close()
@@ -80,10 +81,13 @@ def compressed_bytes() -> int:
     return sum(len(gzip.compress(entry.read_bytes())) for entry in served if not entry.name.startswith("."))
 
 
-def browser_path() -> str:
-    """The browser that the tests use. Raises CalledProcessError where there is none."""
+def find_browser() -> str:
+    """Return the path of the browser that the tests use. Raises NotHereError where there is none."""
     command = [sys.executable, "tests/browser/find_chromium.py"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+    if not found:
+        raise NotHereError("there is no Chromium")
+    return found
 
 
 def _first_paint(browser: Browser, url: str) -> float:

@@ -13,25 +13,27 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import cast
 
-from benchmarks.dashboard_page import page_rows
+from benchmarks.dashboard_page import find_browser, page_rows
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row, mean_with_interval
+from benchmarks.sizes import size
 from neuroshard.api.server import THREAD_NAME
 from neuroshard.telemetry.counters import UNNAMED
 
-PAIRS = 12
-SEGMENT_SECONDS = 8.0
+PAIRS, WARM_UP_STEPS = size((12, 20), (1, 1))
+SEGMENT_SECONDS = size(8.0, 0.5)
 STREAMS = 20
 REQUESTS_A_SECOND = 20
 COMPUTE_THREAD = "neuroshard-compute"
-SHARE_SAMPLES = 9
+SHARE_SAMPLES, LEFT_OUT = size((9, 2), (1, 0))  # the first samples measured the arrival of the crowd
 PATHS = ("/api/status", "/api/training/history", "/api/training/global", "/api/training/verify")
 
 
 def measure() -> Report:
-    """Tokens a second with and without the crowd, in turns, on one demo node."""
+    """Tokens a second with and without the crowd, in turns, on one demo node. Raises NotHereError without a browser."""
+    browser = find_browser()
     with tempfile.TemporaryDirectory() as folder, running_node(Path(folder), [], demo=True) as node:
-        node.wait_for_steps(20)
+        node.wait_for_steps(WARM_UP_STEPS)
         quiet: list[float] = []
         crowded: list[float] = []
         latencies: list[float] = []
@@ -41,11 +43,11 @@ def measure() -> Report:
             for with_crowd in (False, True) if pair % 2 == 0 else (True, False):
                 if with_crowd:
                     with Crowd(node) as crowd:
-                        crowded.append(_rate(node))
+                        crowded.append(node.training_rate(SEGMENT_SECONDS))
                     latencies += crowd.latencies
                 else:
-                    quiet.append(_rate(node))
-        page = page_rows(node)
+                    quiet.append(node.training_rate(SEGMENT_SECONDS))
+        page = page_rows(node, browser)
     ratio, half = mean_with_interval([a / b for a, b in zip(crowded, quiet, strict=True)])
     latencies.sort()
     return Report(
@@ -77,22 +79,11 @@ def measure() -> Report:
     )
 
 
-def _rate(node: NodeProcess) -> float:
-    """Tokens a second between the first and the last step of a segment."""
-    started = time.time()
-    time.sleep(SEGMENT_SECONDS)
-    points = [p for p in node.get("/api/training/history")["points"] if p["time"] >= started]
-    return float(points[-1]["tokens"] - points[0]["tokens"]) / float(points[-1]["time"] - points[0]["time"])
-
-
 def serving_and_training_cores(node: NodeProcess, samples: int) -> tuple[float, float]:
-    """CPU use of the thread that serves and of those that compute: medians of what the node measures every two seconds.
-
-    The first two samples are left out: they saw the crowd come.
-    """
+    """CPU use of the thread that serves and of those that compute: medians of the node's measurements, one per 2 s."""
     serving, training = list[float](), list[float]()
     seen = node.get("/api/status")["resources"]["threads"]
-    while len(serving) < samples + 2:
+    while len(serving) < samples + LEFT_OUT:
         time.sleep(0.5)
         threads = node.get("/api/status")["resources"]["threads"]
         if threads != seen:
@@ -100,7 +91,7 @@ def serving_and_training_cores(node: NodeProcess, samples: int) -> tuple[float, 
             serving.append(cores.get(THREAD_NAME, 0.0))
             training.append(cores.get(COMPUTE_THREAD, 0.0) + cores.get(UNNAMED, 0.0))
             seen = threads
-    return median(serving[2:]), median(training[2:])
+    return median(serving[LEFT_OUT:]), median(training[LEFT_OUT:])
 
 
 class Crowd:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from benchmarks.record import Report, Row
+from benchmarks.record import NotHereError, Report, Row
+from benchmarks.sizes import size
+from benchmarks.texts import real_texts
 from neuroshard.data.tokenizer import Tokenizer, TokenizerTable, learn_merges
 from neuroshard.data.windows import gather_windows, window_count, window_key, window_order
 from neuroshard.types import NodeId, RunId, ShardId
 
-SHARED_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data"
-MERGES = 31_734
-SHARD_TOKENS = 2_500_000
+MERGES = size(31_734, 300)
+SHARD_TOKENS = size(2_500_000, 50_000)
 
 
 def measure() -> Report:
     """Skips the text figures when the shared text is not there."""
     rows: list[Row] = []
     notes: list[str] = []
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(SHARED_TEXT.rglob("*.txt"))]
-    if texts:
+    try:
+        texts = [text.decode(errors="replace") for text in real_texts()]
+    except NotHereError as error:
+        notes.append(f"Tokenizer figures were not measured: {error}.")
+    else:
         size_mb = sum(len(text.encode()) for text in texts) / 1e6
         learn_seconds, table = _cpu_seconds(lambda: learn_merges(texts, MERGES, source="text"))
         rows.append(
@@ -37,8 +40,6 @@ def measure() -> Report:
         )
         rate = median(_encode_rate(table, texts) for _ in range(3))
         rows.append(Row("tokenise, one core", f"{rate:.1f} MB/s", ">= 5", rate >= 5))
-    else:
-        notes.append(f"{SHARED_TEXT} is not there: tokenizer figures were not measured.")
     tokens_per_second = _batch_rate()
     rows.append(Row("batches", f"{tokens_per_second / 1e6:.0f} M tokens/s", ">= 100", tokens_per_second >= 100e6))
     return Report("data", "Data", tuple(rows), tuple(notes))

@@ -21,11 +21,12 @@ from benchmarks.laboratory import (
     together,
 )
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
 
-SEEDS = (1, 2, 3)
-REPLICAS, INNER_STEPS, ROUNDS = 4, 25, int(os.environ.get("BENCHMARK_ROUNDS", "16"))
-LONG_ROUNDS, WARM_STEPS = 48, 400
+SEEDS = size((1, 2, 3), (1, 2))
+REPLICAS, INNER_STEPS, ROUNDS = 4, size(25, 2), int(os.environ.get("BENCHMARK_ROUNDS", size(16, 1)))
+LONG_ROUNDS, WARM_STEPS = size((48, 400), (2, 2))
 OUTER = OuterOptimization(inner_steps=INNER_STEPS)
 GOAL, AIM, CODEC_TOLERANCE = 0.5, 0.7, 0.02
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from pydoc_data import topics
 from statistics import median
 from typing import Any
 
@@ -19,6 +18,8 @@ import httpx
 from benchmarks.identities import identity_of
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.record import Report, Row, load_average
+from benchmarks.sizes import size
+from benchmarks.texts import write_topics
 from neuroshard.dataset import BuildOptions, FolderText, build_genesis
 from neuroshard.identity import SignedClaim, Wallet, parse_token
 from neuroshard.membership.announcements import directory_namespace
@@ -26,11 +27,10 @@ from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.types import NodeId, RunId
 
-STARTS = 3
+STARTS = size(3, 1)
 WAIT_SECONDS = 180.0
 LOOK_SECONDS = 0.05
 ONLOOKER = 250  # its number
-TOPICS = 60  # of Python's own documentation, a small data set
 WAY = (
     "They get --run and the address of a node of the run, which is paused meanwhile. Each brings up its dashboard and "
     "its network, fetches the run and announces itself; PyTorch is imported after that, and the data are opened. "
@@ -101,10 +101,7 @@ class _Newcomer:
 
 
 def _data(folder: Path) -> Path:
-    text, genesis = folder / "text", folder / "genesis"
-    text.mkdir()
-    for name in sorted(topics.topics)[:TOPICS]:
-        (text / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
+    text, genesis = write_topics(folder / "text"), folder / "genesis"
     wallet = Wallet.from_secret(parse_token(TOKEN))
     options = BuildOptions(vocabulary=400)
     build_genesis(FolderText(text), genesis, wallet, now="2026-01-01T00:00:00+00:00", options=options)

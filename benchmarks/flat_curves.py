@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.sizes import size
 from neuroshard.data.held_out_losses import Evaluation
 from neuroshard.status.snapshot import LossPoint, VerificationStatus
 from neuroshard.training.verification import Evidence, verify
 
-RUNS = 1000
+RUNS = size(1000, 3)
 EVALUATIONS = 20
 SEQUENCES = 32
 LOSS = 7.0

@@ -17,9 +17,10 @@ import httpx
 
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row, mean_with_interval
+from benchmarks.sizes import size
 
-SECONDS = 4.0
-ROUNDS = 6
+SECONDS = size(4.0, 0.1)
+ROUNDS = size(6, 1)
 GOAL = 0.95
 HALF = 50
 # Counts how often it multiplies two small matrices by hand until its time is over: nothing but the processor is used.
@@ -57,7 +58,7 @@ def measure() -> Report:
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, running_node(Path(folder), [], demo=True) as node:
-        node.wait_for_steps(5)
+        node.wait_for_steps(1)
         for programs in sorted({1, cores}):
             shares = {way: list[float]() for way in WAYS}
             for _ in range(ROUNDS):

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
+from benchmarks.sizes import size
 from neuroshard.data.assignment import Assignment, held_out_shards
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
@@ -16,7 +17,7 @@ from neuroshard.data.transfer import FileMissingError, OpenedFile
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.types import NodeId, RunId
 
-SHARDS = 600_000
+SHARDS = size(600_000, 10_000)
 PAGE_BYTES = 4096 * 32
 _TOKENIZER = b'{"next_merge_id": 1000, "merges": []}'
 _RUN = RunId("run")

@@ -14,10 +14,11 @@ import httpx
 
 from benchmarks.node_process import NodeProcess, running_node, start_node
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 
-KILLS = 20
+KILLS = size(20, 2)
 SEED = 7
-START_UP_SECONDS, LONGEST_SECONDS = 10.0, 55.0  # of a life, from the start of its process
+START_UP_SECONDS, LONGEST_SECONDS = size((10.0, 55.0), (1.0, 5.0))  # of a life, from the start of its process
 START_UP_EVERY = 3  # so many lives end in their start-up: while data are built, a state is restored, a first step made
 
 
@@ -42,6 +43,7 @@ def measure() -> Report:
         losses += [_Loss(last, end_step)] if last is not None else []
     unreadable = sum(loss.is_unreadable for loss in losses)
     broken_promises = sum(loss.steps > loss.before.status["checkpoints"]["could_lose_steps"] for loss in losses)
+    longest_loss = max((loss.seconds for loss in losses), default=0.0)
     too_much = sum(loss.seconds > loss.allowed_seconds for loss in losses)
     return Report(
         "kill",
@@ -49,8 +51,13 @@ def measure() -> Report:
         (
             Row(f"starts after {KILLS} kills that found no readable state", str(unreadable), "0", unreadable == 0),
             Row("kills before the first step of a process", f"{deaths_before_training} of {KILLS}", "report", None),
-            Row("most steps lost", str(max(loss.steps for loss in losses)), "report", None),
-            Row("most training time lost", f"{max(loss.seconds for loss in losses):.1f} s", "report", None),
+            Row("most steps lost", str(max((loss.steps for loss in losses), default=0)), "report", None),
+            Row(
+                "most training time lost",
+                f"{longest_loss:.1f} s",
+                "report",
+                None,
+            ),
             Row("losses of more than 30 s, 10 steps and a write", str(too_much), "0", too_much == 0),
             Row("losses of more steps than the status had said", str(broken_promises), "0", broken_promises == 0),
             Row("step reached in the end, from one folder", str(end_step), "report", None),
@@ -92,11 +99,11 @@ class _Loss:
     @property
     def allowed_seconds(self) -> float:
         """30 s, 10 steps and one write."""
-        return 30 + 10 * self._step_seconds + float(self.before.status["checkpoints"]["last_write_seconds"])
+        return 30 + 10 * self._step_seconds + float(self.before.status["checkpoints"]["last_write_seconds"] or 0.0)
 
     @property
     def _step_seconds(self) -> float:
-        return float(self.before.status["training"]["step_seconds"])
+        return float(self.before.status["training"]["step_seconds"] or 0.0)  # null before the second step
 
 
 def _live_and_die(node: NodeProcess, seconds: float) -> _Life | None:

@@ -7,13 +7,11 @@ messages are not there: what a member sends is at once with everybody.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +20,8 @@ import torch
 import trio
 from torch import Tensor
 
-from benchmarks.record import NotHereError
+from benchmarks.sizes import size
+from benchmarks.texts import real_texts
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
@@ -43,9 +42,8 @@ from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import Architecture, LayerRange
 
-TEXTS = Path(os.environ.get("BENCHMARK_TEXTS", Path(__file__).parents[2] / "shared" / "data"))
 SHAPE = Architecture(64, 2, 4, 2, 168, 256, 64)
-BATCH, HELD_OUT = 2, 512  # sequences of a replica's inner step; windows
+BATCH, HELD_OUT = 2, size(512, 64)  # sequences of a replica's inner step; windows
 INNER = InnerOptimization(learning_rate=2e-3, warmup_steps=20, schedule="constant")
 
 Objects = Callable[[Tensor, int], Awaitable[bool]]
@@ -59,10 +57,7 @@ class Texts:
 
     def __init__(self) -> None:
         """Raises NotHereError."""
-        paths = sorted(TEXTS.rglob("*.txt")) if TEXTS.is_dir() else []
-        if not paths:
-            raise NotHereError(f"no texts in {TEXTS}: name a folder in BENCHMARK_TEXTS")
-        texts = [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in paths]
+        texts = [torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in real_texts()]
         self._trained = torch.cat([text[: len(text) * 9 // 10] for text in texts])
         held_out = torch.cat([text[len(text) * 9 // 10 :] for text in texts])
         stride = (len(held_out) - SHAPE.sequence_length - 1) // HELD_OUT

@@ -9,16 +9,17 @@ import time
 from statistics import median
 
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 
-ROWS, WIDTH, VOCABULARY = 2048, 256, 32_000
-REPEATS = 7
+ROWS, WIDTH, VOCABULARY = size((2048, 256, 32_000), (64, 16, 1000))
+REPEATS, TURNS = size((7, 3), (1, 1))
 
 
 def measure() -> Report:
-    """Each form in a process of its own, so that its peak memory is its own; interleaved three times."""
+    """Each form in a process of its own, so that its peak memory is its own; interleaved."""
     plain: list[dict[str, float]] = []
     chunked: list[dict[str, float]] = []
-    for _ in range(3):
+    for _ in range(TURNS):
         plain.append(_in_process("plain"))
         chunked.append(_in_process("chunked"))
     time_ratio = median(c["seconds"] / p["seconds"] for c, p in zip(chunked, plain, strict=True))

@@ -19,16 +19,17 @@ import anyio.to_thread
 
 from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row, load_average
+from benchmarks.sizes import size
 from benchmarks.society_process import NAMESPACE, OFFER, society, status
 from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.node.peer_network import own_announcement
 
-CROWD = 10  # nodes that shall see a new one
-NEWCOMERS = 5
+CROWD = size(10, 2)  # nodes that shall see a new one
+NEWCOMERS = size(5, 1)
 RECORDS = 20  # of hivemind's DHT
-NEIGHBOURS = 50  # of the idle node
-SETTLED_SECONDS = (45.0, 180.0)  # once all know all: while they still look round often, and after that
-IDLE_SECONDS = 60.0
+NEIGHBOURS = size(50, 2)  # of the idle node
+SETTLED_SECONDS = size((45.0, 180.0), (0.0,))  # once all know all: while they still look round often, and after that
+IDLE_SECONDS = size(60.0, 0.5)
 WAIT_SECONDS = 240.0  # 50 nodes on two cores, each of which verifies what all others say
 LOOK_SECONDS = 0.05
 

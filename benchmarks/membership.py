@@ -14,6 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake
 from neuroshard.membership.reporting import Listener, Reporter
@@ -30,7 +31,7 @@ HOP_SECONDS = 0.05
 START_SECONDS = 0.5  # in which all nodes find their neighbours
 SETTLE_SECONDS = 15.0
 WINDOW_SECONDS = 60.0
-SIZES = (100, 300, 1000)
+SIZES = size((100, 300, 1000), (6, 12))
 
 
 @dataclass(frozen=True)

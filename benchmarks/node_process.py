@@ -18,6 +18,9 @@ from typing import Any, cast
 
 import httpx
 
+from benchmarks.sizes import IS_TINY
+from benchmarks.texts import write_topics
+
 START_SECONDS = 120.0
 PORTS = (15_000, 30_000)
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nothing is asked over TLS: without it every question reads all roots
@@ -88,6 +91,20 @@ class NodeProcess:
             time.sleep(0.05)
         raise TimeoutError(f"no {event} within {seconds} s")
 
+    def training_rate(self, seconds: float) -> float:
+        """Tokens per second between the first and the last step of the next `seconds`; at least two steps."""
+        started = time.time()
+        time.sleep(seconds)
+        while len(points := self.points_since(started)) < 2:
+            self._must_live()
+            time.sleep(0.05)
+        return float(points[-1]["tokens"] - points[0]["tokens"]) / float(points[-1]["time"] - points[0]["time"])
+
+    def points_since(self, started: float) -> list[dict[str, Any]]:
+        """The points of the training curve whose steps ended after `started`, in seconds since the epoch."""
+        points = cast("list[dict[str, Any]]", self.get("/api/training/history")["points"])
+        return [point for point in points if point["time"] >= started]
+
     def kill(self) -> None:
         """SIGKILL: the power cut."""
         self.process.kill()
@@ -133,6 +150,11 @@ def start_node(
     """
     port = free_port() if port is None else port
     command = [*place, sys.executable, "-m", "neuroshard", *(["demo"] if demo else ["trainer"] if trainer else [])]
+    home = data_dir / "demo" if demo else data_dir
+    if demo and IS_TINY:
+        text = data_dir / "text"
+        options, home = _tiny_demo(data_dir, text if text.exists() else write_topics(text))
+        arguments = [*options, *arguments]
     command += ["--headless", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -142,7 +164,14 @@ def start_node(
     environment |= variables or {}
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return NodeProcess(process, port, data_dir / "demo" if demo else data_dir, started)
+    return NodeProcess(process, port, home, started)
+
+
+def _tiny_demo(data_dir: Path, text: Path) -> tuple[list[str], Path]:
+    """Return the options of a demo with a small model, whose text is soon tokenised, and its data folder."""
+    from neuroshard.node.demo import DemoOptions, demo_folder
+
+    return ["--memory", "1000", "--text", str(text)], demo_folder(data_dir, DemoOptions(text_folder=text))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Any, cast
+from typing import IO
 
 import psutil
 import torch
@@ -24,13 +24,14 @@ import torch
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.prepared_run import build_data, fix_run
 from benchmarks.record import NotHereError, Report, Row, mean_with_interval
+from benchmarks.sizes import size
 from neuroshard.host.computer import default_threads
 from neuroshard.model.architecture import flops_per_token, parameter_count
 from neuroshard.types import Architecture
 
-PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "30"))
-SEGMENT_SECONDS = 4.0
-SETTLE_SECONDS = 1.0  # after a pause: a checkpoint being written must not slow the other side
+PAIRS = int(os.environ.get("BENCHMARK_PAIRS", size(30, 1)))
+SEGMENT_SECONDS = size(4.0, 0.5)
+SETTLE_SECONDS = size(1.0, 0.1)  # after a pause: a checkpoint being written must not slow the other side
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class Case:
         return Architecture(width, layers, heads, key_value_heads, feed_forward, ids, self.length)
 
 
+TINY_CASE = Case((64, 2, 2, 1, 128), length=64, vocabulary=300)
 CASES = {
-    "5M": Case((256, 4, 4, 2, 704)),
-    "16M": Case((384, 8, 6, 3, 1024)),
+    "5M": size(Case((256, 4, 4, 2, 704)), TINY_CASE),
+    "16M": size(Case((384, 8, 6, 3, 1024)), TINY_CASE),
     "350M": Case((1024, 24, 16, 8, 2816), batch_size=16, length=1024, vocabulary=32_000, device="cuda"),
 }
 
@@ -186,7 +188,7 @@ def compare(node: NodeProcess, architecture: Architecture, case: Case) -> Compar
         precision=precision,
         write_seconds=status["checkpoints"]["last_write_seconds"],
         stall_seconds=status["checkpoints"]["last_stall_seconds"],
-        step_seconds=status["training"]["step_seconds"],
+        step_seconds=case.batch_size * case.length / fmean(segment.tokens_a_second for segment in node_segments),
         matmul_flops=matmul_flops if case.device == "cpu" else bare.matmul_flops,
         fp32_rate=fp32_rate,
         compiled_rate=compiled_rate,
@@ -201,15 +203,14 @@ def _node_segment(node: NodeProcess) -> tuple[Segment, Mapping[str, float]]:
     node.post("/api/training/resume")
     started, cpu_at_start = time.time(), _cpu_seconds(process)
     shares: Mapping[str, float] = {}
-    while time.time() - started < SEGMENT_SECONDS:
-        time.sleep(1.0)
+    while time.time() - started < SEGMENT_SECONDS or len(node.points_since(started)) < 2:
+        time.sleep(min(1.0, SEGMENT_SECONDS))
         status = node.get("/api/status")
         shares = {thread["name"]: thread["cores"] for thread in status["resources"]["threads"]}
     cores = (_cpu_seconds(process) - cpu_at_start) / (time.time() - started)
     node.post("/api/training/pause")
     time.sleep(SETTLE_SECONDS)
-    points = cast("list[dict[str, Any]]", node.get("/api/training/history")["points"])
-    inside = [point for point in points if point["time"] >= started]
+    inside = node.points_since(started)
     tokens = inside[-1]["tokens"] - inside[0]["tokens"]
     return Segment(tokens / (inside[-1]["time"] - inside[0]["time"]), cores), shares
 

@@ -8,14 +8,15 @@ from statistics import fmean, stdev
 
 from benchmarks.laboratory import BATCH, HELD_OUT, SHAPE, Outcome, Scheme, Start, Texts, parameter_count, together
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
 
-SEEDS = (1, 2, 3)
-REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = 4, 50, 8, 400
-LATE = (0.1, 0.25, 0.5, 1.0)  # of the time between two rounds
-CODECS = ("int8", "int4")
-PACES = (20, 40, 80)  # of computers 1, 2 and 4 times as fast
-EQUAL = (47, 47, 46)  # the same steps in all
+SEEDS = size((1, 2, 3), (1, 2))
+REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = size((4, 50, 8, 400), (2, 4, 2, 1))
+LATE = size((0.1, 0.25, 0.5, 1.0), (0.25, 1.0))  # of the time between two rounds
+CODECS = size(("int8", "int4"), ("int8",))
+PACES = size((20, 40, 80), (2, 4, 8))  # of computers 1, 2 and 4 times as fast
+EQUAL = size((47, 47, 46), (5, 5, 4))  # the same steps in all
 TOLERANCE = 0.01  # of the loss
 
 

@@ -14,10 +14,11 @@ import psutil
 
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 
-SETTLING_SECONDS = 40.0  # of a pause, until its memory has been given back, within what may be written a day
-SECONDS = 20.0
-PAUSES = 5
+SETTLING_SECONDS = size(40.0, 0.5)  # of a pause, until its memory has been given back, within what may be written a day
+SECONDS = size(20.0, 0.5)
+PAUSES, WARM_UP_STEPS = size((5, 20), (1, 1))
 MEGABYTE = 1e6
 GOAL_MEGABYTES, GOAL_SHARE, GOAL_SECONDS = 100, 0.01, 1.0
 # Everything that a node has imported when it trains, and nothing else.
@@ -41,7 +42,7 @@ PACKAGES = (
 def measure() -> Report:
     """Pause and resume some times, then look at the paused node for a while."""
     with tempfile.TemporaryDirectory() as folder, running_node(Path(folder), [], demo=True) as node:
-        node.wait_for_steps(20)
+        node.wait_for_steps(WARM_UP_STEPS)
         seconds = [pause_seconds(node) for _ in range(PAUSES)]
         node.post("/api/training/pause")
         time.sleep(SETTLING_SECONDS)

@@ -9,9 +9,10 @@ from typing import Any
 from benchmarks.node_process import NodeProcess
 from benchmarks.record import Report, Row
 from benchmarks.replicated_swarm import STAGES, replicated_swarm, wait_until_all_work
+from benchmarks.sizes import size
 from benchmarks.staged_swarm import START_SECONDS, StagedSwarm
 
-NEWCOMERS = 4
+NEWCOMERS = size(4, 1)
 PARTS = ("process and network", "PyTorch, data and placing", "the stage's state", "first microbatch")
 LOOK_SECONDS = 0.05
 

@@ -29,12 +29,13 @@ from benchmarks.replicated_swarm import (
     steps_of_drivers,
     wait_until_all_work,
 )
+from benchmarks.sizes import size
 from benchmarks.staged_swarm import Member, StagedSwarm
 
-KILLS = int(os.environ.get("BENCHMARK_KILLS", "20"))
+KILLS = int(os.environ.get("BENCHMARK_KILLS", size(20, 1)))
 SEED = int(os.environ.get("BENCHMARK_SEED", "11"))
-WORK_SECONDS = (1.0, 4.0)  # between the look at the counts and the kill
-WATCH_SECONDS = 5.0  # after a kill; a standstill that begins by then is watched to its end
+WORK_SECONDS = size((1.0, 4.0), (0.0, 0.5))  # between the look at the counts and the kill
+WATCH_SECONDS = size(5.0, 0.5)  # after a kill; a standstill that begins by then is watched to its end
 IN_FLIGHT = BATCH * MICROBATCHES  # sequences of one driver
 
 

@@ -22,6 +22,7 @@ import trio
 from torch import Tensor
 
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.stage_rounds import lone_exchange
 from neuroshard.data.feed import HeldOut
@@ -45,8 +46,8 @@ from neuroshard.training.stage_checkpoint import build_stage
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
-STEPS = int(os.environ.get("BENCHMARK_STEPS", "300"))
-SEEDS = (1, 2, 3)
+STEPS = int(os.environ.get("BENCHMARK_STEPS", size(300, 1)))
+SEEDS = size((1, 2, 3), (1, 2))
 SHAPE = Architecture(64, 3, 4, 2, 192, 256, 128)
 BATCH, MICROBATCHES, HELD_OUT = 2, 4, 64
 RUN, WALLET = RunId("1" * 64), WalletId("0" * 16)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.prepared_run import build_data
 from benchmarks.record import Report, Row, mean_with_interval
+from benchmarks.sizes import size
 from benchmarks.staged_swarm import alone, driver_of, keep_own_run, staged_parameters, staged_swarm, wait_until_trained
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.membership.stage_coverage import StageRange
@@ -25,11 +26,11 @@ from neuroshard.node.stage_choice import TIER_MB, least_load, need_of
 from neuroshard.runs.proposal import HardwareBudget
 from neuroshard.types import Architecture
 
-PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "12"))
-SEGMENT_SECONDS = 12.0
+PAIRS = int(os.environ.get("BENCHMARK_PAIRS", size(12, 1)))
+SEGMENT_SECONDS = size(12.0, 0.5)
 SETTLE_SECONDS = 1.5
-STAGES, BATCH, MICROBATCHES, LENGTH, VOCABULARY = 3, 2, 8, 256, 4096
-SHAPE = (384, 9, 6, 3, 1024)  # width, layers, heads, key/value heads, feed-forward
+STAGES, BATCH, MICROBATCHES, LENGTH, VOCABULARY = size((3, 2, 8, 256, 4096), (2, 1, 2, 64, 300))
+SHAPE = size((384, 9, 6, 3, 1024), (64, 2, 2, 1, 128))  # width, layers, heads, key/value heads, feed-forward
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,11 @@ def _compared(driver: NodeProcess, lone: NodeProcess) -> tuple[list[float], tupl
 
 def _segment(node: NodeProcess) -> float:
     """Tokens a second between the first and the last step of a turn."""
-    started = time.time()
     node.post("/api/training/resume")
-    time.sleep(SEGMENT_SECONDS)
+    rate = node.training_rate(SEGMENT_SECONDS)
     node.post("/api/training/pause")
     time.sleep(SETTLE_SECONDS)
-    points = cast("list[dict[str, Any]]", node.get("/api/training/history")["points"])
-    inside = [point for point in points if point["time"] >= started]
-    return float(inside[-1]["tokens"] - inside[0]["tokens"]) / float(inside[-1]["time"] - inside[0]["time"])
+    return rate
 
 
 def _row(variant: Variant, ratios: list[float], parameters: int) -> Row:

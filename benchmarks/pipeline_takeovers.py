@@ -25,13 +25,14 @@ from benchmarks.replicated_swarm import (
     steps_of_drivers,
     wait_until_all_work,
 )
+from benchmarks.sizes import size
 from benchmarks.staged_swarm import START_SECONDS, Member, StagedSwarm
 
-TAKEOVERS = int(os.environ.get("BENCHMARK_TAKEOVERS", "4"))
-SILENCES = int(os.environ.get("BENCHMARK_SILENCES", "2"))
+TAKEOVERS = int(os.environ.get("BENCHMARK_TAKEOVERS", size(4, 1)))
+SILENCES = int(os.environ.get("BENCHMARK_SILENCES", size(2, 1)))
 SEED = 11
-ALONE_SECONDS = 45.0  # a stage's last holder works so long before it is killed: its second copy is made by then
-WATCH_SECONDS = 10.0  # after a death; a standstill that begins by then is watched to its end
+ALONE_SECONDS = size(45.0, 0.0)  # before a stage's last holder is killed: its second copy is made by then
+WATCH_SECONDS = size(10.0, 0.5)  # after a death; a standstill that begins by then is watched to its end
 LOOK_SECONDS = 1.0  # between two looks at what it has done and what the swarm says of its copy
 
 

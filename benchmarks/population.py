@@ -19,22 +19,20 @@ import psutil
 
 from benchmarks.node_process import TOKEN
 from benchmarks.record import NotHereError, Report, Row
+from benchmarks.sizes import size
+from benchmarks.texts import real_texts
 from neuroshard.data.tokenizer import SPLIT_PATTERN, Tokenizer, TokenizerTable, learn_merges
 from neuroshard.dataset.build_text import Document, in_sections
 
-SHARED_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data"
-MERGES = 31_734
-STREAM_BYTES = 5_000_000_000
+MERGES = size(31_734, 300)
+STREAM_BYTES = size(5_000_000_000, 2_000_000)
 DOCUMENT_CHARACTERS = 8_000  # about as long as pages of the web are
 _SAMPLES_A_SECOND = 4
 
 
 def measure() -> Report:
     """Needs the shared text, `tokenizers` and 16 GB of disk."""
-    files = sorted(SHARED_TEXT.rglob("*.txt"))
-    if not files:
-        raise NotHereError(f"{SHARED_TEXT} is not there")
-    whole = [Document(file.name, file.read_text(encoding="utf-8", errors="replace")) for file in files]
+    whole = [Document(str(number), text.decode(errors="replace")) for number, text in enumerate(real_texts())]
     texts = [section.text for section in in_sections(whole, DOCUMENT_CHARACTERS)]
     rows = list(_beside_hugging_face(texts))
     with tempfile.TemporaryDirectory(prefix="population-") as folder:

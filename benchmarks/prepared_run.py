@@ -7,20 +7,23 @@ from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.node_process import TOKEN
+from benchmarks.sizes import IS_TINY
+from benchmarks.texts import write_topics
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.data.manifest import parse_manifest
 from neuroshard.data.tokenizer import TokenizerTable
-from neuroshard.dataset import BuildOptions, StandardLibraryText, build_genesis
+from neuroshard.dataset import BuildOptions, FolderText, StandardLibraryText, build_genesis
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.runs.stored_runs import LocalRuns
 from neuroshard.types import Architecture
 
 
 def build_data(folder: Path, vocabulary: int) -> tuple[GenesisPins, int]:
-    """A Genesis folder from the embedded text; its pins and the ids in use."""
+    """A Genesis folder from Python's documentation; its pins and the ids in use."""
     wallet = Wallet.from_secret(parse_token(TOKEN))
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    build_genesis(StandardLibraryText(), folder, wallet, now=now, options=BuildOptions(vocabulary=vocabulary))
+    text = FolderText(write_topics(folder.with_name("text"))) if IS_TINY else StandardLibraryText()
+    build_genesis(text, folder, wallet, now=now, options=BuildOptions(vocabulary=vocabulary))
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     tokenizer = (folder / "tokenizer.json").read_bytes()
     table = TokenizerTable.load(tokenizer)

@@ -10,19 +10,21 @@ from benchmarks.laboratory import BATCH, HELD_OUT, SHAPE, Outcome, Scheme, apart
 from benchmarks.record import Report, Row
 from benchmarks.schemes import REPLICAS, SEEDS, WARM_STEPS, difference, plot, prepared, told
 from benchmarks.seeds import of_each
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
 
-STEPS = 4_000
+STEPS = size(4_000, 8)
 ALONE, PLAIN = "one replica alone", "fp32, 500 inner steps"
-OUTER = OuterOptimization(inner_steps=500)
+OFTEN, RARELY, MORE_RARELY = size((100, 500, 1000), (4, 4, 8))  # inner steps
+OUTER = OuterOptimization(inner_steps=RARELY)
 SPARSE = replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0)
 TOGETHER: Mapping[str, OuterOptimization] = {
     PLAIN: replace(OUTER, codec="fp32"),
     "int8, 500 inner steps": OUTER,
     "int4, 500 inner steps": replace(OUTER, codec="int4"),
-    "int4, 1,000 inner steps": replace(OUTER, codec="int4", inner_steps=1000),
-    "int4, streaming, 1,000 inner steps": replace(OUTER, codec="int4", strategy="streaming", inner_steps=1000),
-    "topk, outer step 1.0, 100 inner steps": replace(SPARSE, inner_steps=100),
+    "int4, 1,000 inner steps": replace(OUTER, codec="int4", inner_steps=MORE_RARELY),
+    "int4, streaming, 1,000 inner steps": replace(OUTER, codec="int4", strategy="streaming", inner_steps=MORE_RARELY),
+    "topk, outer step 1.0, 100 inner steps": replace(SPARSE, inner_steps=OFTEN),
     "topk, outer step 1.0, 500 inner steps": SPARSE,
 }
 AIM = 0.01  # bits of a parameter and step

@@ -12,10 +12,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.prepared_run import build_data
+from benchmarks.sizes import size
 from benchmarks.staged_swarm import START_SECONDS, Member, StagedSwarm, staged_parameters, staged_swarm
 from neuroshard.types import Architecture
 
-STAGES, REPLICAS, BATCH, MICROBATCHES, LENGTH, VOCABULARY = 3, 2, 1, 8, 64, 1024
+STAGES, REPLICAS, BATCH, MICROBATCHES, LENGTH, VOCABULARY = size((3, 2, 1, 8, 64, 1024), (2, 2, 1, 2, 32, 300))
 SHAPE = (64, 3, 4, 2, 192)  # width, layers, heads, key/value heads, feed-forward
 LOOK_SECONDS = 0.05
 PUBLISHED_SECONDS = 1.0  # twice as long as a node waits before it tells its numbers again

@@ -20,6 +20,7 @@ import anyio.to_thread
 import torch
 
 from benchmarks.identities import identity_of
+from benchmarks.sizes import size
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
 from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, EncodedContribution, RoundConfig, ViewTiming
@@ -36,7 +37,7 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, RunId
 
-NUMBERS = 25_000_000
+NUMBERS = size(25_000_000, 25_000)
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 1))
 ROOT = "ab" * 32

@@ -13,9 +13,10 @@ from typing import Any
 
 from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 
-ROUNDS = 3
-MEMBERS = (2, 4)
+ROUNDS = size(3, 1)
+MEMBERS = size((2, 4), (2,))
 HIVEMIND_CODECS = ("fp32", "fp16", "8 bits")
 GOALS: Mapping[str, float] = {"int8": 2.0, "fp32": 0.8}  # times hivemind's speed
 

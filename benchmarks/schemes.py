@@ -23,11 +23,12 @@ from benchmarks.laboratory import (
 from benchmarks.plots import Plot, Point
 from benchmarks.record import Report, Row
 from benchmarks.seeds import of_each
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.sync_strategies import steps_between_rounds
 
-SEEDS = (1, 2, 3)
-REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = 4, 25, 16, 400
+SEEDS = size((1, 2, 3), (1, 2))
+REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = size((4, 25, 16, 400), (2, 4, 1, 1))
 STEPS = INNER_STEPS * ROUNDS
 LATE = 0.25  # of the inner steps between two rounds
 ALONE, EVERY = "one replica alone", "every gradient averaged"

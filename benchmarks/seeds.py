@@ -10,12 +10,16 @@ from typing import TypeVar
 
 import torch
 
+from benchmarks.sizes import IS_TINY
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 def of_each(work: Callable[[Job], Result], jobs: Sequence[Job]) -> dict[Job, Result]:
     """The results by job; each process computes with one thread, so that a result is the same on any computer."""
+    if IS_TINY:  # to start the processes takes longer than the work
+        return {job: work(job) for job in jobs}
     processes = ProcessPoolExecutor(
         os.cpu_count(), mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     )

@@ -21,6 +21,7 @@ from benchmarks.huge_source import SHARDS, HugeSource, know_ten_shards
 from benchmarks.record import Report, Row
 from benchmarks.shaped_line import FAR_ADDRESS, Line, NoLineError, shaped_line
 from benchmarks.shard_reader import VOCABULARY
+from benchmarks.sizes import size
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
@@ -31,12 +32,12 @@ from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.types import ShardId
 
-SHARD_TOKENS = 2_500_000
+SHARD_TOKENS = size(2_500_000, 1_000_000)  # more than a block
 SHARD_COUNT = 16
-REPEATS = 5
+REPEATS = size(5, 1)
 LINE_MBIT, RTT_MS = 50, 50
 PORT = 8100
-READ_SECONDS = 60.0
+READ_SECONDS = size(60.0, 1.0)
 WHOLE_WAY = (
     "The goal is for the whole way: beside the digest, the file is read, checked and written. What follows "
     "the last block is told because on a line that is slower than the disk it is all that a node waits for."

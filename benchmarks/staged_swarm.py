@@ -94,7 +94,7 @@ class StagedSwarm:
     def launch(self, number: int, *, threads: int = 1, memory_mb: int | None = None) -> NodeProcess:
         """Start a member's process; it knows the addresses of all that were started before."""
         data_dir = self._folder / f"member-{number}"
-        data_dir.mkdir(exist_ok=True)
+        data_dir.mkdir(parents=True, exist_ok=True)
         JoinedRuns(data_dir).keep(self._offer)
         peers = [part for other, address in self._addresses.items() if other != number for part in ("--peer", address)]
         arguments = ["--run", self._offer.run_id, "--genesis", str(self._genesis), "--max-stages", "1"]

@@ -11,8 +11,9 @@ from statistics import median
 
 from benchmarks.node_process import running_node
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 
-HELP_RUNS = 9
+HELP_RUNS = size(9, 1)
 
 
 def measure() -> Report:
@@ -35,7 +36,7 @@ def measure() -> Report:
         "start",
         "Start-up",
         (
-            Row("`neuroshard --help`, median of 9", f"{help_seconds:.2f} s", "< 0.4 s", help_seconds < 0.4),
+            Row(f"`neuroshard --help`, median of {HELP_RUNS}", f"{help_seconds:.2f} s", "< 0.4 s", help_seconds < 0.4),
             Row("first HTTP answer, first demo", f"{first_answer:.2f} s", "< 1.5 s", first_answer < 1.5),
             Row("first HTTP answer, second demo", f"{second_answer:.2f} s", "< 1.5 s", second_answer < 1.5),
             Row("first training step, first demo", f"{first_step:.1f} s", "< 45 s", first_step < 45),

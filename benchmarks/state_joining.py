@@ -12,12 +12,13 @@ from typing import Any
 from benchmarks.node_process import NodeProcess
 from benchmarks.prepared_run import build_data
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 from benchmarks.staged_swarm import START_SECONDS, Member, staged_parameters, staged_swarm, wait_until_trained
 from neuroshard.model.architecture import parameter_count
 from neuroshard.types import Architecture
 
-DONORS, TRIES, VOCABULARY = 3, 3, 1024
-SHAPE = (512, 8, 8, 4, 1408)  # width, layers, heads, key/value heads, feed-forward
+DONORS, TRIES, VOCABULARY = size((3, 3, 1024), (2, 1, 300))
+SHAPE = size((512, 8, 8, 4, 1408), (64, 2, 2, 1, 128))  # width, layers, heads, key/value heads, feed-forward
 LENGTH, BATCH, MICROBATCHES, MEMORY_MB = 64, 1, 2, 2500
 KILLED_AT = 0.15  # of the bytes have come
 LOOK_SECONDS = 0.02
@@ -39,7 +40,8 @@ def measure() -> Report:
                 wait_until_trained(donors, 3)
                 tries.append(_join(swarm.launch(number, memory_mb=MEMORY_MB), donors[1:]))
                 print(tries[-1], flush=True)
-                donors[1:] = [swarm.start(donor.number, memory_mb=MEMORY_MB) for donor in donors[1:]]
+                if len(tries) < TRIES:
+                    donors[1:] = [swarm.start(donor.number, memory_mb=MEMORY_MB) for donor in donors[1:]]
     return _report(parameter_count(architecture), tries)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from benchmarks.bulk_processes import BulkPair, bulk_pair
 from benchmarks.hivemind_process import hivemind_facts
 from benchmarks.record import Report, Row
+from benchmarks.sizes import size
 
-ROUNDS = 5
-TRIPS = 10
+ROUNDS = size(5, 1)
+TRIPS = size(10, 1)
 # What the same measurement gave elsewhere; used where hivemind cannot run, and said so.
 PUBLISHED_HIVEMIND_CPU_SECONDS = 0.281
 

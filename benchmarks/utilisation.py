@@ -17,6 +17,7 @@ from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.prepared_run import build_data
 from benchmarks.record import NotHereError, Report, Row
 from benchmarks.shaped_line import FAR_ADDRESS, NEAR_ADDRESS, Line, NoLineError, enter, shaped_line
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import CodecName, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, Wallet, parse_token
 from neuroshard.model.architecture import parameter_count
@@ -25,11 +26,11 @@ from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.types import Architecture
 
 UP_MBIT, DOWN_MBIT, RTT_MS = 10, 100, 100
-SHAPE = (512, 8, 8, 8, 1368)  # width, layers, heads, key/value heads, feed-forward: 25 M parameters
+SHAPE = size((512, 8, 8, 8, 1368), (64, 2, 2, 1, 128))  # width, layers, heads, kv heads, feed-forward: 25 M
 BATCH, LENGTH, VOCABULARY = 4, 64, 1024
-ROUND_SECONDS = float(os.environ.get("BENCHMARK_ROUND_SECONDS", "180"))  # from the end of one to the next
+ROUND_SECONDS = float(os.environ.get("BENCHMARK_ROUND_SECONDS", size(180, 10)))  # from the end of one to the next
 START_SECONDS, LOOK_SECONDS, GOAL = 120.0, 1.0, 0.9
-SETTLING_SECONDS, TAIL_SECONDS = 20.0, 5.0  # nodes meet; the end of a round is taken over
+SETTLING_SECONDS, TAIL_SECONDS = size((20.0, 5.0), (1.0, 2.0))  # nodes meet; the end of a round is taken over
 PEERS = ("--no-port-mapping", "--no-lan-discovery", "--no-relay")
 T = TypeVar("T")
 

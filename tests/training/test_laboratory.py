@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.laboratory import TEXTS, Scheme, Start, Texts, held_out_loss, together
+from benchmarks.laboratory import Scheme, Start, Texts, held_out_loss, together
 from benchmarks.recorded_attacks import recorded, replayed
+from benchmarks.texts import TEXTS
 from neuroshard.config.run_parameters import OuterOptimization
 
 OUTER = OuterOptimization(inner_steps=3, trim_fraction=0.25)

@@ -1,0 +1,83 @@
+"""Every benchmark runs at its tiny size: it has rows, or says what this computer does not have. It stores nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import BENCHMARKS
+
+ROOT = Path(__file__).parents[2]
+NEVER_TINY = {
+    "pipeline_takeovers": "a second copy of a stage is made every 30 s, and a silent node is given up after 60 s",
+}
+MAY_BE_UNAVAILABLE = {  # what another computer may not have
+    "line_speed": "network namespaces and the link emulator",
+    "utilisation_int8": "network namespaces and the link emulator",
+    "utilisation_int4": "network namespaces and the link emulator",
+    "node_speed_350m": "a GPU",
+    "population": "Hugging Face tokenizers",
+    "dashboards": "a browser",
+}
+GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
+    "learning": ("diloco", "diloco_long", "schemes", "rare_rounds", "overlap"),
+    "members": ("churn", "attacks", "membership", "pipeline_quality", "codecs"),
+    "data": ("data", "population", "shards", "loss_kernel", "aggregation"),
+    "lines": ("meeting", "line_speed", "loopback_speed", "tensor_round_trip", "rounds"),
+    "demo": ("start", "learning", "kill"),
+    "computer": ("dashboards", "foreground", "paused"),
+    "nodes": ("node_speed_5m", "node_speed_16m", "node_speed_350m", "first_record", "state_joining"),
+    "homes": ("utilisation_int8", "utilisation_int4"),
+    "pipeline": ("pipeline_speed", "pipeline_join"),
+    "kills": ("pipeline_kills",),
+}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", GROUPS)
+def test_benchmarks_run_at_their_tiny_size(group: str) -> None:
+    names, before = GROUPS[group], stored_results()
+    printed = run("--tiny", *names).stdout
+    for name in names:
+        if f"{name} was not run: " in printed:
+            assert name in MAY_BE_UNAVAILABLE, printed
+            continue
+        table = re.search(rf"^{name}: .+\n\n\| item .*\n\| --- .*\n((?:\| .*\n)+)", printed, re.MULTILINE)
+        assert table is not None, printed
+    assert stored_results() == before
+
+
+def test_every_benchmark_is_run_or_named() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted([*grouped, *NEVER_TINY]) == sorted(BENCHMARKS)
+
+
+def test_help_lists_every_benchmark_in_one_line() -> None:
+    lines = run("--help").stdout.partition("benchmarks:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == list(BENCHMARKS)
+    assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_an_unknown_name_is_an_error_with_the_known_names() -> None:
+    refused = run("--tiny", "speed", code=2)
+    assert "unknown benchmark speed" in refused.stderr
+    assert "node_speed_5m" in refused.stderr
+
+
+def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def stored_results() -> dict[Path, bytes]:
+    """The result files and the page that sums them up."""
+    folder = ROOT / "benchmarks"
+    return {path: path.read_bytes() for path in (*(folder / "results").iterdir(), folder / "RESULTS.md")}
