@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from genesis_samples import shard_tokens
 
 from neuroshard.data.cache import CachedShard, ShardCache
@@ -85,6 +87,19 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, token: int) -> N
     for shard_format in ("bin", "pt"):
         with pytest.raises(DataError, match=f"token id {token}"):
             store(cache, 0, np.array([1, 2, token]), shard_format=shard_format)
+    assert list(cache.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("token", [2**32 + 1, 2**40, 2**63 - 1, -1, -(2**63)])
+def test_ids_beyond_any_plain_file_are_refused_in_a_tensor_file(tmp_path: Path, token: int) -> None:
+    """Their lower 32 bits may be those of an allowed id."""
+    cache = make_cache(tmp_path)
+    buffer = io.BytesIO()
+    torch.save(torch.tensor([1, 2, token]), buffer)
+    with cache.writer(ShardId(0), KEY) as writer:
+        writer.write(buffer.getvalue())
+        with pytest.raises(DataError, match=f"token id {token}"):
+            cache.take(ShardId(0), KEY, form_of(3, shard_format="pt"), writer)
     assert list(cache.folder.iterdir()) == []
 
 

@@ -193,6 +193,24 @@ def test_refuses_two_entries_of_one_name() -> None:
     refused(buffer.getvalue(), "same name")
 
 
+def test_refuses_overlapping_entries() -> None:
+    data = bytearray(shard_bytes(np.arange(10), "pt"))
+    at = data.rindex(b"PK\x01\x02", 0, data.rindex(b"archive/data/0"))
+    data[at + 20 : at + 28] = struct.pack("<LL", 88, 88)  # one token more, reaching into the next entry
+    local = data.index(b"archive/data/0") - 30
+    data[local + 18 : local + 26] = struct.pack("<LL", 88, 88)
+    refused(bytes(data), "not a shard file")
+
+
+def test_refuses_an_entry_that_begins_in_another_one() -> None:
+    data = bytearray(shard_bytes(np.arange(10), "pt"))
+    of_tokens, of_pickle = (
+        data.rindex(b"PK\x01\x02", 0, data.rindex(name)) for name in (b"archive/data/0", b"archive/data.pkl")
+    )
+    data[of_tokens + 42 : of_tokens + 46] = data[of_pickle + 42 : of_pickle + 46]  # the place of the entry
+    refused(bytes(data), "not a shard file")
+
+
 def test_refuses_a_huge_declared_size_without_allocating() -> None:
     data = bytearray(shard_bytes(np.arange(10), "pt"))
     at = data.rindex(b"PK\x01\x02", 0, data.rindex(b"archive/data.pkl"))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf, nan
 
 import anyio
 import pytest
@@ -11,7 +13,8 @@ from small_stage import ARCHITECTURE
 from stage_chain import activations, key
 from torch import Tensor
 
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, MalformedFrameError, encode
+from neuroshard.messages.frame import pack, unpack
 from neuroshard.network import InMemoryNetwork, ScoreReason
 from neuroshard.pipeline.microbatch import Retry, StageError, StageGoneError
 from neuroshard.pipeline.stage_client import RemoteStageClient
@@ -19,6 +22,7 @@ from neuroshard.pipeline.stage_protocol import (
     Operation,
     StageAddress,
     StageAnswer,
+    StageRequest,
     answer_frame,
     read_request,
     request_limits,
@@ -161,6 +165,20 @@ def test_logits_that_are_none_are_refused(answer: StageAnswer) -> None:
 
     trio.run(main)
     assert reports == [(LIAR, ScoreReason.UNEXPECTED_TENSOR)]
+
+
+@pytest.mark.parametrize("seconds", [1e301, -1e301, inf, nan])
+def test_a_claimed_time_that_is_no_time_is_refused_with_its_message(seconds: float) -> None:
+    """Another program than ours may send it; our own encoder refuses it, too."""
+    request = StageRequest(Operation.FORWARD, STAGE)
+    packed = pack(answer_frame(request, StageAnswer(output=activations(2), compute_seconds=1.25)).message)
+    forged = packed.replace(struct.pack(">d", 1.25), struct.pack(">d", seconds))
+    assert len(forged) == len(packed)
+    assert forged != packed
+    with pytest.raises(MalformedFrameError, match="cannot be read"):
+        unpack(forged)
+    with pytest.raises(MalformedFrameError):
+        encode(answer_frame(request, StageAnswer(output=activations(2), compute_seconds=seconds)))
 
 
 def test_a_stage_cannot_have_taken_longer_than_its_answer_did() -> None:
