@@ -1,4 +1,4 @@
-"""Training reports: their fields, their packed form for gossip, their intervals and their sequence numbers. Pure.
+"""Training reports: their fields, their packed form for gossip, their intervals and their sequence numbers.
 
 A packed report contains keys, signatures and the run id as raw bytes. The rest is JSON, deflated with a dictionary of
 the words that all reports share. A report of 980 bytes is sent as 300 bytes, of which 224 are keys, signatures and the
