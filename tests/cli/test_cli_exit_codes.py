@@ -46,7 +46,7 @@ def test_help_offers_no_value_for_a_switch_and_wraps_where_the_terminal_does(neu
     shown = neuroshard.having(COLUMNS="120")("trainer", "--help").out
     assert "bool" not in shown
     lines = [line.strip() for line in shown.splitlines()]
-    first = next(index for index, line in enumerate(lines) if line.startswith("A run takes any number"))
+    first = next(index for index, line in enumerate(lines) if line.startswith("A run can have any number"))
     assert all(len(line) > 90 for line in lines[first : lines.index("", first) - 1])
 
 

@@ -157,9 +157,9 @@ def test_the_last_words_of_a_node_are_heard() -> None:
                 async with nodes(1, first=3) as (leaving,):
                     leaving.gossip.subscribe(TOPIC, accept)
                     await leaving.transport.connect(address_of(a))
-                    await until(lambda: has_links(a, 1))
+                    await until(lambda: has_links(leaving, 1))
                     await leaving.gossip.publish(TOPIC, str(number).encode())
-                with anyio.fail_after(5):
+                with anyio.fail_after(20):
                     assert await subscription.receive() == str(number).encode()
 
     run(scenario)
