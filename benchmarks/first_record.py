@@ -21,7 +21,7 @@ from benchmarks.record import Report, Row, load_average
 from benchmarks.sizes import size
 from benchmarks.texts import write_topics
 from neuroshard.dataset import BuildOptions, FolderText, build_genesis
-from neuroshard.identity import SignedClaim, Wallet, parse_token
+from neuroshard.identity import Wallet, parse_token, read_claim
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
@@ -134,7 +134,7 @@ async def _arrive(first: NodeProcess, newcomer: _Newcomer) -> ProcessArrival:
 
 async def _announced(network: Network, namespace: str) -> set[NodeId]:
     """The nodes whose records are found in the directory."""
-    return {SignedClaim.decode(data).delegation.node_id for data in await network.directory.find(namespace)}
+    return {read_claim(data, object).delegation.node_id for data in await network.directory.find(namespace)}
 
 
 def _looked(client: httpx.Client, node: NodeProcess, first: NodeProcess) -> tuple[dict[str, Any], set[str]]:

@@ -27,7 +27,7 @@ from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, Enco
 from neuroshard.consensus.message_frames import limits_for, signed_by
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
 from neuroshard.consensus.roster import GroupMember, Roster, SlicePlan, Step
-from neuroshard.consensus.round_messages import Signed
+from neuroshard.consensus.round_messages import VerifiedBody
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.vote_log import FileVoteLog
@@ -95,7 +95,7 @@ class Peer:
     def _moved(self) -> int:
         return sum(one.bytes_sent for one in self._network.transport.connections())
 
-    def _sign(self, body: AnyBody) -> Signed[AnyBody]:
+    def _sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(self._identity, body, time.time())
 
     async def _check(self, job: Check, _work: RoundWork) -> Checked:

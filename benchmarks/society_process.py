@@ -23,7 +23,7 @@ import anyio.to_thread
 from benchmarks.identities import identity_of
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
-from neuroshard.identity import SignedClaim, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet, read_claim
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.runs.offer import RunOffer
@@ -52,7 +52,7 @@ class Crowd:
         """1 when the second node finds this one in the directory, which it must ask others for."""
         network = self.societies[1].networking.current
         records = () if network is None else await network.directory.find(NAMESPACE)
-        return int(any(SignedClaim.decode(record).delegation.node_id == node_id for record in records))
+        return int(any(read_claim(record, object).delegation.node_id == node_id for record in records))
 
     def knows(self, node_id: str) -> int:
         """How many of the nodes know this one."""

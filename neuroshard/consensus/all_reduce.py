@@ -28,9 +28,9 @@ from neuroshard.consensus.round_messages import (
     Intent,
     ResultDigests,
     ResultSaid,
-    Signed,
     StatementSaid,
     StatisticsDigests,
+    VerifiedBody,
     commitment_of,
     members_of,
 )
@@ -72,7 +72,7 @@ class AllReduce:
         self,
         setting: RoundConfig,
         round_id: str,
-        intents: Sequence[Signed[Intent]],
+        intents: Sequence[VerifiedBody[Intent]],
         own: EncodedContribution | None,
     ) -> None:
         """`own` is this node's contribution, None if it is not a member of the round."""
@@ -192,7 +192,7 @@ class AllReduce:
                 fitting[index] = content
         return self._note_result(message.signed, _by_themselves(fitting, message.slices))
 
-    def _note_result(self, signed: Signed[ResultDigests], contents: Mapping[int, Encoded]) -> list[Effect]:
+    def _note_result(self, signed: VerifiedBody[ResultDigests], contents: Mapping[int, Encoded]) -> list[Effect]:
         reducer = signed.member.node_id
         for index, one, digest in self._reduced_by(reducer, signed.body):
             if one.results.setdefault(reducer, digest) == digest:

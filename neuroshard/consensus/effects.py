@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from neuroshard.aggregation import GateVerdict, Reduction
 from neuroshard.consensus.roster import Encoded, GroupMember, SlicePlan, Step, digest_of
-from neuroshard.consensus.round_messages import MAX_MEMBERS, Body, Message, Quorum, Signed
+from neuroshard.consensus.round_messages import MAX_MEMBERS, Body, Message, Quorum, VerifiedBody
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
@@ -20,7 +20,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 class Sign(Protocol):
     """Signs a body with this node's key."""
 
-    def __call__(self, body: AnyBody, /) -> Signed[AnyBody]:
+    def __call__(self, body: AnyBody, /) -> VerifiedBody[AnyBody]:
         """Return the body together with its signed claim."""
         ...
 

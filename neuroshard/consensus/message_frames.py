@@ -15,6 +15,7 @@ from neuroshard.consensus.round_messages import (
     Body,
     CertificateSaid,
     ContributionSent,
+    DigestsOfSlices,
     Intent,
     IntentSaid,
     Message,
@@ -26,15 +27,15 @@ from neuroshard.consensus.round_messages import (
     ResultDigests,
     ResultSaid,
     RoundProposal,
-    Signed,
     StatementSaid,
     StatisticsDigests,
     Value,
+    VerifiedBody,
     Vote,
     VoteSaid,
 )
 from neuroshard.errors import DataError
-from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim, verify_claim
+from neuroshard.identity import NodeIdentity, read_claim, sign_claim, verify_claim
 from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
 from neuroshard.messages import Frame, FrameLimits, MalformedFrameError, TensorPart, TensorSpec
 from neuroshard.types import JsonValue, NodeId
@@ -54,24 +55,25 @@ def limits_for(slices_bytes: int) -> FrameLimits:
     return FrameLimits(max_body_bytes=slices_bytes + OTHER_BYTES)
 
 
-def signed_by(identity: NodeIdentity, body: _Body, now: float) -> Signed[_Body]:
+def signed_by(identity: NodeIdentity, body: _Body, now: float) -> VerifiedBody[_Body]:
     """The body with this node's signature. `now` is in seconds since the epoch."""
-    claim = sign_claim(identity, body.kind, body.to_json(), now)
-    return Signed(GroupMember(identity.node_id, identity.wallet_id), body, claim.encode())
+    claim = sign_claim(identity, body.kind, body, now)
+    return VerifiedBody(GroupMember(identity.node_id, identity.wallet_id), body, claim.encode())
 
 
-def read_signed(data: bytes, body: type[_Body]) -> Signed[_Body]:
+def read_signed(data: bytes, body: type[_Body]) -> VerifiedBody[_Body]:
     """The body of a claim, after its signature and delegation were verified. Raises MalformedMessageError.
 
     A vote stays valid however old it is, so the delegation must have been valid when the vote was signed.
     """
     try:
-        claim = SignedClaim.decode(data, MAX_CLAIM_BYTES)
+        claim = read_claim(data, body, MAX_CLAIM_BYTES)
         said = verify_claim(claim, body.kind, claim.issued_at)
-        read = cast("Callable[[JsonValue], _Body]", body.from_json)
-        return Signed(GroupMember(said.node_id, said.wallet_id), read(said.payload), data)
-    except (DataError, ValueError) as error:
+    except DataError as error:
         raise MalformedMessageError(f"A {body.kind} cannot be read: {error}") from None
+    if isinstance(said.payload, DigestsOfSlices) and not said.payload.has_each_slice_once():
+        raise MalformedMessageError(f"A {body.kind} names a slice twice.")
+    return VerifiedBody(GroupMember(said.node_id, said.wallet_id), said.payload, data)
 
 
 def quorum_to_json(quorum: Quorum) -> JsonValue:
@@ -179,12 +181,12 @@ class _Read:
     def fields(self, *names: str) -> Mapping[str, JsonValue]:
         return exact_object(self._fields, set(names), "a message")
 
-    def own(self, body: type[_Body]) -> Signed[_Body]:
+    def own(self, body: type[_Body]) -> VerifiedBody[_Body]:
         if not self.claims:
             raise ValueError("it has no claim")
         return read_signed(self.claims[0], body)
 
-    def alone(self, body: type[_Body]) -> Signed[_Body]:
+    def alone(self, body: type[_Body]) -> VerifiedBody[_Body]:
         """The author's claim of a message without any other content."""
         self.fields()
         return self.own(body)

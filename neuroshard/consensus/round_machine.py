@@ -49,9 +49,9 @@ from neuroshard.consensus.round_messages import (
     Quorum,
     ResultSaid,
     RoundProposal,
-    Signed,
     StatementSaid,
     Value,
+    VerifiedBody,
     VoteSaid,
     commitment_of,
     round_id_of,
@@ -265,7 +265,7 @@ class RoundStateMachine:
             return None
         return self._own if own.commitment == commitment_of(self._own.digests) else None
 
-    def _take_new_view(self, signed: Signed[NewView], lock: Quorum | None, now: float) -> list[Effect]:
+    def _take_new_view(self, signed: VerifiedBody[NewView], lock: Quorum | None, now: float) -> list[Effect]:
         if signed.body.step_id != self.setting.step.id or (lock is not None and not self._voting.is_lock(lock)):
             return []
         self._views.add_new_view(signed, lock)

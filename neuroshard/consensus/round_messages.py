@@ -1,4 +1,4 @@
-"""Messages of a round: the signed bodies, strict parsing of them, and the slices they carry. Pure."""
+"""Messages of a round: the signed bodies with their bounds, and the slices they carry. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Generic, TypeAlias, TypeVar
+
+from msgspec import Meta, Struct
 
 from neuroshard.consensus.roster import MAX_SLICES, Encoded, GroupMember, Roster, Step
 from neuroshard.identity import canonical_json, hash_parts
 from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
-from neuroshard.types import JsonValue, NodeId, WalletId
+from neuroshard.types import HexDigest, JsonValue, NodeId, WalletId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
 MAX_NODE_ID_CHARACTERS = 64
 LARGEST = 10**15
 MAX_VIEW = 10_000
+View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
+_Number = Annotated[int, Meta(ge=0, le=LARGEST)]
+_Node = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=r"\A[ -~]*\Z")]
 
 
 class Phase(StrEnum):
@@ -27,154 +32,72 @@ class Phase(StrEnum):
     COMMIT = "commit"  # the voter knows that a quorum has prepared this value, and has stored that
 
 
-@dataclass(frozen=True)
-class Intent:
+class Intent(Struct, frozen=True, forbid_unknown_fields=True):
     """A promise to send exactly this contribution in rounds of this step, from this view on."""
 
     kind: ClassVar[str] = "round/intent"
-    step_id: str
-    view: int
-    commitment: str  # hex; see `commitment_of`
-    sequences: int  # trained since the last round
-    upload: int  # bytes per second, for the share of reducing
-    made_at: int  # milliseconds since the epoch by the author's clock: of two intents for one view the later one counts
-
-    def to_json(self) -> JsonValue:
-        """The JSON form."""
-        return {
-            "step": self.step_id,
-            "view": self.view,
-            "commitment": self.commitment,
-            "sequences": self.sequences,
-            "upload": self.upload,
-            "made_at": self.made_at,
-        }
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> Intent:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        fields = exact_object(value, {"step", "view", "commitment", "sequences", "upload", "made_at"}, "an intent")
-        return cls(
-            hash_field(fields["step"], "step"),
-            whole_field(fields["view"], 0, MAX_VIEW, "view"),
-            hash_field(fields["commitment"], "commitment"),
-            whole_field(fields["sequences"], 0, LARGEST, "sequences"),
-            whole_field(fields["upload"], 0, LARGEST, "upload"),
-            whole_field(fields["made_at"], 0, LARGEST, "made_at"),
-        )
+    step_id: HexDigest
+    view: View
+    commitment: HexDigest  # see `commitment_of`
+    sequences: _Number  # trained since the last round
+    upload: _Number  # bytes per second, for the share of reducing
+    # milliseconds since the epoch by the author's clock: of two intents for one view the later one counts
+    made_at: _Number
 
 
-@dataclass(frozen=True)
-class NewView:
+class NewView(Struct, frozen=True, forbid_unknown_fields=True):
     """The author has given up the views before this one; `missing` lists the members whose data did not arrive."""
 
     kind: ClassVar[str] = "round/new-view"
-    step_id: str
-    view: int
-    missing: tuple[NodeId, ...]
-
-    def to_json(self) -> JsonValue:
-        """The JSON form."""
-        return {"step": self.step_id, "view": self.view, "missing": list(self.missing)}
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> NewView:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        fields = exact_object(value, {"step", "view", "missing"}, "a new view")
-        return cls(
-            hash_field(fields["step"], "step"),
-            whole_field(fields["view"], 1, MAX_VIEW, "view"),
-            tuple(_node(one) for one in list_field(fields["missing"], MAX_MEMBERS, "missing")),
-        )
+    step_id: HexDigest
+    view: Annotated[int, Meta(ge=1, le=MAX_VIEW)]
+    missing: Annotated[tuple[_Node, ...], Meta(max_length=MAX_MEMBERS)]
 
 
-@dataclass(frozen=True)
-class RoundProposal:
+class RoundProposal(Struct, frozen=True, forbid_unknown_fields=True):
     """The members of this view's round, by their attached intents; or a prepared value to vote on again."""
 
     kind: ClassVar[str] = "round/proposal"
-    step_id: str
-    view: int
-    round_id: str  # hex; see `round_id_of`
-    value: str | None  # hex digest of the prepared value, None for a new round
-
-    def to_json(self) -> JsonValue:
-        """The JSON form."""
-        return {"step": self.step_id, "view": self.view, "round": self.round_id, "value": self.value}
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> RoundProposal:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        fields = exact_object(value, {"step", "view", "round", "value"}, "a proposal")
-        again = fields["value"]
-        return cls(
-            hash_field(fields["step"], "step"),
-            whole_field(fields["view"], 0, MAX_VIEW, "view"),
-            hash_field(fields["round"], "round"),
-            None if again is None else hash_field(again, "value"),
-        )
+    step_id: HexDigest
+    view: View
+    round_id: HexDigest  # see `round_id_of`
+    value: HexDigest | None  # digest of the prepared value, None for a new round
 
 
-@dataclass(frozen=True)
-class _OfSlices:
+class DigestsOfSlices(Struct, frozen=True, forbid_unknown_fields=True):
     """Digests of some slices of a round."""
 
-    round_id: str
-    digests: tuple[tuple[int, str], ...]  # slice number and hex digest
+    round_id: HexDigest
+    # slice number and digest
+    digests: Annotated[
+        tuple[tuple[Annotated[int, Meta(ge=0, lt=MAX_SLICES)], HexDigest], ...], Meta(max_length=MAX_SLICES)
+    ]
 
-    def to_json(self) -> JsonValue:
-        """The JSON form."""
-        return {"round": self.round_id, "slices": [[index, digest] for index, digest in self.digests]}
+    def has_each_slice_once(self) -> bool:
+        """Whether no slice has two digests."""
+        return len({index for index, _ in self.digests}) == len(self.digests)
 
 
-@dataclass(frozen=True)
-class StatisticsDigests(_OfSlices):
+class StatisticsDigests(DigestsOfSlices, frozen=True, forbid_unknown_fields=True):
     """The author has all members' parts of these slices; these are the digests of its statistics of them."""
 
     kind: ClassVar[str] = "round/statement"
 
-    @classmethod
-    def from_json(cls, value: JsonValue) -> StatisticsDigests:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        return cls(*_of_slices(value))
 
-
-@dataclass(frozen=True)
-class ResultDigests(_OfSlices):
+class ResultDigests(DigestsOfSlices, frozen=True, forbid_unknown_fields=True):
     """Digests of the slices of the aggregate that the author has computed."""
 
     kind: ClassVar[str] = "round/result"
 
-    @classmethod
-    def from_json(cls, value: JsonValue) -> ResultDigests:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        return cls(*_of_slices(value))
 
-
-@dataclass(frozen=True)
-class Vote:
+class Vote(Struct, frozen=True, forbid_unknown_fields=True):
     """A vote on a value, in one of the two phases of a view."""
 
     kind: ClassVar[str] = "round/vote"
-    step_id: str
-    view: int
+    step_id: HexDigest
+    view: View
     phase: Phase
-    value: str  # hex digest
-
-    def to_json(self) -> JsonValue:
-        """The JSON form."""
-        return {"step": self.step_id, "view": self.view, "phase": self.phase.value, "value": self.value}
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> Vote:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        fields = exact_object(value, {"step", "view", "phase", "value"}, "a vote")
-        return cls(
-            hash_field(fields["step"], "step"),
-            whole_field(fields["view"], 0, MAX_VIEW, "view"),
-            Phase(line_field(fields["phase"], 16, "phase")),
-            hash_field(fields["value"], "value"),
-        )
+    value: HexDigest
 
 
 Body: TypeAlias = Intent | NewView | RoundProposal | StatisticsDigests | ResultDigests | Vote
@@ -246,17 +169,6 @@ def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
     return hash_parts("neuroshard/contribution", *slice_digests).hex()
 
 
-def _of_slices(value: JsonValue) -> tuple[str, tuple[tuple[int, str], ...]]:
-    fields = exact_object(value, {"round", "slices"}, "digests of slices")
-    pairs = [list_field(one, 2, "slices") for one in list_field(fields["slices"], MAX_SLICES, "slices")]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("slices must be pairs of number and digest")
-    digests = tuple((whole_field(index, 0, MAX_SLICES - 1, "slice"), hash_field(one, "digest")) for index, one in pairs)
-    if len({index for index, _ in digests}) != len(digests):
-        raise ValueError("a slice is named twice")
-    return hash_field(fields["round"], "round"), digests
-
-
 def _node(value: JsonValue) -> NodeId:
     return NodeId(line_field(value, MAX_NODE_ID_CHARACTERS, "node"))
 
@@ -269,7 +181,7 @@ AnyBody_co = TypeVar("AnyBody_co", bound=Body, covariant=True)
 
 
 @dataclass(frozen=True)
-class Signed(Generic[AnyBody_co]):
+class VerifiedBody(Generic[AnyBody_co]):
     """A body whose signature was verified, with the claim that proves it to others."""
 
     member: GroupMember
@@ -287,7 +199,7 @@ class Quorum:
     value: Value
     view: int
     phase: Phase
-    votes: tuple[Signed[Vote], ...]
+    votes: tuple[VerifiedBody[Vote], ...]
 
     def is_valid_for(self, step: Step) -> bool:
         """Whether enough voters of the step signed exactly this."""
@@ -304,14 +216,14 @@ class Quorum:
 class IntentSaid:
     """An intent, sent to all participants."""
 
-    signed: Signed[Intent]
+    signed: VerifiedBody[Intent]
 
 
 @dataclass(frozen=True)
 class NewViewSaid:
     """A new view with its author's lock, sent to all participants."""
 
-    signed: Signed[NewView]
+    signed: VerifiedBody[NewView]
     lock: Quorum | None = None
 
 
@@ -319,8 +231,8 @@ class NewViewSaid:
 class ProposalSaid:
     """The proposer's proposal, sent to all participants."""
 
-    signed: Signed[RoundProposal]
-    intents: tuple[Signed[Intent], ...]
+    signed: VerifiedBody[RoundProposal]
+    intents: tuple[VerifiedBody[Intent], ...]
     lock: Quorum | None = None
 
 
@@ -341,7 +253,7 @@ class ContributionSent:
 class StatementSaid:
     """A reducer's statistics with their signed digests, sent to all participants."""
 
-    signed: Signed[StatisticsDigests]
+    signed: VerifiedBody[StatisticsDigests]
     statistics: Mapping[int, Encoded] = field(repr=False)
 
 
@@ -349,7 +261,7 @@ class StatementSaid:
 class ResultSaid:
     """A reducer's signed result digests with the results that it has to send, sent to all participants."""
 
-    signed: Signed[ResultDigests]
+    signed: VerifiedBody[ResultDigests]
     slices: Mapping[int, Encoded] = field(repr=False)
 
 
@@ -357,7 +269,7 @@ class ResultSaid:
 class VoteSaid:
     """A vote, sent to all participants."""
 
-    signed: Signed[Vote]
+    signed: VerifiedBody[Vote]
 
 
 @dataclass(frozen=True)
@@ -398,7 +310,7 @@ Message: TypeAlias = (
 )
 
 
-def round_id_of(step: Step, view: int, intents: Sequence[Signed[Intent]]) -> str:
+def round_id_of(step: Step, view: int, intents: Sequence[VerifiedBody[Intent]]) -> str:
     """Hex id of a round: the agreement of its members before any exchange, without signatures."""
     parts = [
         f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.sequences} {one.body.upload}"
@@ -407,7 +319,7 @@ def round_id_of(step: Step, view: int, intents: Sequence[Signed[Intent]]) -> str
     return hash_parts("neuroshard/certified-round", step.id, view, *parts).hex()
 
 
-def members_of(intents: Collection[Signed[Intent]]) -> tuple[GroupMember, ...]:
+def members_of(intents: Collection[VerifiedBody[Intent]]) -> tuple[GroupMember, ...]:
     """Contributors of a round, in row order."""
     return tuple(sorted(one.member for one in intents))
 

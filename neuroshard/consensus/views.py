@@ -15,8 +15,8 @@ from neuroshard.consensus.round_messages import (
     NewView,
     Quorum,
     ResultSaid,
-    Signed,
     StatementSaid,
+    VerifiedBody,
 )
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
@@ -34,13 +34,13 @@ class Views:
 
     def __init__(self, setting: RoundConfig) -> None:
         self.view = 0
-        self.intents: dict[NodeId, Signed[Intent]] = {}
+        self.intents: dict[NodeId, VerifiedBody[Intent]] = {}
         self.has_proposed = False
         self.has_proposal = False
         self._setting = setting
         self._first: int | None = None
         self._begun = 0.0
-        self._new_views: dict[NodeId, Signed[NewView]] = {}  # the newest of each node
+        self._new_views: dict[NodeId, VerifiedBody[NewView]] = {}  # the newest of each node
         self._accusers: dict[NodeId, set[NodeId]] = {}
         self.refused: frozenset[NodeId] = frozenset()  # members whose contributions ended a view of this step
         self._locks: dict[NodeId, Quorum] = {}
@@ -60,7 +60,7 @@ class Views:
         """Whether third reducers must take over."""
         return now - self._begun >= self._timing.redo_seconds
 
-    def add_intent(self, signed: Signed[Intent]) -> None:
+    def add_intent(self, signed: VerifiedBody[Intent]) -> None:
         """Store an intent of this step if it is newer than its author's last. A wallet has one node in the round."""
         step, intent = self._setting.step, signed.body
         if intent.step_id != step.id or not step.may_meet([signed.member]):
@@ -69,7 +69,7 @@ class Views:
         if known is None or (known.body.view, known.body.made_at) < (intent.view, intent.made_at):
             self.intents[signed.member.node_id] = signed
 
-    def add_new_view(self, signed: Signed[NewView], lock: Quorum | None) -> None:
+    def add_new_view(self, signed: VerifiedBody[NewView], lock: Quorum | None) -> None:
         """Store a new view if it is newer than its author's last one."""
         node = signed.member.node_id
         known = self._new_views.get(node)
@@ -106,7 +106,7 @@ class Views:
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
-    def chosen_intents(self) -> tuple[Signed[Intent], ...]:
+    def chosen_intents(self) -> tuple[VerifiedBody[Intent], ...]:
         """The intents for a proposal, without refused and accused members if enough others remain."""
         here = self._here() & self.intents.keys()
         # Preference: neither refused nor accused; then without the refused ones; then all that are here. The first
@@ -115,7 +115,7 @@ class Views:
         choices = [self._fitting(nodes) for nodes in (accepted - self._accused(), accepted, here)]
         return next((chosen for chosen in choices if self.are_fit(chosen)), choices[-1])
 
-    def are_fit(self, intents: Sequence[Signed[Intent]]) -> bool:
+    def are_fit(self, intents: Sequence[VerifiedBody[Intent]]) -> bool:
         """Whether these intents can form a round: a quorum of voters, each member once, and one node per wallet."""
         roster, members = self._setting.step.roster, [one.member for one in intents]
         return (
@@ -160,9 +160,9 @@ class Views:
             return set(self.intents)
         return {node for node, said in self._new_views.items() if said.body.view == self.view}
 
-    def _fitting(self, nodes: Iterable[NodeId]) -> tuple[Signed[Intent], ...]:
+    def _fitting(self, nodes: Iterable[NodeId]) -> tuple[VerifiedBody[Intent], ...]:
         """A round's worth of intents: voters first; if there are too few places, newcomers get a quarter of them."""
-        step, most, chosen = self._setting.step, self._setting.most_members, list[Signed[Intent]]()
+        step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
         order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
         order.sort(key=lambda node: node not in step.roster.nodes)
         if len(order) > most:

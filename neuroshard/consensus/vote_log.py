@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor
 
@@ -195,7 +196,7 @@ class FileVoteLog:
             "view": record.view,
             "prepared": record.prepared,
             "lock": None if record.lock is None else quorum_to_json(record.lock),
-            "votes": [] if record.lock is None else [vote.claim.decode() for vote in record.lock.votes],
+            "votes": [] if record.lock is None else _texts(record.lock),
         }
         try:
             if record.lock is not None:
@@ -211,7 +212,7 @@ class FileVoteLog:
         fields: JsonValue = {
             "number": number,
             "certificate": quorum_to_json(certificate),
-            "votes": [vote.claim.decode() for vote in certificate.votes],
+            "votes": _texts(certificate),
         }
         try:
             self._write_aggregate(certificate, complete.aggregate)
@@ -246,12 +247,12 @@ class FileVoteLog:
             return None
 
     def keep_proof(self, accusation: Accuse) -> None:
-        """Append one JSON object per line, with the claims as signed."""
+        """Append one JSON object per line, with the claims as signed, in base64."""
         path = self._folder / "proofs.jsonl"
         fields = {
             "node": accusation.node,
             "what": accusation.what,
-            "claims": [claim.decode() for claim in accusation.proof],
+            "claims": [b64encode(claim).decode() for claim in accusation.proof],
         }
         try:
             make_folder(self._folder, self._data_dir)
@@ -331,9 +332,14 @@ def _read_votes(path: Path) -> VoteRecord:
     )
 
 
+def _texts(quorum: Quorum) -> list[str]:
+    """The votes as signed, in base64."""
+    return [b64encode(vote.claim).decode() for vote in quorum.votes]
+
+
 def _claims(value: JsonValue) -> list[bytes]:
     texts = list_field(value, MAX_MEMBERS, "votes")
-    return [line_field(cast("str", text), MAX_CLAIM_BYTES, "vote").encode() for text in texts]
+    return [b64decode(line_field(text, 2 * MAX_CLAIM_BYTES, "vote"), validate=True) for text in texts]
 
 
 @dataclass(frozen=True)

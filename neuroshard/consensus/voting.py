@@ -29,8 +29,8 @@ from neuroshard.consensus.round_messages import (
     NewViewSaid,
     Phase,
     Quorum,
-    Signed,
     Value,
+    VerifiedBody,
     Vote,
     VoteSaid,
 )
@@ -44,9 +44,9 @@ class Ballots:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._votes: dict[tuple[int, Phase], dict[NodeId, Signed[Vote]]] = {}
+        self._votes: dict[tuple[int, Phase], dict[NodeId, VerifiedBody[Vote]]] = {}
 
-    def add(self, signed: Signed[Vote]) -> bool:
+    def add(self, signed: VerifiedBody[Vote]) -> bool:
         """Store a vote. Returns True if it is a voter's and new."""
         vote = signed.body
         if vote.step_id != self._step.id or signed.member not in self._step.roster.members:
@@ -62,7 +62,7 @@ class Ballots:
                 del self._votes[old]
         return True
 
-    def other_vote(self, signed: Signed[Vote]) -> Signed[Vote] | None:
+    def other_vote(self, signed: VerifiedBody[Vote]) -> VerifiedBody[Vote] | None:
         """The vote for another value by this voter in the same phase and view, which proves that it lies."""
         vote = signed.body
         first = self._votes.get((vote.view, vote.phase), {}).get(signed.member.node_id)
@@ -85,7 +85,7 @@ class Ballots:
         """The votes for this value as a quorum."""
         return Quorum(value, view, phase, tuple(self.of(view, phase, value.digest)))
 
-    def of(self, view: int, phase: Phase, value: str) -> Iterable[Signed[Vote]]:
+    def of(self, view: int, phase: Phase, value: str) -> Iterable[VerifiedBody[Vote]]:
         """The votes for this value (hex digest)."""
         said = self._votes.get((view, phase), {})
         return [said[node] for node in sorted(said) if said[node].body.value == value]
@@ -260,7 +260,7 @@ class Voting:
         signed = self._setting.sign(Vote(self._setting.step.id, view, phase, value.digest))
         return [Say(self._setting.others, VoteSaid(signed))] if self._ballots.add(signed) else []
 
-    def _take_vote(self, signed: Signed[Vote], view: int) -> list[Effect]:
+    def _take_vote(self, signed: VerifiedBody[Vote], view: int) -> list[Effect]:
         return self.count(view) if self._ballots.add(signed) else self._contradictions([signed])
 
     def _take_certificate(self, sender: NodeId, certificate: Quorum) -> list[Effect]:
@@ -272,7 +272,7 @@ class Voting:
         # an aggregate is large: later senders of the same certificate are asked only if the first does not deliver
         return [*lies, *(self._end() or (self.ask(sender) if is_first else []))]
 
-    def _contradictions(self, votes: Iterable[Signed[Vote]]) -> list[Effect]:
+    def _contradictions(self, votes: Iterable[VerifiedBody[Vote]]) -> list[Effect]:
         others = [(vote, self._ballots.other_vote(vote)) for vote in votes]
         what = "It voted for two values in one view."
         return [Accuse(vote.member.node_id, what, (one.claim, vote.claim)) for vote, one in others if one is not None]

@@ -13,7 +13,7 @@ from enum import StrEnum
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import hash_parts
 from neuroshard.status.data import ShardUse
-from neuroshard.types import JsonValue, NodeId, RunId, ShardId, ShardRange
+from neuroshard.types import NodeId, RunId, ShardId, ShardRange
 
 BLOCK_SHARDS = 64  # one shard of each block is held out
 _SHARD_DOMAIN = "neuroshard/shard"
@@ -134,10 +134,6 @@ class Rotation:
     shard: ShardId  # read from this step on
     first_step: int  # the first step that uses it
     reason: RotationReason  # why the node left the previous shard
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the value to sign."""
-        return {"shard": self.shard, "first_step": self.first_step, "reason": self.reason.value}
 
 
 @dataclass(frozen=True)

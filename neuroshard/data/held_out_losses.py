@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias, cast
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from neuroshard.errors import CheckpointError
-from neuroshard.identity import NodeIdentity, SignedClaim, hash_parts, sign_claim, verify_claim
+from neuroshard.identity import NodeIdentity, SignedClaim, hash_parts, read_claim, sign_claim, verify_claim
 from neuroshard.identity.claims import ForeignClaimError
 from neuroshard.status.snapshot import HeldOutPoint
-from neuroshard.types import JsonValue, LayerRange, NodeId, RunId
+from neuroshard.types import HexDigest, JsonValue, LayerRange, NamedRun, NodeId, RunId
 
 PINNED_SEQUENCES = 32
 TIME_SHARE = 0.02
 MIN_INTERVAL_SECONDS = 5.0  # no reader needs more points
 MAX_EVALUATIONS = 128
+MAX_CLAIMED = 4096  # losses in one claim
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Evaluation:
     time: float  # seconds since the epoch
     losses: tuple[float, ...]
     measured_by: tuple[NodeId, ...] = ()  # nodes with the last stage that signed the losses; empty: this node itself
-    claims: tuple[str, ...] = ()  # the signed claims; only the newest evaluation keeps them
+    claims: tuple[str, ...] = ()  # the signed claims in base64; only the newest evaluation keeps them
 
     @property
     def mean(self) -> float:
@@ -167,15 +169,26 @@ def _evaluation(row: JsonValue) -> Evaluation:
     raise CheckpointError("An evaluation of the checkpoint is malformed.")
 
 
-DOMAIN = "held_out_losses"
+KIND = "held_out_losses"
 MAX_AGE_SECONDS = 300.0
 _DIGITS = 6
 
 
-LossSigner: TypeAlias = Callable[[Tensor, Tensor], str]
+class HeldOutLosses(Struct, frozen=True, forbid_unknown_fields=True):
+    """The payload of a claim: losses of some sequences, and the weights that they were measured with."""
+
+    run_id: NamedRun
+    layers: LayerRange  # of the last stage
+    outer_step: Annotated[int, Meta(ge=0, le=10**12)]  # of that stage
+    root: Annotated[str, Meta(max_length=64)]  # of the stage's state, if it names the present weights
+    sequences: HexDigest
+    losses: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(max_length=MAX_CLAIMED)]  # nats per token
+
+
+LossSigner: TypeAlias = Callable[[Tensor, Tensor], bytes]
 """Takes labels (b, t) and losses (b,) summed over each sequence; the encoded claim."""
 
-LossCheck: TypeAlias = Callable[[NodeId, str, Tensor, Tensor], SignedClaim]
+LossCheck: TypeAlias = Callable[[NodeId, bytes, Tensor, Tensor], SignedClaim[HeldOutLosses]]
 """Takes who sent an encoded claim, that, labels and losses; the claim. Raises DataError."""
 
 
@@ -184,7 +197,7 @@ class Measured:
     """Losses that the last stage measured."""
 
     summed: Tensor  # (b,) nats over the tokens of each sequence
-    claim: SignedClaim | None = None  # of the node that measured it; None: this node
+    claim: SignedClaim[HeldOutLosses] | None = None  # of the node that measured it; None: this node
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,7 @@ class MeasuredWith:
 
 def claim_bytes(batch_size: int) -> int:
     """Return the size of the largest encoded claim about `batch_size` sequences."""
-    return 1536 + 32 * batch_size
+    return 1536 + 16 * batch_size
 
 
 def nats_per_token(summed: Tensor, tokens: int) -> tuple[float, ...]:
@@ -210,37 +223,39 @@ def nats_per_token(summed: Tensor, tokens: int) -> tuple[float, ...]:
 
 def signed_losses(
     identity: NodeIdentity, weights: MeasuredWith, labels: Tensor, summed: Tensor, now: float
-) -> SignedClaim:
+) -> SignedClaim[HeldOutLosses]:
     """A claim about the losses (b,) of the sequences that continue with these labels (b, t).
 
     `now` is in seconds since the epoch. Raises ValueError for losses that are not finite.
     """
-    return sign_claim(identity, DOMAIN, _payload(weights, labels, summed), now)
+    payload = _payload(weights, labels, summed)
+    if not all(isfinite(loss) for loss in payload.losses):
+        raise ValueError("losses that are not finite are not signed")
+    return sign_claim(identity, KIND, payload, now)
 
 
 def verified_losses(
-    encoded: str, sender: NodeId, weights: MeasuredWith, labels: Tensor, summed: Tensor, *, now: float
-) -> SignedClaim:
+    encoded: bytes, sender: NodeId, weights: MeasuredWith, labels: Tensor, summed: Tensor, *, now: float
+) -> SignedClaim[HeldOutLosses]:
     """Return the claim if it is the sender's about these losses, labels, layers and run; any outer step is accepted.
 
     Raises DataError that names the difference.
     """
-    claim = SignedClaim.decode(encoded.encode(), claim_bytes(len(labels)))
-    payload = verify_claim(claim, DOMAIN, now, sender, MAX_AGE_SECONDS).payload
-    expected = _payload(weights, labels, summed)
-    fixed = expected.keys() - {"outer_step", "root"}
-    if not isinstance(payload, Mapping) or any(payload.get(name) != expected[name] for name in fixed):
+    claim = read_claim(encoded, HeldOutLosses, claim_bytes(len(labels)))
+    payload = verify_claim(claim, KIND, now, sender, MAX_AGE_SECONDS).payload
+    expected = replace(weights, outer_step=payload.outer_step, root=payload.root)
+    if payload != _payload(expected, labels, summed):
         raise ForeignClaimError(f"Node {sender} signed other losses than it told.")
     return claim
 
 
-def _payload(weights: MeasuredWith, labels: Tensor, summed: Tensor) -> dict[str, JsonValue]:
+def _payload(weights: MeasuredWith, labels: Tensor, summed: Tensor) -> HeldOutLosses:
     ids = labels.to(torch.int32).contiguous().cpu().numpy().tobytes()
-    return {
-        "run_id": weights.run_id,
-        "layers": [weights.layers.start, weights.layers.stop],
-        "outer_step": weights.outer_step,
-        "root": weights.root,
-        "sequences": hash_parts("neuroshard/held-out", *labels.shape, ids).hex(),
-        "losses": list(nats_per_token(summed, labels.shape[1])),
-    }
+    return HeldOutLosses(
+        weights.run_id,
+        weights.layers,
+        weights.outer_step,
+        weights.root,
+        sequences=hash_parts("neuroshard/held-out", *labels.shape, ids).hex(),
+        losses=nats_per_token(summed, labels.shape[1]),
+    )

@@ -1,60 +1,140 @@
-"""Signed claims of a node, and the wallet's delegation to the node key.
+"""Signed messages: `Signed`, the claims of a node, and the wallet's delegation to the node key.
 
-Every reader can check the author, the purpose and the time of a claim. A delegation is valid for a limited time.
+A signature covers the bytes that travel and names the kind of the message. Every reader can check the author, the kind
+and the time of a claim. A delegation is valid for a limited time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import re
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Annotated, Any, Generic, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Struct
 
 from neuroshard.errors import DataError
 from neuroshard.identity.node_key import NodeKey, node_id_of
-from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, purpose_message, verify_signature
-from neuroshard.identity.strict_json import (
-    canonical_json,
-    exact_object,
-    hex_field,
-    number_field,
-    parse_json,
-    text_field,
-)
+from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, verify_signature
 from neuroshard.identity.wallet import wallet_id_of
-from neuroshard.types import JsonValue, NodeId, WalletId
+from neuroshard.types import NodeId, WalletId
 
+MAX_CLAIM_BYTES = 64 * 1024
+MAX_CLOCK_SKEW_SECONDS = 300.0
 MOST_KNOWN = 1024
-_DELEGATION_FIELDS = {"node_public_key", "wallet_public_key", "expires_at", "signature"}
+_MAX_BODY_BYTES = MAX_CLAIM_BYTES - SIGNATURE_BYTES
+_LATEST = 10**12  # seconds since 1970
+
+PublicKey = Annotated[bytes, Meta(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
+T = TypeVar("T")
+
+
+class MalformedClaimError(DataError):
+    """Bytes that are not a claim."""
+
+
+class ClaimTooLargeError(DataError):
+    """A claim above the size limit, which was not read."""
+
+
+class ForeignClaimError(DataError):
+    """A claim made by another node or about another subject than the reader expects."""
+
+
+class ClaimExpiredError(DataError):
+    """A claim that is too old, or dated in the future."""
 
 
 class DelegationExpiredError(DataError):
     """The wallet's delegation for this node has expired."""
 
 
+class Signed(Struct, Generic[T], frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A message of type T in msgpack, and the Ed25519 signature over exactly these bytes."""
+
+    body: Annotated[bytes, Meta(max_length=_MAX_BODY_BYTES)]
+    signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+    def verify(self, public_key: bytes, kind: str) -> None:
+        """Raise SignatureError unless the key signed this body as a message of this kind."""
+        verify_signature(public_key, _to_sign(kind, self.body), self.signature)
+
+    def read(self, form: type[T]) -> T:
+        """Decode the message without verifying it. Raises MalformedClaimError that names the field."""
+        return cast("T", _decoded(self.body, form))
+
+
+def sign_message(signer: Signer, kind: str, message: T) -> Signed[T]:
+    """Encode a message and sign it as one of this kind."""
+    body = msgspec.msgpack.encode(message)
+    return Signed(body, signer.sign(_to_sign(kind, body)))
+
+
+def _to_sign(kind: str, body: bytes) -> bytes:
+    # the prefix separates the kinds from each other, and all of them from `purpose_message`
+    return f"neuroshard/signed/{kind}/1\0".encode() + body
+
+
+@cache
+def _decoder(form: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(form)
+
+
+def _decoded(data: bytes | msgspec.Raw, form: Any) -> Any:
+    try:
+        return _decoder(form).decode(data)
+    except (ValueError, RecursionError) as error:  # ValidationError, DecodeError; text that is not UTF-8
+        raise MalformedClaimError(f"A claim cannot be read: {_named(str(error)[:200], form)}.") from None
+
+
+def _named(text: str, form: Any) -> str:
+    """Replace a position in the path of a faulty field by its name: `$[3]` by `$.tokens`."""
+    settings = getattr(form, "__struct_config__", None)
+    names: tuple[str, ...] = form.__struct_fields__ if settings is not None and settings.array_like else ()
+    return re.sub(r"`\$\[(\d+)\]", lambda place: f"`$.{names[int(place[1])]}", text) if names else text
+
+
+class DelegationGrant(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The statement of a wallet that a node may act for it until `expires_at`, in whole seconds since 1970."""
+
+    node_public_key: PublicKey
+    wallet_public_key: PublicKey
+    expires_at: Annotated[int, Meta(ge=0, le=_LATEST)]
+
+
 @dataclass(frozen=True)
 class Delegation:
-    """Node key, wallet key and expiry (whole seconds since 1970), signed by the wallet."""
+    """A grant as the wallet signed it. `verify` checks the signature."""
 
-    node_public_key: bytes
-    wallet_public_key: bytes
-    expires_at: int
-    signature: bytes
+    signed: Signed[DelegationGrant]
+    grant: DelegationGrant = field(compare=False)
 
     @classmethod
     def issue(cls, wallet: Signer, node_public_key: bytes, expires_at: float) -> Delegation:
         """Return a delegation signed by the wallet; `expires_at` is cut to whole seconds."""
-        message = _delegation_message(node_public_key, wallet.public_key, int(expires_at))
-        return cls(node_public_key, wallet.public_key, int(expires_at), wallet.sign(message))
+        grant = DelegationGrant(node_public_key, wallet.public_key, int(expires_at))
+        return cls(sign_message(wallet, "delegation", grant), grant)
+
+    @classmethod
+    def read(cls, signed: Signed[DelegationGrant]) -> Delegation:
+        """Read a delegation without verifying it. Raises MalformedClaimError."""
+        return cls(signed, signed.read(DelegationGrant))
+
+    @property
+    def expires_at(self) -> int:
+        """Seconds since 1970."""
+        return self.grant.expires_at
 
     @cached_property
     def node_id(self) -> NodeId:
         """The node that may act for the wallet."""
-        return node_id_of(self.node_public_key)
+        return node_id_of(self.grant.node_public_key)
 
     @property
     def wallet_id(self) -> WalletId:
         """The wallet that the node may act for."""
-        return wallet_id_of(self.wallet_public_key)
+        return wallet_id_of(self.grant.wallet_public_key)
 
     def verify(self, now: float, known: KnownDelegations | None = None) -> None:
         """Raise SignatureError if the wallet did not sign this, DelegationExpiredError if it has expired.
@@ -62,32 +142,11 @@ class Delegation:
         A delegation in `known` is not verified again; a valid one is added to it.
         """
         if known is None or self not in known:
-            message = _delegation_message(self.node_public_key, self.wallet_public_key, self.expires_at)
-            verify_signature(self.wallet_public_key, message, self.signature)
+            self.signed.verify(self.grant.wallet_public_key, "delegation")
             if known is not None:
                 known.add(self)
         if now >= self.expires_at:
             raise DelegationExpiredError(f"The delegation of node {self.node_id} expired.")
-
-    def to_json(self) -> Mapping[str, JsonValue]:
-        """Return the fields by name, keys and signature in hex."""
-        return {
-            "node_public_key": self.node_public_key.hex(),
-            "wallet_public_key": self.wallet_public_key.hex(),
-            "expires_at": self.expires_at,
-            "signature": self.signature.hex(),
-        }
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> Delegation:
-        """Read a delegation strictly, without verifying it. Raises ValueError that names the field."""
-        fields = exact_object(value, _DELEGATION_FIELDS, "delegation")
-        return cls(
-            node_public_key=hex_field(fields["node_public_key"], PUBLIC_KEY_BYTES, "node_public_key"),
-            wallet_public_key=hex_field(fields["wallet_public_key"], PUBLIC_KEY_BYTES, "wallet_public_key"),
-            expires_at=int(number_field(fields["expires_at"], "expires_at")),
-            signature=hex_field(fields["signature"], SIGNATURE_BYTES, "signature"),
-        )
 
 
 class KnownDelegations:
@@ -110,80 +169,35 @@ class KnownDelegations:
         self._known[delegation] = None
 
 
-def _delegation_message(node_public_key: bytes, wallet_public_key: bytes, expires_at: int) -> bytes:
-    node, wallet = node_public_key.hex(), wallet_public_key.hex()
-    return purpose_message("delegation", {"node": node, "wallet": wallet, "expires_at": expires_at})
+class ClaimBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The bytes that a node signs. They contain the delegation, so that a claim cannot be moved to another wallet."""
 
-
-MAX_CLAIM_BYTES = 64 * 1024
-MAX_CLOCK_SKEW_SECONDS = 300.0
-_MAX_DOMAIN_CHARACTERS = 64
-_CLAIM_FIELDS = {"domain", "payload", "issued_at", "signature", "delegation"}
-
-
-class MalformedClaimError(DataError):
-    """Bytes that are not a claim."""
-
-
-class ClaimTooLargeError(DataError):
-    """A claim above the size limit, which was not read."""
-
-
-class ForeignClaimError(DataError):
-    """A claim made by another node or for another purpose than the reader expects."""
-
-
-class ClaimExpiredError(DataError):
-    """A claim that is too old, or dated in the future."""
+    payload: msgspec.Raw
+    issued_at: Annotated[float, Meta(ge=0, le=_LATEST)]  # seconds since 1970
+    delegation: Signed[DelegationGrant]
 
 
 @dataclass(frozen=True)
-class SignedClaim:
+class SignedClaim(Generic[T]):
     """One statement of a node with its signature; a decoded claim is not verified yet."""
 
-    domain: str  # purpose of the claim, e.g. "announcement"
-    payload: JsonValue
-    issued_at: float  # seconds since 1970
-    signature: bytes  # of the node key
-    delegation: Delegation
+    signed: Signed[ClaimBody]  # by the node key
+    payload: T = field(compare=False)
+    issued_at: float = field(compare=False)  # seconds since 1970
+    delegation: Delegation = field(compare=False)
 
     def encode(self) -> bytes:
-        """Return the claim as canonical JSON. Raises ClaimTooLargeError above MAX_CLAIM_BYTES."""
-        data = canonical_json(
-            {
-                "domain": self.domain,
-                "payload": self.payload,
-                "issued_at": self.issued_at,
-                "signature": self.signature.hex(),
-                "delegation": self.delegation.to_json(),
-            }
-        )
-        return _checked_size(data, MAX_CLAIM_BYTES)
-
-    @classmethod
-    def decode(cls, data: bytes, max_bytes: int = MAX_CLAIM_BYTES) -> SignedClaim:
-        """Read the bytes that `encode` wrote, without verifying. Raises ClaimTooLargeError or MalformedClaimError."""
-        _checked_size(data, max_bytes)
-        try:
-            fields = exact_object(parse_json(data, max_bytes), _CLAIM_FIELDS, "claim")
-            return cls(
-                domain=text_field(fields["domain"], _MAX_DOMAIN_CHARACTERS, "domain"),
-                payload=fields["payload"],
-                issued_at=number_field(fields["issued_at"], "issued_at"),
-                signature=hex_field(fields["signature"], SIGNATURE_BYTES, "signature"),
-                delegation=Delegation.from_json(fields["delegation"]),
-            )
-        except (ValueError, OverflowError) as error:
-            raise MalformedClaimError(f"A claim cannot be read: {error}.") from None
+        """Return the bytes to send. Raises ClaimTooLargeError above MAX_CLAIM_BYTES."""
+        return _checked_size(msgspec.msgpack.encode(self.signed), MAX_CLAIM_BYTES)
 
 
 @dataclass(frozen=True)
-class VerifiedClaim:
-    """A claim whose signature, delegation, purpose and age were checked."""
+class VerifiedClaim(Generic[T]):
+    """A claim whose signature, delegation, kind and age were checked."""
 
     node_id: NodeId
     wallet_id: WalletId
-    payload: JsonValue
+    payload: T
     issued_at: float
 
 
@@ -197,58 +211,53 @@ class NodeIdentity:
     delegation: Delegation
 
     def __post_init__(self) -> None:
-        if self.node_id != self.key.node_id or self.delegation.node_public_key != self.key.public_key:
+        if self.node_id != self.key.node_id or self.delegation.grant.node_public_key != self.key.public_key:
             raise ValueError("the delegation is not for this node key")
         if self.wallet_id != self.delegation.wallet_id:
             raise ValueError("the delegation is not from this wallet")
 
 
-def sign_claim(identity: NodeIdentity, domain: str, payload: JsonValue, now: float) -> SignedClaim:
-    """Return a claim of this node, issued at `now`. Raises ValueError if a number in the payload is not finite."""
-    signature = identity.key.sign(_claim_message(domain, payload, now, identity.delegation))
-    return SignedClaim(domain, payload, now, signature, identity.delegation)
+def sign_claim(identity: NodeIdentity, kind: str, payload: T, now: float) -> SignedClaim[T]:
+    """Return a claim of this node, issued at `now`. The kind, e.g. "announcement", is part of the signature."""
+    body = ClaimBody(msgspec.Raw(msgspec.msgpack.encode(payload)), now, identity.delegation.signed)
+    return SignedClaim(sign_message(identity.key, kind, body), payload, now, identity.delegation)
+
+
+def read_claim(data: bytes, form: type[T], max_bytes: int = MAX_CLAIM_BYTES) -> SignedClaim[T]:
+    """Read a claim with a payload of type `form` (`object`: any) without verifying it.
+
+    Raises ClaimTooLargeError, or MalformedClaimError that names the field.
+    """
+    signed: Signed[ClaimBody] = _decoded(_checked_size(data, max_bytes), Signed[ClaimBody])
+    body = signed.read(ClaimBody)
+    payload: T = _decoded(body.payload, form)
+    return SignedClaim(signed, payload, body.issued_at, Delegation.read(body.delegation))
 
 
 def verify_claim(
-    claim: SignedClaim,
-    domain: str,
+    claim: SignedClaim[T],
+    kind: str,
     now: float,
     sender: NodeId | None = None,
     max_age_seconds: float | None = None,
     *,
     known: KnownDelegations | None = None,
-) -> VerifiedClaim:
-    """Check purpose, sender (if given), signature, delegation (unless it is `known`) and age, in this order.
+) -> VerifiedClaim[T]:
+    """Check sender (if given), signature and kind, delegation (unless it is `known`) and age, in this order.
 
     Raises ForeignClaimError, SignatureError, DelegationExpiredError or ClaimExpiredError.
     """
-    if claim.domain != domain:
-        raise ForeignClaimError(f"A claim is about {claim.domain!r}, expected {domain!r}.")
-    node_id = claim.delegation.node_id
+    delegation = claim.delegation
+    node_id = delegation.node_id
     if sender is not None and node_id != sender:
         raise ForeignClaimError(f"A claim of node {node_id} came in the name of {sender}.")
-    message = _claim_message(claim.domain, claim.payload, claim.issued_at, claim.delegation)
-    verify_signature(claim.delegation.node_public_key, message, claim.signature)
-    claim.delegation.verify(now, known)
+    claim.signed.verify(delegation.grant.node_public_key, kind)
+    delegation.verify(now, known)
     if claim.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
         raise ClaimExpiredError(f"A claim of node {node_id} is dated in the future.", "Check the clocks.")
     if max_age_seconds is not None and claim.issued_at < now - max_age_seconds:
         raise ClaimExpiredError(f"A claim of node {node_id} is older than {max_age_seconds:g} s.")
-    return VerifiedClaim(node_id, claim.delegation.wallet_id, claim.payload, claim.issued_at)
-
-
-def _claim_message(domain: str, payload: JsonValue, issued_at: float, delegation: Delegation) -> bytes:
-    # includes the wallet: a claim must not be moved to another wallet that delegated to the same node
-    return purpose_message(
-        "claim",
-        {
-            "domain": domain,
-            "payload": payload,
-            "issued_at": float(issued_at),  # a reader has a float, and 5 and 5.0 give different bytes
-            "node": delegation.node_public_key.hex(),
-            "wallet": delegation.wallet_public_key.hex(),
-        },
-    )
+    return VerifiedClaim(node_id, delegation.wallet_id, claim.payload, claim.issued_at)
 
 
 def _checked_size(data: bytes, max_bytes: int) -> bytes:

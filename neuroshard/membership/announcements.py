@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from neuroshard.identity.strict_json import declared
 from neuroshard.model.architecture import StagePlan
-from neuroshard.types import JsonValue, LayerRange, NamedRun, NodeId, RunId
+from neuroshard.types import LayerRange, NamedRun, NodeId, RunId
 
 MAX_ADDRESSES = 16
 MAX_ADDRESS_CHARACTERS = 256
@@ -22,8 +19,7 @@ PRINTABLE = r"\A[ -~]*\Z"
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=r"\A/[!-~]*\Z")]  # the transport parses it
 
 
-@dataclass(frozen=True)
-class Announcement:
+class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
     """The facts about a node that others need before they connect to it."""
 
     run_id: NamedRun
@@ -36,18 +32,9 @@ class Announcement:
     is_relay: bool
     version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS, pattern=PRINTABLE)]  # of the software
 
-    def to_json(self) -> Mapping[str, JsonValue]:
-        """Return every field by name, with at most MAX_ADDRESSES addresses."""
-        fields: dict[str, JsonValue] = msgspec.json.decode(msgspec.json.encode(self))
-        return {**fields, "addresses": list(self.addresses[:MAX_ADDRESSES]), "started_at": round(self.started_at)}
-
-    @classmethod
-    def from_json(cls, value: JsonValue, node_id: NodeId) -> Announcement:
-        """Read the announcement of `node_id`. Raises ValueError that names the field."""
-        announcement = declared(value, cls)
-        if any(node_of_address(address) != node_id for address in announcement.addresses):
-            raise ValueError("addresses must end with /p2p/ and the announcing node's id")
-        return announcement
+    def leads_to(self, node_id: NodeId) -> bool:
+        """Return whether every address ends with /p2p/ and this node's id."""
+        return all(node_of_address(address) == node_id for address in self.addresses)
 
 
 def node_of_address(address: str) -> NodeId:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Generic, TypeVar
 
+import msgspec
+
 from neuroshard.errors import DataError
 from neuroshard.identity import (
     ClaimTooLargeError,
@@ -19,15 +21,16 @@ from neuroshard.identity import (
     NodeIdentity,
     SignedClaim,
     VerifiedClaim,
+    read_claim,
     sign_claim,
     verify_claim,
 )
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.membership.announcements import Announcement
-from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport, packed, unpacked
+from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
-from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_DOMAIN, RECORD_SECONDS
-from neuroshard.types import JsonValue, NodeId, RunId, WalletId
+from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_KIND, RECORD_SECONDS
+from neuroshard.types import NodeId, RunId, WalletId
 
 MAX_CACHED_BYTES = 16 * 1024 * 1024
 ENTRY_BYTES = 2048  # of a claim's objects in addition to its text, which is in memory about three times
@@ -59,11 +62,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ClaimRules(Generic[T]):
-    """The format and limits of one kind of claim."""
+    """The declaration and limits of one kind of claim."""
 
-    domain: str
-    decode: Callable[[bytes], SignedClaim]  # raises DataError
-    read: Callable[[JsonValue, NodeId], T]  # payload and node; raises ValueError
+    kind: str
+    form: type[T]
+    fault: Callable[[T, NodeId], str]  # reason why the node cannot have said this; "" without one
     run_of: Callable[[T], RunId]
     sequence_of: Callable[[T], int] | None  # must rise from claim to claim of a node; None: may be repeated
     max_bytes: int
@@ -72,7 +75,7 @@ class ClaimRules(Generic[T]):
 
 @dataclass
 class _Known(Generic[T]):
-    claim: SignedClaim | None  # None after its signatures were checked
+    claim: SignedClaim[T] | None  # None after its signatures were checked
     statement: Statement[T]
     forged: Refusal | None = None
 
@@ -111,25 +114,22 @@ class ClaimCache(Generic[T]):
             return known
         if known.claim is not None:
             self.verifications += 1
-            known.forged = _forgery(known.claim, self._rules.domain, self._delegations)
+            known.forged = _forgery(known.claim, self._rules.kind, self._delegations)
             known.claim = None
         return known.forged
 
     def _parse(self, data: bytes) -> _Known[T] | Refusal:
         try:
-            claim = self._rules.decode(data)
-            if claim.domain != self._rules.domain:
-                text = f"A claim is about {claim.domain!r}, expected {self._rules.domain!r}."
-                return Refusal(text, ScoreReason.FOREIGN_CLAIM)
-            node_id = claim.delegation.node_id
-            value = self._rules.read(claim.payload, node_id)
+            claim = read_claim(data, self._rules.form, self._rules.max_bytes)
         except ClaimTooLargeError as error:
             return Refusal(str(error), ScoreReason.OVERSIZED)
-        except (DataError, ValueError) as error:
-            return Refusal(f"A claim cannot be read: {error}", ScoreReason.MALFORMED_CLAIM)
-        delegation = claim.delegation
-        statement = Statement(node_id, delegation.wallet_id, claim.issued_at, delegation.expires_at, value)
-        return _Known(claim, statement)
+        except DataError as error:
+            return Refusal(str(error), ScoreReason.MALFORMED_CLAIM)
+        value, delegation = claim.payload, claim.delegation
+        if fault := self._rules.fault(value, delegation.node_id):
+            return Refusal(f"A claim of node {delegation.node_id} is false: {fault}.", ScoreReason.MALFORMED_CLAIM)
+        node_id, wallet_id = delegation.node_id, delegation.wallet_id
+        return _Known(claim, Statement(node_id, wallet_id, claim.issued_at, delegation.expires_at, value))
 
 
 def _memory_of(data: bytes) -> int:
@@ -137,10 +137,10 @@ def _memory_of(data: bytes) -> int:
     return ENTRY_BYTES + 3 * len(data)
 
 
-def _forgery(claim: SignedClaim, domain: str, delegations: KnownDelegations) -> Refusal | None:
+def _forgery(claim: SignedClaim[T], kind: str, delegations: KnownDelegations) -> Refusal | None:
     """The reason why a claim's signatures are false at the time that it is dated, or None."""
     try:
-        verify_claim(claim, domain, now=claim.issued_at, known=delegations)
+        verify_claim(claim, kind, now=claim.issued_at, known=delegations)
     except DelegationExpiredError as error:
         return Refusal(str(error), ScoreReason.EXPIRED_CLAIM)
     except DataError as error:
@@ -148,22 +148,27 @@ def _forgery(claim: SignedClaim, domain: str, delegations: KnownDelegations) -> 
     return None
 
 
-REPORT_DOMAIN = "report"
+REPORT_KIND = "report"
 REPORT_SECONDS = MAX_CLOCK_SKEW_SECONDS + 60  # the largest clock error, and time for gossip
 
+
+def _foreign_address(announcement: Announcement, node_id: NodeId) -> str:
+    return "" if announcement.leads_to(node_id) else "its addresses must end with /p2p/ and the node's id"
+
+
 REPORT_RULES: ClaimRules[TrainingReport] = ClaimRules(
-    domain=REPORT_DOMAIN,
-    decode=unpacked,
-    read=lambda payload, _node_id: TrainingReport.from_json(payload),
+    kind=REPORT_KIND,
+    form=TrainingReport,
+    fault=lambda _report, _node_id: "",
     run_of=lambda report: report.run_id,
     sequence_of=lambda report: report.sequence,
-    max_bytes=MAX_PACKED_BYTES,
+    max_bytes=MAX_REPORT_BYTES,
     max_age_seconds=REPORT_SECONDS,
 )
 ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
-    domain=RECORD_DOMAIN,
-    decode=lambda data: SignedClaim.decode(data, MAX_RECORD_BYTES),
-    read=Announcement.from_json,
+    kind=RECORD_KIND,
+    form=Announcement,
+    fault=_foreign_address,
     run_of=lambda announcement: announcement.run_id,
     sequence_of=None,
     max_bytes=MAX_RECORD_BYTES,
@@ -171,23 +176,22 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
 )
 
 
-def is_announcement(claim: VerifiedClaim) -> bool:
+def is_announcement(claim: VerifiedClaim[object]) -> bool:
     """Return whether a record has the form of an announcement. Nodes that store directory records check it, too."""
     try:
-        Announcement.from_json(claim.payload, claim.node_id)
-    except (DataError, ValueError):
+        return msgspec.convert(claim.payload, Announcement).leads_to(claim.node_id)
+    except ValueError:
         return False
-    return True
 
 
 def signed_report(identity: NodeIdentity, report: TrainingReport, now: float) -> bytes:
-    """Sign a report and pack it for gossip."""
-    return packed(sign_claim(identity, REPORT_DOMAIN, report.to_json(), now))
+    """Sign a report and encode it for gossip."""
+    return sign_claim(identity, REPORT_KIND, report, now).encode()
 
 
 def signed_announcement(identity: NodeIdentity, announcement: Announcement, now: float) -> bytes:
     """Sign an announcement and encode it for handshakes and the directory."""
-    return sign_claim(identity, RECORD_DOMAIN, announcement.to_json(), now).encode()
+    return sign_claim(identity, RECORD_KIND, announcement, now).encode()
 
 
 MAX_SPEAKERS = 8192  # nodes whose newest claim is remembered

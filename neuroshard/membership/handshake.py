@@ -21,7 +21,7 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.announcements import Address, Announcement, DirectoryGroups
 from neuroshard.membership.claim_intake import ClaimIntake, Refusal, signed_announcement
-from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport
+from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
@@ -43,7 +43,7 @@ class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
     """The claims and addresses that each side of a handshake sends."""
 
     announcement: Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]  # signed
-    report: Annotated[bytes, Meta(max_length=MAX_PACKED_BYTES)] | None  # signed; None before the first one
+    report: Annotated[bytes, Meta(max_length=MAX_REPORT_BYTES)] | None  # signed; None before the first one
     addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_SHARED_ADDRESSES)]  # of other nodes
 
 

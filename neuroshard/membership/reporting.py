@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from random import Random
 
 import anyio
+from msgspec.structs import replace
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.claim_intake import LATE_SECONDS, ClaimIntake, Refusal, Statement, signed_report

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 
+import msgspec
+
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
 from neuroshard.membership.reports import TrainingReport, silence_limit
@@ -226,10 +228,10 @@ class Membership:
         """Wait until the next node appears."""
         await self._met.wait()
 
-    def tell(self, report: TrainingReport, packed_report: bytes, now: float) -> None:
+    def tell(self, report: TrainingReport, signed_report: bytes, now: float) -> None:
         """Count this node's own report. A node stays a member of its own view even when it leaves."""
-        self.own_report = packed_report
-        report = replace(report, leaving=False)
+        self.own_report = signed_report
+        report = msgspec.structs.replace(report, leaving=False)
         self._view = self.view.with_local(self.node_id, self._wallet_id, report, now)
 
     def hear_report(self, said: Statement[TrainingReport], now: float) -> None:

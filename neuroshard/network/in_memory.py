@@ -14,7 +14,7 @@ from typing import Self
 import anyio
 
 from neuroshard.errors import DataError, UsageError
-from neuroshard.identity import SignedClaim
+from neuroshard.identity import read_claim
 from neuroshard.messages import Frame, FrameLimits, WireError, as_received
 from neuroshard.network.in_memory_gossip import GossipCounters, GossipHub, InMemoryGossip
 from neuroshard.network.in_memory_links import PERFECT_LINK, Link, Links
@@ -90,7 +90,7 @@ class RecordTable:
             return False
         if known is None and len(records) >= self._max_records:
             del records[min(records, key=lambda node: records[node].issued_at)]
-        expires_at = min(claim.issued_at + RECORD_SECONDS, SignedClaim.decode(data).delegation.expires_at)
+        expires_at = min(claim.issued_at + RECORD_SECONDS, read_claim(data, object).delegation.expires_at)
         records[owner] = _StoredEntry(stored_by, claim.issued_at, expires_at, data)
         return True
 

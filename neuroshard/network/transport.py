@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from neuroshard.errors import NeuroShardError
-from neuroshard.identity import DelegationExpiredError, MalformedClaimError, SignedClaim, VerifiedClaim, verify_claim
+from neuroshard.identity import (
+    DelegationExpiredError,
+    MalformedClaimError,
+    VerifiedClaim,
+    read_claim,
+    verify_claim,
+)
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.reputation import Reputation
 from neuroshard.status.snapshot import ConnectionKind
@@ -186,30 +192,32 @@ class Network:
     reputation: Reputation = field(default_factory=Reputation)
 
 
-RECORD_DOMAIN = "announcement"
+RECORD_KIND = "announcement"
 MAX_RECORD_BYTES = 16 * 1024
 RECORD_SECONDS = 3600.0  # lifetime of a record; nodes announce themselves again well before
 
-RecordCheck: TypeAlias = Callable[[VerifiedClaim], bool]
+RecordCheck: TypeAlias = "Callable[[VerifiedClaim[object]], bool]"
 """Whether the content of a valid claim is that of a record, which only its readers can decide. Pure and fast."""
 
 
-def any_record(_claim: VerifiedClaim) -> bool:
+def any_record(_claim: VerifiedClaim[object]) -> bool:
     """Accept every record: the check of a directory that does not interpret its records."""
     return True
 
 
-def checked_record(owner: NodeId | None, record: bytes, now: float, accepts: RecordCheck = any_record) -> VerifiedClaim:
+def checked_record(
+    owner: NodeId | None, record: bytes, now: float, accepts: RecordCheck = any_record
+) -> VerifiedClaim[object]:
     """The claim in a record stored under `owner` (None: any signer).
 
     Raises DataError: ClaimTooLargeError, MalformedClaimError also for a record that `accepts` refuses,
     ForeignClaimError for a record under another node's name, SignatureError, ClaimExpiredError or
     DelegationExpiredError.
     """
-    claim = SignedClaim.decode(record, MAX_RECORD_BYTES)
+    claim = read_claim(record, object, MAX_RECORD_BYTES)
     if now >= claim.delegation.expires_at:  # cheaper than the signatures
         raise DelegationExpiredError(f"The delegation of node {claim.delegation.node_id} expired.")
-    verified = verify_claim(claim, RECORD_DOMAIN, now, owner, max_age_seconds=RECORD_SECONDS)
+    verified = verify_claim(claim, RECORD_KIND, now, owner, max_age_seconds=RECORD_SECONDS)
     if not accepts(verified):
         raise MalformedClaimError(f"The record of node {verified.node_id} does not have the required content.")
     return verified

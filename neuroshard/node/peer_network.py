@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from math import isfinite
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec.structs import replace
 
 from neuroshard.config.settings import Settings
 from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.identity import NodeIdentity
-from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.announcements import MAX_ADDRESSES, Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
 from neuroshard.membership.network_opening import (
     PEERS_FILE,
@@ -26,7 +27,7 @@ from neuroshard.membership.network_opening import (
     use_surroundings,
 )
 from neuroshard.membership.participant import OwnMessages, Participant
-from neuroshard.membership.reports import MAX_LOSS, TrainingReport, kept_report_numbers
+from neuroshard.membership.reports import MAX_LOSS, MAX_WINDOWS, TrainingReport, kept_report_numbers
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
@@ -82,7 +83,7 @@ def own_announcement(
         run_id=run_id,
         parameters_version=parameters_version,
         layers=status.model.layers if status.model else None,
-        addresses=addresses,
+        addresses=addresses[:MAX_ADDRESSES],
         pool=None,
         started_at=status.started_at,
         memory_tier_mb=status.memory.tier_mb if status.memory else 0,
@@ -272,7 +273,8 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
         layers = swarm.destination.layers(swarm.plan)
         roles = layers.roles(swarm.plan[-1].stop)
         said, percent = replace(said, state=NodeState.STARTING, layers=layers, roles=roles), 0
-    return replace(said, windows=swarm.windows, ready_percent=percent)
+    windows = swarm.windows if len(swarm.windows) <= MAX_WINDOWS else ()
+    return replace(said, windows=windows, ready_percent=percent)
 
 
 async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
 from neuroshard.consensus.message_frames import signed_by
-from neuroshard.consensus.round_messages import Signed
-from neuroshard.data.held_out_losses import MeasuredWith, signed_losses, verified_losses
+from neuroshard.consensus.round_messages import VerifiedBody
+from neuroshard.data.held_out_losses import HeldOutLosses, MeasuredWith, signed_losses, verified_losses
 from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.membership.connectivity import DialledRequests, Networking
 from neuroshard.membership.holder_health import VALID_SECONDS, ConfirmedHolders, LostNodes, SlowStarts
@@ -147,9 +147,9 @@ class StageSwarm:
     def hold(self, stage: int, service: StageServer, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
         """Serve a stage from now on. `root` returns the root hash of its present weights."""
 
-        def sign(labels: Tensor, summed: Tensor) -> str:
+        def sign(labels: Tensor, summed: Tensor) -> bytes:
             weights = MeasuredWith(self.run_id, self.plan[stage], outer_step(), root())
-            return signed_losses(self._identity, weights, labels, summed, time.time()).encode().decode()
+            return signed_losses(self._identity, weights, labels, summed, time.time()).encode()
 
         self._local[stage] = LocalStageClient(service, self.node_id, root)
         self._endpoints.add(
@@ -200,7 +200,7 @@ class StageSwarm:
         member = self.membership.view.members.get(node_id)
         return None if member is None else member.wallet_id
 
-    def sign(self, body: AnyBody) -> Signed[AnyBody]:
+    def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         """Sign a round message with this node's key and the present time."""
         return signed_by(self._identity, body, time.time())
 
@@ -296,7 +296,7 @@ class StageSwarm:
         if node_id == self.node_id:
             return self._local[stage]
 
-        def check(sender: NodeId, claim: str, labels: Tensor, summed: Tensor) -> SignedClaim:
+        def check(sender: NodeId, claim: bytes, labels: Tensor, summed: Tensor) -> SignedClaim[HeldOutLosses]:
             weights = MeasuredWith(self.run_id, self.plan[stage], 0)
             return verified_losses(claim, sender, weights, labels, summed, now=time.time())
 

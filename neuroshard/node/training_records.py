@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from neuroshard.data.assignment import Rotation
 from neuroshard.errors import StorageError
@@ -58,11 +59,19 @@ class RecordSaver:
             self._saved_steps = steps
 
 
-DOMAIN = "rotation"
+KIND = "rotation"
+
+
+@dataclass(frozen=True)
+class RotationOfRun:
+    """The payload of the signed claim in the log."""
+
+    run_id: RunId
+    rotation: Rotation
 
 
 class RotationLog:
-    """Appends one signed JSON line per shard rotation to a file of the run."""
+    """Appends one JSON line per shard rotation to a file of the run: the rotation, and the signed claim in base64."""
 
     def __init__(
         self, data_dir: Path, run_id: RunId, identity: NodeIdentity, clock: Callable[[], float] = time.time
@@ -89,8 +98,8 @@ class RotationLog:
         self._last = new[-1]
 
     def _line(self, rotation: Rotation) -> bytes:
-        payload = {"run": self._run_id, **rotation.to_json()}
-        return sign_claim(self._identity, DOMAIN, payload, self._clock()).encode() + b"\n"
+        claim = sign_claim(self._identity, KIND, RotationOfRun(self._run_id, rotation), self._clock())
+        return msgspec.json.encode({"rotation": rotation, "claim": claim.encode()}) + b"\n"
 
 
 def _index_after(rotations: Sequence[Rotation], last: Rotation | None) -> int:

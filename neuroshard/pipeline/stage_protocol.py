@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -175,7 +176,7 @@ class StageAnswer:
     compute_seconds: float = 0.0
     recompute_seconds: float = 0.0  # part of `compute_seconds` spent on repeated forward passes
     seconds: float = 0.0  # from the request's arrival to this answer; the rest of it was waiting
-    claim: str = ""  # the stage's signed claim of the losses
+    claim: bytes = b""  # the stage's signed claim of the losses
 
 
 def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
@@ -198,7 +199,7 @@ def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
 
 def answer_limits(shapes: StageShapes) -> FrameLimits:
     """Size limits of a stage's answer."""
-    header = MAX_HEADER_BYTES + claim_bytes(shapes.batch_size)
+    header = MAX_HEADER_BYTES + 2 * claim_bytes(shapes.batch_size)  # the claim is in base64
     activations = wire_bytes(shapes.batch_size * shapes.sequence_length, shapes.hidden_size)
     logits = 4 * shapes.vocabulary_size if shapes.is_last else 0
     return FrameLimits(header, max(activations, logits))
@@ -263,7 +264,7 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
         "compute_seconds": answer.compute_seconds,
         "recompute_seconds": answer.recompute_seconds,
         "seconds": answer.seconds,
-        "claim": answer.claim,
+        "claim": b64encode(answer.claim).decode(),
     }
     parts: list[TensorPart] = []
     for name, tensor in ((OUTPUT, answer.output), (GRADIENT, answer.gradient)):
@@ -294,7 +295,7 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
         _seconds(header["compute_seconds"]),
         _seconds(header["recompute_seconds"]),
         _seconds(header["seconds"]),
-        _text(header, "claim"),
+        _raw(header, "claim"),
     )
 
 
@@ -401,6 +402,13 @@ def _text(header: Mapping[str, WireValue], name: str) -> str:
     if not isinstance(value, str):
         raise RefusedTensorError(f"The field {name!r} must be text.")
     return value
+
+
+def _raw(header: Mapping[str, WireValue], name: str) -> bytes:
+    try:
+        return b64decode(_text(header, name), validate=True)
+    except ValueError:
+        raise RefusedTensorError(f"The field {name!r} must be base64.") from None
 
 
 def _real(value: WireValue) -> float:

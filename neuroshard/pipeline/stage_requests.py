@@ -53,7 +53,7 @@ class StageRequestHandler:
         root: Callable[[], str] = lambda: "",
         may_drive: Callable[[NodeId], bool] = lambda _: True,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
-        sign: LossSigner = lambda _labels, _summed: "",
+        sign: LossSigner = lambda _labels, _summed: b"",
     ) -> None:
         """`root` returns the stage's present state root; `report` gets misbehaviour of peers; `sign` signs losses."""
         self._service = service
@@ -107,10 +107,10 @@ class StageRequestHandler:
         )
         return await run_off_loop(lambda: answer_frame(request, answer), answer.output, answer.gradient)
 
-    def _claim(self, labels: Tensor | None, losses: Tensor | None) -> str:
-        """Sign finite losses; "" without them."""
+    def _claim(self, labels: Tensor | None, losses: Tensor | None) -> bytes:
+        """Sign finite losses; no bytes without them."""
         if labels is None or losses is None or not bool(torch.isfinite(losses).all()):
-            return ""
+            return b""
         return self._sign(labels, losses)
 
     async def _carry_out(self, key: MicrobatchKey, request: StageRequest) -> StageAnswer:

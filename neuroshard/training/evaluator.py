@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,14 @@ import anyio
 from torch import Tensor
 
 from neuroshard.data.feed import HeldOut
-from neuroshard.data.held_out_losses import Evaluation, EvaluationRecord, Measured, evaluation_is_due, nats_per_token
+from neuroshard.data.held_out_losses import (
+    Evaluation,
+    EvaluationRecord,
+    HeldOutLosses,
+    Measured,
+    evaluation_is_due,
+    nats_per_token,
+)
 from neuroshard.identity import SignedClaim
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import DataWait, Pace
@@ -156,14 +164,14 @@ async def evaluate(routing: Routing, sequences: Tensor, batch_size: int, *, step
     Raises StageError when a stage fails repeatedly.
     """
     losses: list[float] = []
-    claims: list[SignedClaim] = []
+    claims: list[SignedClaim[HeldOutLosses]] = []
     for start in range(0, len(sequences), batch_size):
         rows = sequences[start : start + batch_size]
         measured = await _measured(routing, rows)
         losses += nats_per_token(measured.summed, rows.shape[1] - 1)
         claims += [] if measured.claim is None else [measured.claim]
     nodes = tuple(sorted({claim.delegation.node_id for claim in claims}))
-    signed = tuple(claim.encode().decode() for claim in claims)
+    signed = tuple(b64encode(claim.encode()).decode() for claim in claims)
     return Evaluation(step, now, tuple(losses), nodes, signed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from neuroshard.data.assignment import Rotation, RotationReason, RotationRule, plateau_reason
@@ -35,5 +36,5 @@ def test_non_finite_losses_never_rotate(value: float) -> None:
 
 def test_rotation_as_json() -> None:
     rotation = Rotation(ShardId(7), 120, RotationReason.EXHAUSTED)
-    assert rotation.to_json() == {"shard": 7, "first_step": 120, "reason": "exhausted"}
+    assert msgspec.to_builtins(rotation) == {"shard": 7, "first_step": 120, "reason": "exhausted"}
     assert all(reason.explanation for reason in RotationReason)

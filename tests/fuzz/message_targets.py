@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
-from typing import Any, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
 import trio
@@ -14,21 +13,16 @@ from google.protobuf.message import Message
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservation, Status, StopMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from msgspec.structs import replace
 from multiaddr import Multiaddr
 
 from neuroshard.errors import UsageError
-from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, canonical_json, parse_json
+from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, read_claim
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import is_announcement, signed_announcement, signed_report
 from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
-from neuroshard.membership.reports import (
-    HEAD_BYTES,
-    MAX_PACKED_BYTES,
-    MAX_REPORT_BYTES,
-    TrainingReport,
-    packed,
-    unpacked,
-)
+from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.messages import Frame, FrameDecoder, FrameLimits, WireError, encode
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.libp2p.address_book import PeerAddressBook
@@ -54,11 +48,12 @@ from neuroshard.network.libp2p.relay_messages import (
 )
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.transport import checked_record
-from neuroshard.types import NodeId
+from neuroshard.types import NodeId, ShardRange
 from tests.fuzz.target import Target
 from tests.fuzz.wire_targets import seal
-from tests.swarm.claim_samples import EPOCH, REPORT, announcement_of, identity_of
+from tests.swarm.claim_samples import EPOCH, REPORT, announcement_of, identity_of, told
 
+T = TypeVar("T")
 LOCAL, PEER = identity_of(1), identity_of(2)
 _NAMESPACE = "run/0"
 _ANNOUNCED = signed_announcement(PEER, announcement_of(PEER), EPOCH)
@@ -118,59 +113,43 @@ def hello_seeds() -> tuple[bytes, ...]:
     return tuple(head(value) for value in values)
 
 
-def check_packed_report(data: bytes) -> None:
-    """The first byte says whether what follows the head is deflated here. What is unpacked can be packed again."""
-    content = data[1:]
-    if data[:1] == b"\1":
-        deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-        content = content[:HEAD_BYTES] + deflate.compress(content[HEAD_BYTES:]) + deflate.flush()
+def check_report(data: bytes) -> None:
+    """A signed report that is read can be sent again and means the same."""
     try:
-        claim = unpacked(content)
+        claim = read_claim(data, TrainingReport, MAX_REPORT_BYTES)
     except (ClaimTooLargeError, MalformedClaimError):
         return
-    assert len(content) <= MAX_PACKED_BYTES
-    with suppress(ClaimTooLargeError):
-        assert unpacked(packed(claim)) == claim
-        assert len(claim.encode()) <= MAX_REPORT_BYTES + 4 * HEAD_BYTES
+    assert read_claim(claim.encode(), TrainingReport) == claim
 
 
-def packed_report_seeds() -> tuple[bytes, ...]:
-    """A report as it travels, its content, and a bomb."""
-    payload = {key: value for key, value in REPORT.to_json().items() if key != "run_id"}
-    content = canonical_json({"domain": "report", "payload": payload})
-    head = _REPORTED[:HEAD_BYTES]
-    return (b"\0" + _REPORTED, b"\1" + head + content, b"\1" + head + bytes(60_000), b"\0\2", b"\0\1")
+def report_seeds() -> tuple[bytes, ...]:
+    """Reports as they travel, one cut off, and one that is too long."""
+    full = replace(REPORT, windows=(StageRange(0, 2),), cached=(ShardRange(3, 9),), leaving=True)
+    return (_REPORTED, signed_report(PEER, full, EPOCH), _REPORTED[:-70], _REPORTED + bytes(MAX_REPORT_BYTES))
 
 
 def check_statements(data: bytes) -> None:
     """Announcements and reports before their signature counts: what is read can be said again and means the same."""
-    try:
-        value = parse_json(data, MAX_REPORT_BYTES)
-    except ValueError:
-        return
-    with suppress(ValueError):
-        report = TrainingReport.from_json(value)
-        assert_whole_numbers(report)
-        report_json = canonical_json(report.to_json())
-        assert TrainingReport.from_json(again_of(report_json)).to_json() == report.to_json()
-    with suppress(ValueError):
-        announcement = Announcement.from_json(value, PEER.node_id)
-        assert_whole_numbers(announcement)
-        announcement_json = canonical_json(announcement.to_json())
-        again = Announcement.from_json(again_of(announcement_json), PEER.node_id)
-        assert again.to_json() == announcement.to_json()
+    for form in (TrainingReport, Announcement):
+        try:
+            statement = msgspec.msgpack.decode(data, type=form)
+        except (ValueError, RecursionError):
+            continue
+        assert_whole_numbers(statement)
+        assert again_of(statement) == statement
 
 
 def assert_whole_numbers(statement: TrainingReport | Announcement) -> None:
     """Whatever is declared to be one is one, and neither 1.0 nor true."""
-    for name, field in statement.__dataclass_fields__.items():
-        assert field.type != "int" or type(getattr(statement, name)) is int
+    hints = get_type_hints(type(statement))
+    assert all(type(getattr(statement, name)) is int for name, hint in hints.items() if hint is int)
 
 
-def again_of(data: bytes) -> Any:
+def again_of(statement: T) -> T:
     """What was written, read again; to be unable to is a defect."""
+    data = msgspec.msgpack.encode(statement)
     try:
-        return parse_json(data, 10 * MAX_REPORT_BYTES)
+        return msgspec.msgpack.decode(data, type=type(statement))
     except ValueError as error:
         raise AssertionError(data) from error
 
@@ -178,10 +157,11 @@ def again_of(data: bytes) -> Any:
 def statement_seeds() -> tuple[bytes, ...]:
     """One of each, one without optional parts, and some with numbers that are none."""
     announcement = announcement_of(PEER, addresses=(_ADDRESS,))
-    bare = {**REPORT.to_json(), "loss_ema": None, "shard": None, "layers": None, "state_hash": "", "roles": []}
-    silent = {**announcement.to_json(), "pool": None, "layers": None, "addresses": []}
-    wrong = [{**bare, "steps": 1.0}, {**bare, "tokens": True}, {**silent, "parameters_version": 1.0}]
-    return tuple(canonical_json(value) for value in (REPORT.to_json(), announcement.to_json(), bare, silent, *wrong))
+    bare = {"loss_ema": None, "shard": None, "layers": None, "state_hash": "", "roles": []}
+    silent = {**msgspec.to_builtins(announcement), "pool": None, "layers": None, "addresses": []}
+    wrong = [told(REPORT, steps=1.0), told(REPORT, tokens=True), {**silent, "parameters_version": 1.0}]
+    seeds = (REPORT, announcement, told(REPORT, **bare), silent, *wrong)
+    return tuple(msgspec.msgpack.encode(value) for value in seeds)
 
 
 class Reader:
@@ -341,7 +321,7 @@ def directory_seeds() -> tuple[bytes, ...]:
 
 TARGETS = (
     Target("hello", check_hello, hello_seeds),
-    Target("packed-report", check_packed_report, packed_report_seeds),
+    Target("report", check_report, report_seeds),
     Target("statement", check_statements, statement_seeds),
     Target("relay-message", check_relay_message, relay_message_seeds),
     Target("directory", check_directory, directory_seeds, short_inputs=300),

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
 
 from neuroshard.errors import DataError
 from neuroshard.identity import (
     ClaimTooLargeError,
-    SignedClaim,
     canonical_json,
     parse_json,
+    read_claim,
     run_parameters_from_json,
     run_parameters_to_json,
     verify_claim,
 )
 from neuroshard.runs.offer import MAX_OFFER_BYTES, read_offer
 from tests.fuzz.target import Target, golden
+from tests.swarm.claim_samples import altered
 
 _NOW = 1_700_000_010.0
 
@@ -24,11 +29,11 @@ _NOW = 1_700_000_010.0
 def check_claim(data: bytes) -> None:
     """A claim that can be decoded can be encoded again, unless that is too large, and verifying never crashes."""
     try:
-        claim = SignedClaim.decode(data)
+        claim = read_claim(data, object)
     except DataError:
         return
     with suppress(ClaimTooLargeError):
-        assert SignedClaim.decode(claim.encode()) == claim
+        assert read_claim(claim.encode(), object) == claim
     with suppress(DataError):
         verify_claim(claim, "announcement", _NOW)
 
@@ -54,16 +59,22 @@ def check_run_offer(data: bytes) -> None:
 
 def claim_seeds() -> tuple[bytes, ...]:
     """The golden claim, whole and with other payloads."""
-    encoded: str = golden("identity.json")["claim"]["encoded"]
+    encoded = bytes.fromhex(golden("identity.json")["claim"]["encoded"])
     payloads = (
-        "null",
-        "[]",
-        '{"\\ud83d\\ude00":[-1e-300,0.0,1E5,12345678901234567890]}',
-        '"\\u0000 é"',
-        "[" * 70 + "]" * 70,
+        None,
+        [],
+        {"😀": [-1e-300, 0.0, 1e5, 12345678901234567890]},
+        "\0 é",
+        b"\xff",
+        msgspec.Raw(b"\x91" * 70 + b"\x90"),
     )
-    others = [encoded.replace('{"loss":2.5,"stage":0}', payload) for payload in payloads]
-    return tuple(text.encode() for text in (encoded, *others))
+    others = (altered(encoded, partial(setitem, payload=payload)) for payload in payloads)
+    return (encoded, *others)
+
+
+def setitem(content: list[Any], payload: object) -> None:
+    """Another payload in a claim."""
+    content[0] = payload
 
 
 def run_parameters_seeds() -> tuple[bytes, ...]:

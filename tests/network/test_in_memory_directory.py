@@ -8,7 +8,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, TokenSecret, Wallet, sign_claim
+from neuroshard.identity import (
+    Delegation,
+    NodeIdentity,
+    NodeKey,
+    TokenSecret,
+    Wallet,
+    read_claim,
+    sign_claim,
+)
 from neuroshard.network import InMemoryNetwork, MessageTooLargeError, TransportClosedError
 from neuroshard.network.in_memory import RecordTable
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
@@ -33,15 +41,15 @@ class World:
         self.network.join(key.node_id)
         return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
 
-    def record(self, identity: NodeIdentity, words: str = "here I am", domain: str = "announcement") -> bytes:
-        return sign_claim(identity, domain, {"words": words}, self.now()).encode()
+    def record(self, identity: NodeIdentity, words: str = "here I am", kind: str = "announcement") -> bytes:
+        return sign_claim(identity, kind, {"words": words}, self.now()).encode()
 
     async def announce(self, identity: NodeIdentity, words: str = "here I am") -> None:
         await self.network.network_of(identity.node_id).directory.announce(SPACE, self.record(identity, words))
 
     async def find(self, identity: NodeIdentity, limit: int = 64) -> dict[NodeId, str]:
         found = await self.network.network_of(identity.node_id).directory.find(SPACE, limit)
-        claims = [SignedClaim.decode(record) for record in found]
+        claims = [read_claim(record, object) for record in found]
         return {claim.delegation.node_id: str(claim.payload) for claim in claims}
 
 
@@ -101,7 +109,7 @@ def test_lies_never_get_in_and_are_counted() -> None:
             (victim, forged),
             (victim, b"\x00garbage"),
             (victim, bytes(MAX_RECORD_BYTES + 1)),
-            (liar, world.record(liar, domain="report")),
+            (liar, world.record(liar, kind="report")),
             (liar, sign_claim(liar, "announcement", {}, world.now() + DAY).encode()),
             (liar, sign_claim(liar, "announcement", {}, world.now() - DAY).encode()),
         ):
@@ -150,7 +158,7 @@ def test_a_namespace_is_bounded_and_keeps_the_newest() -> None:
             assert table.store(SPACE, node.node_id, world.record(node), node.node_id)
             await trio.sleep(1)
         found = table.find(SPACE, 64, nodes[0].node_id)
-        assert {SignedClaim.decode(record).delegation.node_id for record in found} == {n.node_id for n in nodes[-4:]}
+        assert {read_claim(record, object).delegation.node_id for record in found} == {n.node_id for n in nodes[-4:]}
 
     run(scenario)
 

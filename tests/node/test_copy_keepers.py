@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from stage_life import copies_of, living, steps_of
 from stage_world import StageNode, StageWorld, now, play
 

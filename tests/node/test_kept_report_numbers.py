@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimIntake, Refusal, signed_report
 from neuroshard.membership.reports import NUMBER_FILE, RESERVED, kept_report_numbers

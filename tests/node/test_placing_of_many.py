@@ -6,7 +6,7 @@ a while to fetch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
@@ -14,6 +14,7 @@ from random import Random
 import anyio
 import pytest
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet

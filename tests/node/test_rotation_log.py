@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
 from neuroshard.data.assignment import Rotation, RotationReason
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, Wallet, parse_token, verify_claim
-from neuroshard.node.training_records import DOMAIN, RotationLog
+from neuroshard.identity import (
+    Delegation,
+    NodeIdentity,
+    NodeKey,
+    Wallet,
+    parse_token,
+    read_claim,
+    verify_claim,
+)
+from neuroshard.node.training_records import KIND, RotationLog, RotationOfRun
 from neuroshard.types import RunId, ShardId
 
 
@@ -23,10 +33,12 @@ def test_every_rotation_is_kept_once_and_signed(tmp_path: Path, identity: NodeId
     log.record(rotations[:2])
     log.record(rotations[:2])
     log.record(rotations)
-    claims = [SignedClaim.decode(line) for line in log.path.read_bytes().splitlines()]
-    payloads = [verify_claim(claim, DOMAIN, now=1001.0).payload for claim in claims]
-    assert payloads == [
-        {"run": "a" * 64, "shard": i, "first_step": 10 * i, "reason": RotationReason.EXHAUSTED.value} for i in range(4)
+    lines = [json.loads(line) for line in log.path.read_bytes().splitlines()]
+    claims = [read_claim(b64decode(line["claim"]), RotationOfRun) for line in lines]
+    payloads = [verify_claim(claim, KIND, now=1001.0).payload for claim in claims]
+    assert payloads == [RotationOfRun(RunId("a" * 64), rotation) for rotation in rotations]
+    assert [line["rotation"] for line in lines] == [
+        {"shard": i, "first_step": 10 * i, "reason": RotationReason.EXHAUSTED.value} for i in range(4)
     ]
 
 

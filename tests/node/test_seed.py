@@ -19,7 +19,7 @@ from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.messages import Frame
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.network.transport import RECORD_DOMAIN
+from neuroshard.network.transport import RECORD_KIND
 from neuroshard.node.seed import DEFAULT_PORT, seed_settings
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.offer import RunRequest
@@ -108,7 +108,7 @@ def record_of(number: int, network: Network) -> bytes:
 
 def no_announcement_of(number: int) -> bytes:
     """A record that is signed well and says nothing."""
-    return sign_claim(identity(number), RECORD_DOMAIN, {"words": "here I am"}, time.time()).encode()
+    return sign_claim(identity(number), RECORD_KIND, {"words": "here I am"}, time.time()).encode()
 
 
 async def found(network: Network, number: int) -> None:

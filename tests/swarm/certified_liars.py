@@ -8,6 +8,7 @@ from hashlib import sha256
 from random import Random
 
 from certified_world import Participant, signed_as
+from msgspec import structs
 
 from neuroshard.consensus.effects import Effect, Persist, Say
 from neuroshard.consensus.roster import digest_of
@@ -82,7 +83,7 @@ def two_votes(one: Participant, effect: Effect) -> list[Effect]:
     match effect:
         case Say(to, VoteSaid(signed)):
             left, right = halves(to)
-            other = replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
+            other = structs.replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
             return [Say(left, VoteSaid(signed)), Say(right, VoteSaid(signed_as(one.member, other)))]
         case _:
             return [effect]
@@ -92,7 +93,7 @@ def both_votes(one: Participant, effect: Effect) -> list[Effect]:
     """Two values to everybody."""
     match effect:
         case Say(to, VoteSaid(signed)):
-            other = replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
+            other = structs.replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
             return [effect, Say(to, VoteSaid(signed_as(one.member, other)))]
         case _:
             return [effect]
@@ -135,7 +136,9 @@ def votes_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
     """So many votes in views to come that there would be no room for others in the present one."""
     match effect:
         case Say(to, VoteSaid(signed)):
-            far = [replace(signed.body, view=9_000 + view, phase=phase) for view in range(70) for phase in Phase]
+            far = [
+                structs.replace(signed.body, view=9_000 + view, phase=phase) for view in range(70) for phase in Phase
+            ]
             return [*(Say(to, VoteSaid(signed_as(one.member, vote))) for vote in far), effect]
         case _:
             return [effect]

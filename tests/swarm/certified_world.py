@@ -34,7 +34,7 @@ from neuroshard.consensus.effects import (
 )
 from neuroshard.consensus.roster import Encoded, GroupMember, Roster, SlicePlan, Step, digest_of
 from neuroshard.consensus.round_machine import RoundStateMachine
-from neuroshard.consensus.round_messages import ContributionSent, Message, Phase, ResultSaid, Signed
+from neuroshard.consensus.round_messages import ContributionSent, Message, Phase, ResultSaid, VerifiedBody
 from neuroshard.types import NodeId, RunId, WalletId
 
 PLAN = SlicePlan(3 * 4096)
@@ -201,8 +201,8 @@ class World:
         return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.is_open)
 
     def _setting(self, one: Participant, step: Step) -> RoundConfig:
-        def sign(body: AnyBody) -> Signed[AnyBody]:
-            return Signed(one.member, body, repr((one.member, body)).encode())
+        def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
+            return VerifiedBody(one.member, body, repr((one.member, body)).encode())
 
         called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
         expected = frozenset(other.member.node_id for other in called if other.root == one.root)
@@ -271,6 +271,6 @@ def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
     return GateVerdict(accepted, {}, (1.0,) * len(accepted), robust=len(accepted) > 2)
 
 
-def signed_as(member: GroupMember, body: AnyBody) -> Signed[AnyBody]:
+def signed_as(member: GroupMember, body: AnyBody) -> VerifiedBody[AnyBody]:
     """A liar signs what it likes, with its own key."""
-    return Signed(member, body, repr((member, body)).encode())
+    return VerifiedBody(member, body, repr((member, body)).encode())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedClaim, TokenSecret, Wallet
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
-from neuroshard.membership.reports import _DICTIONARY, HEAD_BYTES, TrainingReport, packed
+from neuroshard.membership.reports import TrainingReport
 from neuroshard.network import Network
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId
@@ -53,10 +53,26 @@ def identity_of(number: int, delegated_for: float = 30 * DAY) -> NodeIdentity:
     return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
 
 
-def packed_with(claim: SignedClaim, content: bytes) -> bytes:
-    """A packed claim with any content under our format, deflated less well than we do."""
-    deflate = zlib.compressobj(1, zlib.DEFLATED, -15, zdict=_DICTIONARY)
-    return packed(claim)[:HEAD_BYTES] + deflate.compress(content) + deflate.flush()
+def altered(claim: bytes, change: Callable[[list[Any]], object]) -> bytes:
+    """A claim with another content under the same signature.
+
+    `change` gets payload, time, and body and signature of the delegation.
+    """
+    body, signature = msgspec.msgpack.decode(claim)
+    content = msgspec.msgpack.decode(body)
+    change(content)
+    return msgspec.msgpack.encode([msgspec.msgpack.encode(content), signature])
+
+
+def in_other_bytes(claim: bytes) -> bytes:
+    """The same claim with a longer length field before its signature."""
+    return claim[:-66] + b"\xc5\x00\x40" + claim[-64:]
+
+
+def told(report: TrainingReport, **fields: Any) -> list[Any]:
+    """A report as it travels, with any values in some fields."""
+    values = msgspec.to_builtins(report)
+    return [fields.pop(name, value) for name, value in zip(report.__struct_fields__, values, strict=True)] + [*fields]
 
 
 def announcement_of(identity: NodeIdentity, **changes: Any) -> Announcement:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement

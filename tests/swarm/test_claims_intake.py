@@ -1,16 +1,29 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import inf, nan
 from typing import Any
 
+import msgspec
 import pytest
-from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of, packed_with
+from claim_samples import (
+    DAY,
+    EPOCH,
+    OTHER_RUN,
+    REPORT,
+    RUN,
+    altered,
+    announcement_of,
+    identity_of,
+    in_other_bytes,
+    told,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from neuroshard.identity import NodeIdentity, SignedClaim, sign_claim
+from neuroshard.identity import NodeIdentity, sign_claim
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import (
     ANNOUNCEMENT_RULES,
@@ -18,7 +31,7 @@ from neuroshard.membership.claim_intake import (
     CLOCK_WITNESSES,
     LATE_SECONDS,
     MAX_SPEAKERS,
-    REPORT_DOMAIN,
+    REPORT_KIND,
     REPORT_RULES,
     REPORT_SECONDS,
     ClaimCache,
@@ -28,7 +41,7 @@ from neuroshard.membership.claim_intake import (
     signed_announcement,
     signed_report,
 )
-from neuroshard.membership.reports import MAX_PACKED_BYTES, TrainingReport, packed, unpacked
+from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
 
 ALICE, BOB = identity_of(1), identity_of(2)
@@ -65,17 +78,20 @@ class Desk:
         return checked.reason
 
 
-def signed_payload(identity: NodeIdentity, payload: Any, domain: str = REPORT_DOMAIN, at: float = EPOCH) -> bytes:
-    return packed(sign_claim(identity, domain, payload, at))
+def signed_payload(identity: NodeIdentity, payload: Any, kind: str = REPORT_KIND, at: float = EPOCH) -> bytes:
+    return sign_claim(identity, kind, payload, at).encode()
 
 
-def with_field(claim: SignedClaim, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """A packed claim that was changed after it was signed, in other bytes than ours."""
-    fields = json.loads(claim.encode())
-    change(fields)
-    changed = SignedClaim.decode(json.dumps(fields).encode())
-    del fields["payload"]["run_id"]
-    return packed_with(changed, json.dumps({"payload": fields["payload"], "domain": changed.domain}).encode())
+STEPS = TrainingReport.__struct_fields__.index("steps")
+
+
+def with_steps(steps: int) -> Callable[[list[Any]], None]:
+    """Another number of steps in the payload of a claim."""
+
+    def change(content: list[Any]) -> None:
+        content[0][STEPS] = steps
+
+    return change
 
 
 def test_a_good_report_is_heard_once_with_its_author() -> None:
@@ -94,7 +110,7 @@ def test_a_report_that_came_from_its_author_may_come_by_gossip_too_but_not_much_
     data = desk.say(ALICE, 5)
     assert isinstance(desk.intake.take(data, sender=ALICE.node_id), Statement)
     desk.repeat(ALICE, data)
-    other_bytes = with_field(SignedClaim.decode(unpacked(data).encode()), lambda _claim: None)
+    other_bytes = in_other_bytes(data)
     assert other_bytes != data
     assert desk.reason(other_bytes) is ScoreReason.REPLAYED_CLAIM
     desk.time += LATE_SECONDS + 1
@@ -134,7 +150,7 @@ def test_reports_of_other_runs_or_other_purposes_are_foreign() -> None:
     assert other.is_other_run
     assert other.explanation == f"This node serves run {RUN[:16]}, not run {OTHER_RUN[:16]}."
     assert desk.reason(desk.say(ALICE, 1, run_id=OTHER_RUN)) is ScoreReason.FOREIGN_CLAIM
-    assert desk.reason(signed_payload(ALICE, REPORT.to_json(), "announcement")) is ScoreReason.FOREIGN_CLAIM
+    assert desk.reason(signed_payload(ALICE, REPORT, "announcement")) is ScoreReason.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize("days", [-1, 1])
@@ -166,64 +182,70 @@ def test_a_delegation_that_ran_out_ends_a_nodes_reports() -> None:
 
 def test_forgeries_of_every_kind_are_refused() -> None:
     desk = Desk()
-    claim = sign_claim(ALICE, REPORT_DOMAIN, REPORT.to_json(), EPOCH)
-    theirs = json.loads(sign_claim(BOB, REPORT_DOMAIN, REPORT.to_json(), EPOCH).encode())
-    forgeries: list[Callable[[dict[str, Any]], None]] = [
-        lambda c: c["payload"].update(steps=10**9),
-        lambda c: c.update(issued_at=EPOCH + 1),
-        lambda c: c.update(signature=theirs["signature"]),
-        lambda c: c.update(delegation=theirs["delegation"]),
-        lambda c: c["delegation"].update(expires_at=c["delegation"]["expires_at"] + DAY),
-        lambda c: c["delegation"].update(wallet_public_key=theirs["delegation"]["wallet_public_key"]),
-        lambda c: c["delegation"].update(signature=theirs["delegation"]["signature"]),
+    data, bobs = signed_payload(ALICE, REPORT), msgspec.msgpack.decode(signed_payload(BOB, REPORT))
+    (grant, vouched), (bobs_grant, bobs_vouched) = (
+        msgspec.msgpack.decode(msgspec.msgpack.decode(one)[0])[2] for one in (data, signed_payload(BOB, REPORT))
+    )
+    assert grant[-5:] == bobs_grant[-5:]  # both end with the same time
+    contents: list[Callable[[list[Any]], object]] = [
+        with_steps(10**9),
+        lambda content: content.__setitem__(1, EPOCH + 1),
+        lambda content: content.__setitem__(2, [bobs_grant, bobs_vouched]),
+        lambda content: content.__setitem__(2, [grant[:-1] + b"\xff", vouched]),  # a later end
+        lambda content: content.__setitem__(2, [grant[:-39] + bobs_grant[-39:], vouched]),  # another wallet
+        lambda content: content.__setitem__(2, [grant, bobs_vouched]),
     ]
-    for forgery in forgeries:
-        assert desk.reason(with_field(claim, forgery)) is ScoreReason.BAD_SIGNATURE
-    assert isinstance(desk.intake.take(packed(claim)), Statement)  # the true one is not harmed by them
+    for change in contents:
+        assert desk.reason(altered(data, change)) is ScoreReason.BAD_SIGNATURE
+    assert desk.reason(data[:-64] + bobs[1]) is ScoreReason.BAD_SIGNATURE
+    assert isinstance(desk.intake.take(data), Statement)  # the true one is not harmed by them
     # a forger with an honest node's delegation but another key
-    forged = SignedClaim(claim.domain, claim.payload, claim.issued_at, BOB.key.sign(b"x"), ALICE.delegation)
-    assert desk.reason(packed(forged)) is ScoreReason.REPLAYED_CLAIM  # refused before a signature is looked at
+    forged = data[:-64] + BOB.key.sign(b"x")
+    assert desk.reason(forged) is ScoreReason.REPLAYED_CLAIM  # refused before a signature is looked at
 
 
 @pytest.mark.parametrize(
     ("name", "lie"),
     [
-        ("loss_ema", "NaN"),
-        ("loss_ema", "Infinity"),
-        ("loss_ema", "1e999"),
-        ("loss_ema", "-1"),
-        ("tokens_per_second", "1e300"),
-        ("steps", "1" + "0" * 30),
-        ("tokens", "1" + "0" * 400),
-        ("tokens", "1.5"),
+        ("loss_ema", nan),
+        ("loss_ema", inf),
+        ("loss_ema", -1),
+        ("tokens_per_second", 1e300),
+        ("steps", 2**64 - 1),
+        ("steps", "1"),
+        ("tokens", 10**17),
+        ("tokens", 1.5),
     ],
 )
-def test_numbers_that_would_spoil_sums_never_get_in(name: str, lie: str) -> None:
+def test_numbers_that_would_spoil_sums_never_get_in(name: str, lie: object) -> None:
     desk = Desk()
-    claim = sign_claim(ALICE, REPORT_DOMAIN, {**REPORT.to_json(), name: "LIE"}, EPOCH)
-    payload = {key: value for key, value in json.loads(claim.encode())["payload"].items() if key != "run_id"}
-    text = json.dumps({"domain": REPORT_DOMAIN, "payload": payload})
-    assert isinstance(desk.intake.check(packed_with(claim, text.replace('"LIE"', "1").encode())), Refusal)
+    place = TrainingReport.__struct_fields__.index(name)
+    fine, wrong = (
+        altered(signed_payload(ALICE, REPORT), lambda content, value=value: content[0].__setitem__(place, value))
+        for value in (1, lie)
+    )
+    assert desk.reason(fine) is ScoreReason.BAD_SIGNATURE
     assert desk.cache.verifications == 1  # it was read: only the number is wrong
-    assert desk.reason(packed_with(claim, text.replace('"LIE"', lie).encode())) is ScoreReason.MALFORMED_CLAIM
+    assert desk.reason(wrong) is ScoreReason.MALFORMED_CLAIM
+    assert desk.cache.verifications == 1
 
 
 def test_a_liar_that_signs_its_lies_is_refused_by_the_schema() -> None:
     desk = Desk()
     for lie in ({"loss_ema": 1e200}, {"steps": 10**13}, {"layers": [5, 5]}, {"roles": ["king"]}, {"extra": 1}):
-        data = signed_payload(ALICE, {**REPORT.to_json(), **lie})
+        data = signed_payload(ALICE, told(REPORT, **lie))
         assert desk.reason(data) is ScoreReason.MALFORMED_CLAIM
     assert desk.cache.verifications == 0  # nobody's signature was worth the time
 
 
 def test_size_comes_before_everything() -> None:
     desk = Desk()
-    assert desk.reason(bytes(MAX_PACKED_BYTES + 1)) is ScoreReason.OVERSIZED
-    assert desk.reason(b"\x02garbage") is ScoreReason.MALFORMED_CLAIM
+    assert desk.reason(bytes(MAX_REPORT_BYTES + 1)) is ScoreReason.OVERSIZED
+    assert desk.reason(b"\x92garbage") is ScoreReason.MALFORMED_CLAIM
     assert desk.reason(b"") is ScoreReason.MALFORMED_CLAIM
 
 
-@given(st.binary(max_size=MAX_PACKED_BYTES + 10))
+@given(st.binary(max_size=MAX_REPORT_BYTES + 10))
 def test_any_bytes_are_refused_for_a_reason(data: bytes) -> None:
     assert Desk().reason(data) in {ScoreReason.MALFORMED_CLAIM, ScoreReason.OVERSIZED}
 
@@ -237,7 +259,7 @@ def test_a_claim_is_verified_once_however_many_copies_come_to_however_many_intak
         assert isinstance(desk.intake.take(data), Statement)
         desk.repeat(ALICE, data)
     assert desks[0].cache.verifications == 1
-    forged = with_field(sign_claim(BOB, REPORT_DOMAIN, REPORT.to_json(), EPOCH), lambda c: c["payload"].update(steps=7))
+    forged = altered(signed_payload(BOB, REPORT), with_steps(7))
     for desk in desks:
         assert desk.reason(forged) is ScoreReason.BAD_SIGNATURE
     assert desks[0].cache.verifications == 2
@@ -309,8 +331,8 @@ def test_a_wrong_clock_of_this_computer_is_noticed(offset: float) -> None:
     for number in range(2):
         desk.intake.take(signed_report(identity_of(10 + number), REPORT, EPOCH))
     assert desk.intake.clock_offset_seconds is None  # two may be wrong
-    forged = sign_claim(identity_of(20), REPORT_DOMAIN, REPORT.to_json(), EPOCH)
-    assert desk.reason(with_field(forged, lambda c: c["payload"].update(steps=1))) is ScoreReason.BAD_SIGNATURE
+    forged = altered(signed_payload(identity_of(20), REPORT), with_steps(1))
+    assert desk.reason(forged) is ScoreReason.BAD_SIGNATURE
     assert desk.intake.clock_offset_seconds is None  # and a forger is no witness
     desk.intake.take(signed_report(identity_of(12), REPORT, EPOCH))
     assert desk.intake.clock_offset_seconds == offset

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +7,7 @@ from claim_samples import EPOCH, REPORT, identity_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 import neuroshard.membership.swarm_view as module
 from neuroshard.membership.reports import (

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import anyio
@@ -17,6 +17,7 @@ from claim_samples import (
     identity_of,
     run_virtually,
 )
+from msgspec.structs import replace
 
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import (

@@ -7,10 +7,11 @@ from random import Random
 
 import anyio
 from claim_samples import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock, identity_of, run_virtually
+from msgspec import structs
 
-from neuroshard.identity import SignedClaim, sign_claim
+from neuroshard.identity import read_claim
 from neuroshard.membership.announcements import Announcement, directory_namespace
-from neuroshard.membership.claim_intake import is_announcement
+from neuroshard.membership.claim_intake import is_announcement, signed_announcement
 from neuroshard.membership.handshake import HANDSHAKES_AT_ONCE, WANTED_PEERS, KnownPeers
 from neuroshard.membership.participant import OwnMessages, Participant
 from neuroshard.membership.reports import TrainingReport
@@ -48,7 +49,7 @@ class Node:
         )
 
     def _report(self) -> TrainingReport:
-        return replace(REPORT, steps=self.steps, shards_seen=2)
+        return structs.replace(REPORT, steps=self.steps, shards_seen=2)
 
     def _announcement(self) -> Announcement:
         return announcement_of(self.identity, run_id=self.run, version=self.version)
@@ -154,8 +155,8 @@ def test_everybody_is_found_in_the_directory_and_news_are_announced() -> None:
             assert len(await directory.find(namespace)) == 4  # at once
             nodes[0].version = "0.3.0"
             await anyio.sleep(120)
-            records = [SignedClaim.decode(record) for record in await directory.find(namespace)]
-            versions = {claim.delegation.node_id: claim.payload["version"] for claim in records}  # type: ignore[index, call-overload]
+            records = [read_claim(record, Announcement) for record in await directory.find(namespace)]
+            versions = {claim.delegation.node_id: claim.payload.version for claim in records}
             assert versions[nodes[0].node_id] == "0.3.0"
             await anyio.sleep(4000)
             assert len(await directory.find(namespace)) == 4  # announced again before they are too old
@@ -169,8 +170,7 @@ def test_false_records_in_the_directory_lead_nowhere() -> None:
         async with world() as w:
             liar = identity_of(500)
             w.net.join(liar.node_id)
-            payload = {**announcement_of(liar, run_id=OTHER_RUN).to_json()}
-            record = sign_claim(liar, "announcement", payload, clock()).encode()
+            record = signed_announcement(liar, announcement_of(liar, run_id=OTHER_RUN), clock())
             await w.net.network_of(liar.node_id).directory.announce(directory_namespace(RUN), record)
             (node,) = w.start()
             await anyio.sleep(100)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import anyio
 from claim_samples import EPOCH, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
+from msgspec.structs import replace
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake

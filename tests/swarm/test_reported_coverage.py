@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from claim_samples import REPORT
+from msgspec.structs import replace
 
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.node.data_sharing import coverage_of

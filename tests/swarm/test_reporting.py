@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
 import anyio
 from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
+from msgspec.structs import replace
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake, signed_report

@@ -150,6 +150,25 @@ def test_a_body_with_a_flipped_byte_or_of_another_kind_is_refused(body: Body) ->
             read_signed(claim, type(other))
 
 
+def test_a_slice_named_twice_is_refused() -> None:
+    for body in (StatisticsDigests(HASH, ((3, HASH), (3, OTHER))), ResultDigests(HASH, ((0, HASH), (0, HASH)))):
+        with pytest.raises(MalformedMessageError, match="names a slice twice"):
+            read_signed(signed_by(NODES[0], body, NOW).claim, type(body))
+
+
+def test_a_refusal_names_the_field() -> None:
+    for body, path in (
+        (Vote(STEP.id, -1, Phase.COMMIT, HASH), "view"),
+        (Vote(STEP.id, 0, Phase.COMMIT, "AB" * 32), "value"),
+        (Intent(STEP.id, 0, HASH, 10**16, 1000, 5), "sequences"),
+        (NewView(STEP.id, 0, ()), "view"),
+        (NewView(STEP.id, 1, (NodeId("a\n"),)), r"missing\[0\]"),
+        (StatisticsDigests(HASH, ((MAX_SLICES, HASH),)), r"digests\[0\]\[0\]"),
+    ):
+        with pytest.raises(MalformedMessageError, match=rf"at `\$\.{path}`"):
+            read_signed(signed_by(NODES[0], body, NOW).claim, type(body))
+
+
 def test_the_longest_claims_are_read_and_padded_ones_are_not() -> None:
     everybody = tuple(NodeId(f"{number:0>{MAX_NODE_ID_CHARACTERS}}") for number in range(MAX_MEMBERS))
     digests = tuple((index, HASH) for index in range(MAX_SLICES))

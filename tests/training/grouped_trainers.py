@@ -20,7 +20,7 @@ from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, Roun
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import Signed
+from neuroshard.consensus.round_messages import VerifiedBody
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
@@ -112,7 +112,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
     def peers() -> Sequence[NodeId]:
         return [node for node in NAMES if node != place.name]
 
-    def sign(body: AnyBody) -> Signed[AnyBody]:
+    def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(known, body, NOW)
 
     replica = Replica(

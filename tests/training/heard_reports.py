@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 
 import anyio
+from msgspec.structs import replace
 from replica_world import IDENTITIES, RUN
 
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimCache, ClaimIntake, Statement, signed_report

@@ -18,7 +18,7 @@ from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, Roun
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import MAX_MEMBERS, Signed
+from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody
 from neuroshard.consensus.round_requests import RoundTimes
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay
 from neuroshard.consensus.sync_strategies import steps_between_rounds, strategy_at
@@ -113,7 +113,7 @@ class SimulatedReplica:
             now=self.now,
         )
 
-        def sign(body: AnyBody) -> Signed[AnyBody]:
+        def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
             return signed_by(identity, body, self.now())
 
         self.group = GroupRounds(

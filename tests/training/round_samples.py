@@ -5,7 +5,7 @@ from __future__ import annotations
 from neuroshard.aggregation import GateVerdict, MiddleMean, RejectionReason
 from neuroshard.consensus.effects import Judged
 from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import Phase, Quorum, Signed, Value, Vote
+from neuroshard.consensus.round_messages import Phase, Quorum, Value, VerifiedBody, Vote
 from neuroshard.consensus.round_status import RoundTerms
 from neuroshard.types import NodeId, WalletId
 
@@ -30,5 +30,5 @@ def certificate(*refused: tuple[GroupMember, str]) -> Quorum:
     bad = {node for node, _ in refusals}
     accepted = tuple(member.node_id for member in members if member.node_id not in bad)
     value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, accepted, refusals, "5" * 64, 100)
-    votes = tuple(Signed(member, Vote("1" * 64, 0, Phase.COMMIT, value.digest), b"") for member in members)
+    votes = tuple(VerifiedBody(member, Vote("1" * 64, 0, Phase.COMMIT, value.digest), b"") for member in members)
     return Quorum(value, 0, Phase.COMMIT, votes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from base64 import b64decode
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +19,7 @@ from neuroshard.data.held_out_losses import (
     MAX_AGE_SECONDS,
     Evaluation,
     EvaluationRecord,
+    HeldOutLosses,
     LossSigner,
     MeasuredWith,
     claim_bytes,
@@ -24,7 +27,7 @@ from neuroshard.data.held_out_losses import (
     verified_losses,
 )
 from neuroshard.errors import CheckpointError, DataError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet, read_claim
 from neuroshard.network import InMemoryNetwork, ScoreReason
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import StageGoneError
@@ -53,38 +56,39 @@ def identity(number: int) -> NodeIdentity:
 VALIDATOR, OTHER = identity(1), identity(2)
 
 
-def encoded(labels: Tensor, summed: Tensor, *, signer: NodeIdentity = VALIDATOR, now: float = NOW) -> str:
-    return signed_losses(signer, WEIGHTS, labels, summed, now).encode().decode()
+def encoded(labels: Tensor, summed: Tensor, *, signer: NodeIdentity = VALIDATOR, now: float = NOW) -> bytes:
+    return signed_losses(signer, WEIGHTS, labels, summed, now).encode()
 
 
 def test_a_claim_tells_run_layers_outer_step_sequences_and_losses() -> None:
     claim = verified_losses(encoded(LABELS[:2], SUMMED), VALIDATOR.node_id, WEIGHTS, LABELS[:2], SUMMED, now=NOW)
-    told = json.loads(claim.encode())["payload"]
-    assert {name: told[name] for name in ("run_id", "layers", "outer_step", "root")} == {
-        "run_id": RUN,
-        "layers": [2, 3],
-        "outer_step": 7,
-        "root": "ab" * 32,
-    }
-    assert told["losses"] == [round(16.5 / 16, 6), round(32.25 / 16, 6)]
-    assert len(told["sequences"]) == 64
+    told = claim.payload
+    assert (told.run_id, told.layers, told.outer_step, told.root) == (RUN, LayerRange(2, 3), 7, "ab" * 32)
+    assert told.losses == (round(16.5 / 16, 6), round(32.25 / 16, 6))
+    assert len(told.sequences) == 64
+
+
+def test_losses_that_are_no_numbers_are_not_signed() -> None:
+    for number in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="not finite"):
+            encoded(LABELS[:2], torch.tensor([1.0, number]))
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        "",
-        "{}",
+        b"",
+        b"{}",
         encoded(LABELS[:2], SUMMED, signer=OTHER),
         encoded(LABELS[:2], SUMMED + 0.01),
         encoded(LABELS[2:4], SUMMED),
         encoded(LABELS[:2], SUMMED, now=NOW - MAX_AGE_SECONDS - 1),
-        encoded(LABELS[:2], SUMMED).replace('"outer_step":7', '"outer_step":8'),
-        encoded(LABELS[:2], SUMMED) + " " * claim_bytes(2),
+        encoded(LABELS[:2], SUMMED).replace(b"outer_step\x07", b"outer_step\x08"),
+        encoded(LABELS[:2], SUMMED) + b" " * claim_bytes(2),
     ],
     ids=["nothing", "no claim", "another node's", "other losses", "other sequences", "old", "changed", "too long"],
 )
-def test_whatever_is_not_this_nodes_word_for_these_losses_is_refused(forged: str) -> None:
+def test_whatever_is_not_this_nodes_word_for_these_losses_is_refused(forged: bytes) -> None:
     with pytest.raises(DataError):
         verified_losses(forged, VALIDATOR.node_id, WEIGHTS, LABELS[:2], SUMMED, now=NOW)
 
@@ -108,7 +112,7 @@ def evaluated(compute: ComputeThread, sign: LossSigner) -> tuple[TrainingRecord,
     reports = list[tuple[NodeId, ScoreReason]]()
     record = TrainingRecord()
 
-    def check(sender: NodeId, claim: str, labels: Tensor, summed: Tensor):
+    def check(sender: NodeId, claim: bytes, labels: Tensor, summed: Tensor):
         return verified_losses(claim, sender, WEIGHTS, labels, summed, now=NOW)
 
     async def main() -> None:
@@ -136,14 +140,18 @@ def test_an_evaluation_keeps_who_measured_it_and_what_they_signed(compute: Compu
     assert reports == []
     (evaluation,) = record.evaluations.evaluations
     assert evaluation.measured_by == record.evaluations.points[-1].measured_by == (VALIDATOR.node_id,)
-    signed = [json.loads(claim)["payload"]["losses"] for claim in evaluation.claims]
+    signed = [read_claim(b64decode(claim), HeldOutLosses).payload.losses for claim in evaluation.claims]
     assert [loss for losses in signed for loss in losses] == list(evaluation.losses)
     assert EvaluationRecord.from_json(json.loads(json.dumps(record.evaluations.to_json()))).evaluations == (evaluation,)
 
 
 @pytest.mark.parametrize(
     "sign",
-    [lambda _labels, _summed: "", lambda labels, summed: encoded(labels, summed + 1.0), partial(encoded, signer=OTHER)],
+    [
+        lambda _labels, _summed: b"",
+        lambda labels, summed: encoded(labels, summed + 1.0),
+        partial(encoded, signer=OTHER),
+    ],
     ids=["unsigned", "other losses", "another node"],
 )
 def test_losses_without_the_nodes_word_are_not_believed(compute: ComputeThread, sign: LossSigner) -> None:

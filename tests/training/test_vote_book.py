@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,7 +109,11 @@ def test_proofs_are_kept_with_the_signed_claims(tmp_path: Path) -> None:
         book.keep_proof(Accuse(MEMBERS[0].node_id, "It voted twice.", claims))
     lines = (tmp_path / "rounds" / "proofs.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"node": MEMBERS[0].node_id, "what": "It voted twice.", "claims": [claim.decode() for claim in claims]}
+        {
+            "node": MEMBERS[0].node_id,
+            "what": "It voted twice.",
+            "claims": [b64encode(claim).decode() for claim in claims],
+        }
     ] * 2
 
 

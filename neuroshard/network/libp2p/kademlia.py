@@ -8,12 +8,13 @@ loses its oldest record.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address, ip_network
 from random import Random
 from types import MappingProxyType
+from typing import cast
 
 from neuroshard.errors import DataError
 from neuroshard.identity import (
@@ -26,7 +27,7 @@ from neuroshard.identity import (
 )
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import RECORD_SECONDS, RecordCheck, any_record, checked_record
-from neuroshard.types import JsonValue, NodeId
+from neuroshard.types import NodeId
 
 BUCKET_SIZE = 16  # peers per length of the prefix shared with this node
 REPLICAS = 8  # nodes that keep a record
@@ -257,8 +258,10 @@ def origin_of(host: str | None) -> str:
     return str(ip_network((ip, 64), strict=False)) if isinstance(ip, IPv6Address) else str(ip)
 
 
-def _addresses_in(payload: JsonValue) -> tuple[str, ...]:
-    texts = payload.get("addresses") if isinstance(payload, Mapping) else None
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
+def _addresses_in(payload: object) -> tuple[str, ...]:
+    if not isinstance(payload, dict):
         return ()
-    return tuple(text for text in texts[:MAX_CLAIMED_ADDRESSES] if isinstance(text, str))
+    texts = cast("dict[object, object]", payload).get("addresses")
+    if not isinstance(texts, list):
+        return ()
+    return tuple(text for text in cast("list[object]", texts)[:MAX_CLAIMED_ADDRESSES] if isinstance(text, str))

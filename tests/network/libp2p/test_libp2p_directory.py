@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import anyio
 import pytest
 from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
+from msgspec import Struct
 
 from neuroshard.errors import DataError
-from neuroshard.identity import MalformedClaimError, VerifiedClaim, sign_claim
+from neuroshard.identity import MalformedClaimError, VerifiedClaim, read_claim, sign_claim
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import (
     MessageTooLargeError,
@@ -26,12 +27,18 @@ from neuroshard.types import NodeId
 SPACE = "run/0"
 
 
-def record(number: int, text: str = "", at: float | None = None, domain: str = "announcement") -> bytes:
-    return sign_claim(identity(number), domain, {"text": text}, time.time() if at is None else at).encode()
+def record(number: int, text: str = "", at: float | None = None, kind: str = "announcement") -> bytes:
+    return sign_claim(identity(number), kind, {"text": text}, time.time() if at is None else at).encode()
+
+
+class Text(Struct):
+    """The payload of the records here."""
+
+    text: str
 
 
 def texts(records: Sequence[bytes]) -> list[str]:
-    return sorted(json.loads(data)["payload"]["text"] for data in records)
+    return sorted(read_claim(data, Text).payload.text for data in records)
 
 
 async def acquainted(networks: Sequence[Network]) -> None:
@@ -77,7 +84,7 @@ def test_a_node_announces_only_itself() -> None:
     async def scenario() -> None:
         async with nodes(2) as (a, b):
             await b.transport.connect(address_of(a))
-            for lie in (record(9), record(2, domain="report"), b"no record", record(2, at=time.time() - 7200)):
+            for lie in (record(9), record(2, kind="report"), b"no record", record(2, at=time.time() - 7200)):
                 with pytest.raises(DataError):
                     await b.directory.announce(SPACE, lie)
             with pytest.raises(MessageTooLargeError):
@@ -136,7 +143,7 @@ def test_records_that_say_what_no_record_says_are_refused_by_whoever_keeps_them(
     run(scenario)
 
 
-def is_a_text(claim: VerifiedClaim) -> bool:
+def is_a_text(claim: VerifiedClaim[Any]) -> bool:
     return isinstance(claim.payload, Mapping) and isinstance(claim.payload.get("text"), str)
 
 

@@ -130,14 +130,15 @@ def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
 def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
     async def scenario() -> None:
         records = [sign_claim(identity(number), "announcement", None, time.time()).encode() for number in range(20, 23)]
+        forged = records[0][:-1] + bytes([records[0][-1] ^ 1])
         asked_for: list[Any] = []
         checked: list[NodeId] = []
 
         async def give(_: NodeId, question: Frame) -> Frame:
             asked_for.append(question.read(FindRequest).most)
-            return Frame(FIND_KIND, FindAnswer(records=(*records, records[0].replace(b"null", b"true"))))
+            return Frame(FIND_KIND, FindAnswer(records=(*records, forged)))
 
-        def check(claim: VerifiedClaim) -> bool:
+        def check(claim: VerifiedClaim[object]) -> bool:
             checked.append(claim.node_id)
             return True
 

@@ -221,9 +221,9 @@ def test_who_shares_an_ipv6_network_shares_its_room() -> None:
         (b"\xff" * 100, ScoreReason.MALFORMED_CLAIM),
         (b"[" * 10_000, ScoreReason.MALFORMED_CLAIM),
         (bytes(MAX_RECORD_BYTES + 1), ScoreReason.OVERSIZED),
-        (sign_claim(identity(1, NOW), "report", {}, NOW).encode(), ScoreReason.BAD_RECORD),
+        (sign_claim(identity(1, NOW), "report", {}, NOW).encode(), ScoreReason.BAD_SIGNATURE),
         (record(identity(2, NOW)), ScoreReason.BAD_RECORD),  # another's
-        (record(identity(1, NOW)).replace(b'"text":""', b'"text":"x"'), ScoreReason.BAD_SIGNATURE),
+        (record(identity(1, NOW)).replace(b"\xa4text", b"\xa4tent"), ScoreReason.BAD_SIGNATURE),
         (record(identity(1, NOW), NOW - RECORD_SECONDS - 1), ScoreReason.EXPIRED_CLAIM),
         (record(identity(1, NOW), NOW + 86_400), ScoreReason.EXPIRED_CLAIM),
         (record(identity(1, NOW - 40 * 86_400)), ScoreReason.EXPIRED_CLAIM),  # its delegation has run out

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from struct import pack
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
+from msgspec.structs import replace
 from pool_nodes import digest_of, identity_of
 
 from benchmarks.node_process import NodeProcess, running_node
