@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import hash_parts
@@ -69,6 +70,7 @@ def held_out_count(total_shards: int) -> int:
     return max(1, total_shards // BLOCK_SHARDS)
 
 
+@lru_cache(1024)  # the status shows several shards, and each costs the hashes of its block
 def held_out_shard(run_id: RunId, block: int, total_shards: int) -> ShardId:
     """Return a block's held-out shard: the index with the lowest SHA-256("neuroshard/held-out", run, index)."""
     start, stop = _block_bounds(block, total_shards)
