@@ -126,6 +126,7 @@ class RoundRunner:
         self.watch: Callable[[RoundProgress], None] = _unwatched  # called with the progress of the current round
         self._around = around
         self._running: _Running | None = None
+        self._begun = Signal()
         self._heard = MessageBuffer()
         self._effects: deque[tuple[_Running, Effect]] = deque()
         self._effects_added = Signal()
@@ -240,6 +241,7 @@ class RoundRunner:
         """Switch to this step. Unsent messages of the step before are dropped; its votes are stored."""
         member = RoundStateMachine(setting, self._records.get(setting.step.id))
         running = self._running = _Running(member, work, number)
+        self._begun.notify()
         self.ended = self._gave_up = None
         return running
 
@@ -281,6 +283,7 @@ class RoundRunner:
 
     async def _tick(self) -> None:
         while True:
+            await self._begun.until(lambda: self._running is not None)
             await anyio.sleep(TICK_SECONDS)
             running = self._running
             if running is not None:
