@@ -78,6 +78,20 @@ class Signal:
                 self._interruptible.discard(scope)
 
 
+def next_tick(seconds: float) -> float:
+    """Time, by the event loop's clock, of the next multiple of a period: the deadline of a regular look.
+
+    Looks with the same period, or with multiples of it, happen at the same moments. So a process with many of them
+    wakes up as seldom as its most frequent look.
+    """
+    return (anyio.current_time() // seconds + 1) * seconds
+
+
+async def sleep_to_tick(seconds: float) -> None:
+    """Sleep until the next multiple of a period."""
+    await anyio.sleep_until(next_tick(seconds))
+
+
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
     """Return when the first of several waits has ended. The others are cancelled."""
     async with anyio.create_task_group() as tasks:

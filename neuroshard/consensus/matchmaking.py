@@ -29,7 +29,7 @@ from neuroshard.consensus.round_requests import (
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError
-from neuroshard.signals import Signal
+from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
@@ -181,7 +181,10 @@ class Matchmaker:
         """Query the other replicas and call rounds until cancelled."""
         self._round_ended = anyio.current_time()
         while True:
-            await anyio.sleep(self._pause())
+            if self.replica.peers():
+                await anyio.sleep(self._pause())
+            else:  # no replica to query: look together with the node's other tasks
+                await sleep_to_tick(self._pause())
             await self.look()
 
     async def look(self) -> None:

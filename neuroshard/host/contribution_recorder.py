@@ -13,6 +13,7 @@ import anyio.to_thread
 
 from neuroshard.config.state_file import read_bounded, set_damaged_aside, write_atomically
 from neuroshard.identity.strict_json import parse_json
+from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import NodeState, NodeStatus
@@ -96,7 +97,7 @@ class ContributionRecorder:
         looks = 0
         try:
             while True:
-                await anyio.sleep(LOOK_SECONDS)
+                await sleep_to_tick(LOOK_SECONDS)
                 self._look()
                 looks += 1
                 if looks % round(SHOW_SECONDS / LOOK_SECONDS) == 0:

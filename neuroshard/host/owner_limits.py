@@ -24,6 +24,7 @@ from neuroshard.host.sensors import SensorThread
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.transfer_policy import TransferPolicy
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause, TimedPause
+from neuroshard.signals import next_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.owner_policy import USER, NetworkAction, NetworkDecision, OwnerPolicyStatus, TrainingDecision
 
@@ -153,6 +154,7 @@ class NetworkRules:
 
 
 LOOK_SECONDS = 1.0
+PAUSED_LOOK_SECONDS = 5.0  # while the owner's pause, which has no end of its own, overrides every rule
 
 
 class Throttled(Protocol):
@@ -173,7 +175,10 @@ class Throttled(Protocol):
 
 
 class OwnerPolicyTask:
-    """Reads the sensors every second and applies the owner's policy. `run` may be called once."""
+    """Reads the sensors every second, seldom during a pause without an end, and applies the owner's policy.
+
+    `run` may be called once.
+    """
 
     def __init__(
         self,
@@ -204,7 +209,10 @@ class OwnerPolicyTask:
         try:
             while True:
                 await self.look()
-                with anyio.move_on_after(LOOK_SECONDS):
+                asked = self._wish.asked
+                is_over_rules = asked is not None and asked.until is None
+                seconds = PAUSED_LOOK_SECONDS if is_over_rules else LOOK_SECONDS
+                with anyio.CancelScope(deadline=next_tick(seconds)):
                     await self._loop.until_commanded()
         finally:
             self._lookout.close()

@@ -24,7 +24,7 @@ from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.tasks import keep_running
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
-from neuroshard.signals import Signal
+from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.status.snapshot import NetworkState
 from neuroshard.types import NodeId
 
@@ -328,7 +328,7 @@ class Networking:
                 for address in self._to_dial(now, connected, dialling):
                     dialling.add(address.text)
                     tasks.start_soon(self._dial, network, address, limiter, dialling)
-                await anyio.sleep(LOOK_SECONDS)
+                await sleep_to_tick(LOOK_SECONDS)
 
     def _to_dial(self, now: float, connected: frozenset[NodeId], dialling: set[str]) -> list[KnownAddress]:
         """Addresses to dial now: all that are due while connections are missing, then only given ones."""
@@ -356,7 +356,7 @@ class Networking:
     async def _keep_remembering(self) -> None:
         remembered: tuple[str, ...] = ()
         while True:
-            await anyio.sleep(REMEMBER_SECONDS)
+            await sleep_to_tick(REMEMBER_SECONDS)
             working = self.book.working()
             if working != remembered:
                 remember_addresses(self._peers_file, working)

@@ -10,6 +10,7 @@ import anyio
 from neuroshard.errors import NeuroShardError
 from neuroshard.membership.swarm_view import Member, Membership
 from neuroshard.network import Network
+from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
 
 LOOK_SECONDS = 1.0
@@ -42,7 +43,7 @@ class FailureDetector:
                 for peer in [peer for peer, at in lost_at.items() if self._is_due(members, peer, now - at)]:
                     del lost_at[peer]
                     tasks.start_soon(self._call, network, peer)
-                await anyio.sleep(LOOK_SECONDS)
+                await sleep_to_tick(LOOK_SECONDS)
 
     def _is_due(self, members: Mapping[NodeId, Member], peer: NodeId, absent_seconds: float) -> bool:
         """Whether a node has been disconnected and silent long enough to be called."""

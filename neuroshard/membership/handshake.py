@@ -26,6 +26,7 @@ from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES
+from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
 
 HANDSHAKE = "hello"
@@ -238,7 +239,7 @@ class Meeting:
                 for peer in acquaintances.next_to_greet(allowed, anyio.current_time()):
                     acquaintances.note_begun(peer)
                     tasks.start_soon(self._greet, network, peer, acquaintances)
-                await anyio.sleep(LOOK_SECONDS)
+                await sleep_to_tick(LOOK_SECONDS)
 
     async def announce_forever(self, network: Network) -> None:
         """Keep this node's records in the directory and read the others'. Ends with TransportClosedError."""

@@ -14,6 +14,7 @@ from neuroshard.identity import hash_parts
 from neuroshard.membership.holder_health import ASK_AGAIN_SECONDS, DISBELIEF_SECONDS
 from neuroshard.network import ScoreReason
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.signals import sleep_to_tick
 from neuroshard.state.replica_status import query_status
 from neuroshard.state.transfer_messages import DonorError
 from neuroshard.types import NodeId
@@ -52,7 +53,7 @@ class HolderMonitor:
         """Look every `look_seconds` until cancelled."""
         while True:
             await self.look()
-            await anyio.sleep(self.times.look_seconds)
+            await sleep_to_tick(self.times.look_seconds)
 
     async def look(self) -> None:
         """Ask the suspicious holders and those whose last confirmation is too old."""

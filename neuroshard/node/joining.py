@@ -20,6 +20,7 @@ from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.tasks import accompanied
 from neuroshard.node.stage_copies import likely_keepers
 from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
+from neuroshard.signals import sleep_to_tick
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
 from neuroshard.state.outer_state import may_download_averaged, outer_root
@@ -281,7 +282,7 @@ class StageSafety:
         """Look every SAFETY_INTERVAL_SECONDS until cancelled."""
         while True:
             await self.look()
-            await anyio.sleep(SAFETY_INTERVAL_SECONDS)
+            await sleep_to_tick(SAFETY_INTERVAL_SECONDS)
 
     async def look(self) -> None:
         """Ask once about every stage, and wait for the answers."""

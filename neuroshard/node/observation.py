@@ -14,6 +14,7 @@ from neuroshard.node.data_sharing import DataView
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.stage_training import RunningNode
+from neuroshard.signals import next_tick, sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus, StageStatus
 from neuroshard.telemetry.counters import Counters
@@ -56,6 +57,7 @@ class StandbyNotice:
 PUBLISH_SECONDS = 0.5
 RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; a change of state is published at once
 RESOURCE_SECONDS = 2.0
+RESTING_RESOURCE_SECONDS = 10.0
 _COUNTED = {
     "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
     "damaged_cache_files": "Cached shards that were found damaged and were fetched again",
@@ -86,7 +88,8 @@ class Observer:
             tasks.start_soon(self._sample_resources)
             while True:
                 self.publish()
-                with anyio.move_on_after(RESTING_SECONDS if self._told is NodeState.PAUSED else PUBLISH_SECONDS):
+                seconds = RESTING_SECONDS if self._told is NodeState.PAUSED else PUBLISH_SECONDS
+                with anyio.CancelScope(deadline=next_tick(seconds)):
                     await self._node.trainer.until_state_changes()
 
     def publish(self) -> None:
@@ -151,7 +154,8 @@ class Observer:
 
     async def _sample_resources(self) -> None:
         while True:
-            await anyio.sleep(RESOURCE_SECONDS)
+            is_resting = self._told is NodeState.PAUSED
+            await sleep_to_tick(RESTING_RESOURCE_SECONDS if is_resting else RESOURCE_SECONDS)
             self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)
 
 

@@ -37,6 +37,7 @@ from neuroshard.runs.exchange import RunExchange, RunShelf
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
+from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
 from neuroshard.types import RunId
@@ -93,6 +94,7 @@ def own_announcement(
 
 
 PUBLISH_SECONDS = 0.5
+RESTING_SECONDS = 2.0  # while the node is paused, or has no network and counts only what it fetches
 FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
 OPENING_SECONDS = 30.0  # a network that is not up by then is not expected soon
 
@@ -283,8 +285,14 @@ async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:
     while True:
         sight = society.look()
         publisher.change(network=sight.network, peers=sight.peers, swarm=sight.swarm)
-        may_open = society.networking.is_wanted and anyio.current_time() - began < OPENING_SECONDS
-        await anyio.sleep(FIRST_PUBLISH_SECONDS if may_open and not sight.network.addresses else PUBLISH_SECONDS)
+        is_wanted = society.networking.is_wanted
+        if is_wanted and not sight.network.addresses and anyio.current_time() - began < OPENING_SECONDS:
+            seconds = FIRST_PUBLISH_SECONDS
+        elif is_wanted and publisher.node_state is not NodeState.PAUSED:
+            seconds = PUBLISH_SECONDS
+        else:
+            seconds = RESTING_SECONDS
+        await sleep_to_tick(seconds)
 
 
 def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:

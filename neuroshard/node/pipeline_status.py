@@ -11,6 +11,7 @@ from neuroshard.membership.stage_coverage import StageRange, layers_of, missing_
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Network
 from neuroshard.node.stage_swarm import AT_WORK, GONE, HOLDING, StageSwarm
+from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus, StateCopyStatus
 from neuroshard.status.snapshot import NodeState, NodeStatus
@@ -103,7 +104,7 @@ async def tell_stages(
 ) -> None:
     """Publish the pipeline while this node starts, until cancelled; after that the observer publishes it."""
     while True:
-        await anyio.sleep(LOOK_SECONDS)
+        await sleep_to_tick(LOOK_SECONDS)
         status = current()
         if status.state is NodeState.STARTING:
             wanted = None if status.model is None else status.model.layers

@@ -18,6 +18,7 @@ from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import NotReadyError
 from neuroshard.identity.strict_json import parse_json
 from neuroshard.network.blocking import BlockingRunner
+from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, Publisher
 from neuroshard.status.history import SamplesStatus, TextSample
 from neuroshard.training.text_generation import (
@@ -104,7 +105,7 @@ class SampleTexts:
             look = author.look()
             if look.may_write and is_due(look.steps, self._samples, look.trained_seconds):
                 await anyio.sleep(0 if await self._write(author) else RETRY_SECONDS)
-            await anyio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)
 
     async def _write(self, author: SampleWriter) -> bool:
         """Write one sample; return whether it was added."""

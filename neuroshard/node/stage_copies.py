@@ -20,6 +20,7 @@ from neuroshard.errors import StorageError
 from neuroshard.identity import hash_parts
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.stage_swarm import HOLDING, StageSwarm
+from neuroshard.signals import sleep_to_tick
 from neuroshard.state.backup_copy import PARTIAL_FILE, BackupCopy
 from neuroshard.state.disk_space import check_space, copy_folder
 from neuroshard.state.download import PartialFile, ReceivingOptions, StageFile
@@ -177,7 +178,7 @@ class StageCopies:
     async def _keep_looking_after(self, stage: int) -> None:
         while True:
             await self._look_after(stage)
-            await anyio.sleep(self.times.look_seconds)
+            await sleep_to_tick(self.times.look_seconds)
 
     async def _look_after(self, stage: int) -> None:
         """Renew a copy when it is this node's turn; drop it when this node trains the stage itself."""

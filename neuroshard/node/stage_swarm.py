@@ -38,6 +38,7 @@ from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequest
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.runs.exchange import RunVersions
+from neuroshard.signals import sleep_to_tick
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
@@ -140,7 +141,7 @@ class StageSwarm:
                 present = {self.node_id, *seen}
                 self._endpoints.keep_only(present)
                 self.donor.keep_only(present)
-                await anyio.sleep(PRESENCE_LOOK_SECONDS)
+                await sleep_to_tick(PRESENCE_LOOK_SECONDS)
         finally:
             self.donor.close()
 

@@ -26,6 +26,7 @@ from neuroshard.placement.relocation import (
     may_proceed,
     should_move,
 )
+from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NodeState
 
@@ -48,7 +49,7 @@ class Relocating:
         """Wait until it is this node's turn to move; return the stages to move to."""
         unrest = PendingRelocation()
         while True:
-            await anyio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)
             coverage, now = self._coverage(), anyio.current_time()
             unrest = unrest.seen(coverage, now)
             move = should_move(self.swarm.node_id, unrest, now, self.times)

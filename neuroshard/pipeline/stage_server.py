@@ -29,6 +29,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.sessions import Accumulated, MicrobatchWork, SessionLimits, SessionTable, StepIntake
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, StageShapes
+from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
 
 MEDIANS = 3.0  # a longer gradient is clipped to this multiple of the median
@@ -190,7 +191,7 @@ class StageServer:
     async def run(self) -> None:
         """Close idle sessions and forget idle texts until cancelled."""
         while True:
-            await anyio.sleep(self._limits.look_seconds)
+            await sleep_to_tick(self._limits.look_seconds)
             self._let_go(self._table.expire(anyio.current_time()))
             self.texts.expire()
 

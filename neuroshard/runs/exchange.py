@@ -31,6 +31,7 @@ from neuroshard.runs.offer import (
     checked_offer,
     read_offer,
 )
+from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId, RunId
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class RunExchange:
         network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest))
         asked: dict[NodeId, float] = {}
         while True:
-            await anyio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)
             if self.followed is None or not self.is_shared:
                 continue
             now, peers = anyio.current_time(), network.transport.peers()
@@ -128,7 +129,7 @@ class RunExchange:
     async def look_on_shelf(self) -> None:
         """Pick up versions that the owner signs on this computer while the node runs, until cancelled."""
         while True:
-            await anyio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)
             if self.followed is not None:
                 offer = self.shelf.find(self.followed.offer.run_id)
                 if offer is not None:

@@ -177,6 +177,11 @@ class Publisher:
         self._board = board
         self._wall_clock = wall_clock
 
+    @property
+    def node_state(self) -> NodeState:
+        """State of the node in the newest snapshot."""
+        return self._board.current().state
+
     def change(self, **parts: Any) -> None:
         """Publish the current snapshot with these fields of NodeStatus replaced, and with the time of now."""
         now = {"time": self._wall_clock(), "uptime_seconds": self._board.uptime()}

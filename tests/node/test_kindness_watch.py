@@ -16,9 +16,10 @@ from neuroshard.config.loading import LoadedSettings
 from neuroshard.config.settings import Settings
 from neuroshard.errors import StorageError
 from neuroshard.host.live_settings import Configuration
-from neuroshard.host.owner_limits import PAUSE_FILE, OwnerPolicyTask, keep_pause, restore_pause
+from neuroshard.host.owner_limits import PAUSE_FILE, PAUSED_LOOK_SECONDS, OwnerPolicyTask, keep_pause, restore_pause
 from neuroshard.host.owner_policy import GpuReading, HostReadings, Rules
 from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
+from neuroshard.signals import Signal
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.owner_policy import TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeStatus
@@ -34,6 +35,8 @@ class Computer:
         self.observed = HostReadings()
         self.obeyed: list[TrainingDecision] = []
         self.gpu_uuid: str | None = None
+        self.commanded = Signal()
+        self.looks = 0
         self.board = StatusBoard(NodeStatus("1", 0.0, 0.0))
         self.wish = RequestedPause(anyio.current_time, self.calendar)
         loaded = Settings.model_validate({"data_dir": folder, **settings})
@@ -52,6 +55,7 @@ class Computer:
         return self.calendar_ahead + anyio.current_time()
 
     async def observe(self, _rules: Rules, _gpu_uuid: str | None) -> HostReadings:
+        self.looks += 1
         return self.observed
 
     def obey(self, decision: TrainingDecision) -> None:
@@ -60,7 +64,7 @@ class Computer:
         self.wish.follow_rule(decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until)
 
     async def until_commanded(self) -> None:
-        await anyio.sleep_forever()
+        await self.commanded.wait()
 
     @property
     def told(self) -> TrainingDecision:
@@ -184,9 +188,29 @@ def test_a_pause_by_hand_is_told_and_the_rule_below_it_is_kept(tmp_path: Path) -
         assert (computer.told.rule, computer.wish.reason) == ("user", PAUSED_BY_USER)
         assert computer.wish.rule_reason == "Paused while a program fills the screen."
         computer.wish.end()
+        computer.commanded.notify()
         assert computer.wish.holds
         await anyio.sleep(2)
         assert computer.told.rule == "pause_on_full_screen"
+
+    living(computer, scenario)
+
+
+def test_sensors_are_read_seldom_while_a_pause_without_an_end_overrides_every_rule(tmp_path: Path) -> None:
+    computer = Computer(tmp_path)
+
+    async def scenario() -> None:
+        computer.wish.begin(PAUSED_BY_USER)
+        await anyio.sleep(60)
+        assert computer.looks <= 60 / PAUSED_LOOK_SECONDS + 1
+        computer.observed = HostReadings(on_battery=True)
+        computer.wish.end()
+        computer.commanded.notify()
+        await anyio.sleep(0.1)  # a command is obeyed at once
+        assert computer.told.rule == "pause_on_battery"
+        before = computer.looks
+        await anyio.sleep(60)
+        assert computer.looks >= before + 59
 
     living(computer, scenario)
 

@@ -7,7 +7,7 @@ import anyio.lowlevel
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from neuroshard.signals import Signal, first_of
+from neuroshard.signals import Signal, first_of, sleep_to_tick
 
 
 def test_every_waiting_task_wakes_and_later_waits_need_another_change() -> None:
@@ -132,3 +132,21 @@ def test_a_block_is_cancelled_by_the_next_change_and_only_by_that() -> None:
         signal.notify()
 
     trio.run(main)
+
+
+def test_looks_that_began_apart_and_have_other_periods_happen_at_the_same_moments() -> None:
+    woken = set[float]()
+
+    async def look(seconds: float) -> None:
+        for _ in range(round(60 / seconds)):
+            await sleep_to_tick(seconds)
+            woken.add(trio.current_time())
+
+    async def main() -> None:
+        async with trio.open_nursery() as tasks:
+            for begins, seconds in ((0.0, 1.0), (0.3, 1.0), (0.7, 2.0), (1.9, 0.5), (2.2, 10.0)):
+                await trio.sleep_until(begins)
+                tasks.start_soon(look, seconds)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert all(2 * moment == round(2 * moment) for moment in woken)
