@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pydoc_data import topics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from neuroshard.pipeline.executor import ComputeThread
+    from tests.worlds.commands import Command
 
 settings.register_profile("no clock", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("no clock")
@@ -38,6 +43,24 @@ def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return work(*arguments)
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", run_inline)
+
+
+@pytest.fixture
+def compute() -> Iterator[ComputeThread]:
+    """A compute thread with one CPU thread, joined at the end of the test."""
+    from neuroshard.pipeline.executor import ComputeThread
+
+    thread = ComputeThread(cpu_threads=1)
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def neuroshard(tmp_path: Path) -> Command:
+    """`neuroshard` with a home folder of its own and nothing of NeuroShard in the environment."""
+    from tests.worlds.commands import Command
+
+    return Command(tmp_path / "home")
 
 
 @pytest.fixture(scope="session")
@@ -88,3 +111,9 @@ def trained_folder(quick: list[str], saving_often: Mapping[str, str], tmp_path_f
         node.wait_for("three checkpoints", lambda status: len(status["checkpoints"]["generations"]) >= 3)
         assert node.stop() == 0
     return folder
+
+
+@pytest.fixture
+def trained(trained_folder: Path, tmp_path: Path) -> Path:
+    """Data folder of a node that trained and was stopped well, ours to spoil; it holds three checkpoints."""
+    return shutil.copytree(trained_folder, tmp_path / "node")

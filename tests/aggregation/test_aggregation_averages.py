@@ -30,7 +30,7 @@ from neuroshard.aggregation import (
 )
 from neuroshard.aggregation.slices import BLOCK, LANES, comparators, dot_product, fold_products, folded, middle_rows
 from neuroshard.config.run_parameters import OuterOptimization
-from tests.aggregation.contribution_samples import aggregated
+from tests.worlds.contributions import aggregated
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "aggregation.json").read_text())
 CONFIGS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neuroshard.aggregation import Mean, RejectionReason, SliceRows, judge_statistics, max_refused, slice_statistics
-from tests.aggregation.contribution_samples import aggregated, judge
+from tests.worlds.contributions import aggregated, judge
 
 LENGTH = 500
 

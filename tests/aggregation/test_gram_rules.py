@@ -21,7 +21,7 @@ from neuroshard.aggregation import (
     slice_statistics,
 )
 from neuroshard.aggregation.reduction import centred_clipping_weights, krum_order
-from tests.aggregation.contribution_samples import ATTACKS, accepting_all, aggregated, attacked, honest_rows, judge
+from tests.worlds.contributions import ATTACKS, accepting_all, aggregated, attacked, honest_rows, judge
 
 ROBUST: list[AggregatorConfig] = [TrimmedMean(0.25), Median(), Krum(), MultiKrum(), CentredClipping()]
 

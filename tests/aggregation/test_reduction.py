@@ -21,7 +21,7 @@ from neuroshard.aggregation import (
     reduction_by,
     slice_statistics,
 )
-from tests.aggregation.contribution_samples import ATTACKS, aggregated, attacked, cut, honest_rows, judge
+from tests.worlds.contributions import ATTACKS, aggregated, attacked, cut, honest_rows, judge
 
 BLOCK = 4096
 ALL: list[AggregatorConfig] = [Mean(), Median(), TrimmedMean(0.25), Krum(), MultiKrum(), CentredClipping()]

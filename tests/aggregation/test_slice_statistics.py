@@ -19,7 +19,7 @@ from neuroshard.aggregation import (
     statistics_size,
     sum_statistics,
 )
-from tests.aggregation.contribution_samples import ATTACKS, attacked, cut, honest_rows, judge
+from tests.worlds.contributions import ATTACKS, attacked, cut, honest_rows, judge
 
 BLOCK = 4096
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import EXPECTED, SHAPE, meta_at, staged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from neuroshard.state.checkpoint_manifest import CheckpointManifest, TensorFile
 from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders, search_stage_folders, stage_folder
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.types import LayerRange
+from tests.worlds.checkpoints import EXPECTED, SHAPE, meta_at, staged
 
 LAYERS = 6
 DEEP = replace(SHAPE, layer_count=LAYERS)

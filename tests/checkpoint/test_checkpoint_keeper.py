@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
 
 from neuroshard.state.checkpoint_saver import (
     NICENESS,
@@ -21,6 +20,7 @@ from neuroshard.state.checkpoint_saver import (
 )
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.disk_space import StorageLimits
+from tests.worlds.checkpoints import EXPECTED, meta_at, same, staged, tensors_at
 
 
 class Clock:

@@ -13,9 +13,33 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
+import torch
 
 from neuroshard.state.checkpoint_store import CheckpointStore
+from tests.worlds.checkpoints import EXPECTED, meta_at, same, staged, tensors_at
+
+
+def write_forever(folder: Path, start: int) -> None:
+    store = CheckpointStore(folder)
+    for step in range(start, start + 1_000_000):
+        store.write(meta_at(step, outer_step=step // 7, inner_step=step % 7), staged(step, size=20_000))
+        os.write(1, b"step %d\n" % step)
+
+
+def main(folder: Path) -> None:
+    """Fork a child for every step number on stdin; the child writes checkpoints from there and reports each whole one.
+
+    Forking after the import of torch makes twenty kills take seconds. Lines out: "pid N", "step N", "dead".
+    """
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            write_forever(folder, int(line))
+        os.write(1, b"pid %d\n" % child)
+        os.waitpid(child, 0)
+        os.write(1, b"dead\n")
+
 
 KILLS = 20
 
@@ -55,10 +79,14 @@ class Reports:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_sigkill_at_twenty_random_moments_never_leaves_an_unreadable_state(tmp_path: Path) -> None:
     moments = random.Random(20)
-    script = Path(__file__).with_name("kill_target.py")
+    script = Path(__file__)
     reported = 0
     with subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        [sys.executable, str(script), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "PYTHONPATH": str(script.parents[2])},
     ) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
@@ -78,3 +106,7 @@ def test_sigkill_at_twenty_random_moments_never_leaves_an_unreadable_state(tmp_p
             reported = step
         writer.stdin.close()
     assert not list(tmp_path.glob(".tmp-*"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from checkpoint_samples import meta_at
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from neuroshard.state.checkpoint_manifest import (
     encode_manifest,
 )
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
+from tests.worlds.checkpoints import meta_at
 
 FILE = TensorFile("step-7.safetensors", 100, "ab" * 32)
 FULL = replace(

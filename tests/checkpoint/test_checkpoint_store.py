@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_samples import EXPECTED, SHAPE, meta_at, same, staged, tensors_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from neuroshard.state.checkpoint_catalogue import saved_stages
 from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders, go_back, stage_folder
 from neuroshard.state.disk_space import StorageLimits, used_bytes
 from neuroshard.state.export import export_torch
+from tests.worlds.checkpoints import EXPECTED, SHAPE, meta_at, same, staged, tensors_at
 
 
 def write_steps(store: CheckpointStore, *steps: int, size: int = 50) -> None:
@@ -168,9 +168,9 @@ def test_other_tensors_or_a_newer_format_are_set_aside_too(tmp_path: Path) -> No
 
 FORBIDDEN_FILE = """
 import os, sys, tempfile
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 from pathlib import Path
-from checkpoint_samples import EXPECTED, meta_at, staged
+from tests.worlds.checkpoints import EXPECTED, meta_at, staged
 from neuroshard.errors import CheckpointError, StorageError
 from neuroshard.state.checkpoint_store import CheckpointStore
 with tempfile.TemporaryDirectory() as name:
@@ -192,7 +192,7 @@ with tempfile.TemporaryDirectory() as name:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX permissions")
 def test_a_file_that_may_not_be_read_is_not_damage() -> None:
-    script = FORBIDDEN_FILE.format(tests=str(Path(__file__).parent))
+    script = FORBIDDEN_FILE.format(root=str(Path(__file__).parents[2]))
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 7
 
 
@@ -267,9 +267,9 @@ def test_too_little_free_space_is_noticed_before_writing(tmp_path: Path) -> None
 
 FULL_DISK = """
 import resource, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 from pathlib import Path
-from checkpoint_samples import meta_at, staged
+from tests.worlds.checkpoints import meta_at, staged
 from neuroshard.errors import DiskFullError
 from neuroshard.state.checkpoint_store import CheckpointStore
 store = CheckpointStore(Path({folder!r}))
@@ -288,7 +288,7 @@ def test_a_disk_that_fills_up_at_any_byte_leaves_the_old_generations(tmp_path: P
     write_steps(store, 10, 20)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     limit = int(staged(30).layout.file_bytes * share)
-    script = FULL_DISK.format(tests=str(Path(__file__).parent), folder=str(tmp_path), limit=limit)
+    script = FULL_DISK.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path), limit=limit)
     result = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert result.returncode == 7
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_samples import EXPECTED, meta_at, same, staged, tensors_at
 
 from neuroshard.state.checkpoint_store import CheckpointStore, LoadedCheckpoint, go_back
+from tests.worlds.checkpoints import EXPECTED, meta_at, same, staged, tensors_at
 
 RESIDUAL = torch.randn(50, generator=torch.Generator().manual_seed(5))
 

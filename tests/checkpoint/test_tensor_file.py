@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from checkpoint_samples import same, staged, tensors_at
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.errors import CheckpointError
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.tensor_file import TensorLayout, read_layout, write_tensor_file
+from tests.worlds.checkpoints import same, staged, tensors_at
 
 
 def test_the_library_reads_our_file_and_we_read_the_layout_of_its(tmp_path: Path) -> None:

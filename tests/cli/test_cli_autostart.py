@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard.host.autostart import desktop_entry
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard.identity import NodeKey
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import NodeProcess, free_port
 from neuroshard.cli.options import node_folder
@@ -16,6 +15,7 @@ from neuroshard.config.instance_lock import FILE_NAME, InstanceLock
 from neuroshard.errors import UsageError
 from neuroshard.node.demo import DemoOptions, Invitation, demo_folder, demo_token, node_command
 from neuroshard.types import RunId
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"

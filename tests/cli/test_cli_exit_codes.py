@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard import __version__
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 GOOD_PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"

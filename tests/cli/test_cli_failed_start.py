@@ -13,14 +13,13 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from click_on_an_icon import Icon
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard.cli.failure_page import failure_page, serve_once
 from neuroshard.cli.failures import show_failure_on_desktop
 from neuroshard.errors import StorageError
 from neuroshard.host.desktop import Ancestor, has_terminal, is_own_window
+from tests.worlds.commands import Command, Icon
 
 PORT_WORDS = "is busy"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from command_run import Command
 from rich.console import Console
 
 from benchmarks.node_process import NodeProcess, running_node
 from neuroshard.cli.client import shown
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 LONGEST_SECONDS = 60.0

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 

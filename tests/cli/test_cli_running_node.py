@@ -14,13 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import NodeProcess, free_port, running_node
 from neuroshard.cli import doctor as doctor_network
 from neuroshard.cli.doctor import Case
 from neuroshard.config.loading import load_settings
 from neuroshard.identity import Wallet, parse_token
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 SECRET_TOKEN = "an opaque token that nobody else may read 4711"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
-from command_run import Command
 
 from neuroshard.config.instance_lock import InstanceLock
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click_on_an_icon import Icon
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
+from tests.worlds.commands import Command, Icon
 
 pytestmark = pytest.mark.process
 

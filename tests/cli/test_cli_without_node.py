@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard.config.folders import NodePaths
 from neuroshard.identity import NodeKey, Wallet, parse_token
 from neuroshard.state.checkpoint_manifest import CheckpointManifest, decode_manifest, encode_manifest
 from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 

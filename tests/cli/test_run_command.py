@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_run import Command
 
 from benchmarks.node_process import TOKEN
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.runs.stored_runs import read_offer_file
+from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
 WALLET = Wallet.from_secret(parse_token(TOKEN))

@@ -51,7 +51,8 @@ from neuroshard.network.transport import checked_record
 from neuroshard.types import NodeId, ShardRange
 from tests.fuzz.target import Target
 from tests.fuzz.wire_targets import seal
-from tests.swarm.claim_samples import EPOCH, REPORT, announcement_of, identity_of, told
+from tests.worlds.claims import EPOCH, REPORT, announcement_of, told
+from tests.worlds.identities import identity_of
 
 T = TypeVar("T")
 LOCAL, PEER = identity_of(1), identity_of(2)

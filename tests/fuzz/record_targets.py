@@ -21,7 +21,7 @@ from neuroshard.identity import (
 )
 from neuroshard.runs.offer import MAX_OFFER_BYTES, read_offer
 from tests.fuzz.target import Target, golden
-from tests.swarm.claim_samples import altered
+from tests.worlds.claims import altered
 
 _NOW = 1_700_000_010.0
 

@@ -129,10 +129,10 @@ def one_lone_step() -> Walk:
     """
     recorder = Recorder()
     import trio
-    from small_stage import MemoryFeed, make_stage, make_trainer
 
     from neuroshard.data.windows import Batch
     from neuroshard.pipeline.executor import ComputeThread
+    from tests.worlds.stages import MemoryFeed, make_stage, make_trainer
 
     class WatchedFeed(MemoryFeed):
         """Records from the first batch of the third step to the first batch of the fifth; a step takes two."""
@@ -165,10 +165,10 @@ def one_certified_round() -> Walk:
     recorder = Recorder()
     import anyio
     import trio
-    from grouped_trainers import NAMES, Node, node_of, trained_until
 
     from neuroshard.network import InMemoryNetwork
     from neuroshard.pipeline.executor import ComputeThread
+    from tests.worlds.trainers import NAMES, Node, node_of, trained_until
 
     in_round, ended = set[int](), list[bool]()
 
@@ -210,7 +210,6 @@ def one_remote_hop() -> Walk:
     """The forward of the second microbatch through a stage on another node. The first one opens the session."""
     recorder = Recorder()
     import trio
-    from stage_chain import ARCHITECTURE, activations, key, service_of
 
     from neuroshard.network import InMemoryNetwork
     from neuroshard.pipeline.executor import ComputeThread
@@ -219,6 +218,7 @@ def one_remote_hop() -> Walk:
     from neuroshard.pipeline.stage_requests import StageRequestHandler
     from neuroshard.pipeline.tensor_checks import StageShapes
     from neuroshard.types import LayerRange, NodeId, RunId
+    from tests.worlds.stages import ARCHITECTURE, activations, key, service_of
 
     compute = ComputeThread(cpu_threads=1)
     stage, peer = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1), NodeId("peer")
@@ -276,7 +276,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{unknown[0]} is not a walk. Use {', '.join(BUDGETS)}.")
     say = partial(print, flush=True)
     if options.json:
-        sys.path.insert(0, str(ROOT / "tests/training"))
         (name,) = options.walks
         say(json.dumps(asdict(BUDGETS[name].record())))
         return

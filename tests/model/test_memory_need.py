@@ -16,21 +16,20 @@ from neuroshard.model.memory_need import PROCESS_BYTES, PipelineLoad, batch_size
 from neuroshard.types import LayerRange
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("training_peak.py")
-STAGE_SCRIPT = Path(__file__).with_name("stage_peak.py")
+SCRIPT = Path(__file__).with_name("memory_peaks.py")
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as on Linux")
 
 
 def measured_peak(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool) -> int:
-    return peak_of(SCRIPT, depth, vocabulary, sequence, batch, threads, bf16)
+    return peak_of("training", depth, vocabulary, sequence, batch, threads, bf16)
 
 
-def peak_of(script: Path, *values: int) -> int:
+def peak_of(work: str, *values: int) -> int:
     arguments = [str(int(value)) for value in values]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, str(SCRIPT), work, *arguments], env=environment, capture_output=True, text=True, check=True
     )
     return int(result.stdout)
 
@@ -56,7 +55,7 @@ def test_measured_peaks_stay_under_the_need_and_the_limit(
 def test_a_middle_stage_with_eight_microbatches_open_stays_under_its_need(kept_graphs: int) -> None:
     depth, vocabulary, sequence, batch, opened = 6, 2_000, 256, 2, 8
     layers = LayerRange(1, depth - 1)
-    peak = peak_of(STAGE_SCRIPT, depth, vocabulary, sequence, batch, opened, kept_graphs)
+    peak = peak_of("stage", depth, vocabulary, sequence, batch, opened, kept_graphs)
     load = PipelineLoad((layers,), opened, kept_graphs)
     need = memory_need(architecture_for(depth, vocabulary, sequence), layers, batch, load=load).host_bytes
     assert peak < need < 1.6 * peak

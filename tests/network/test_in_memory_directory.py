@@ -9,11 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.identity import (
-    Delegation,
     NodeIdentity,
-    NodeKey,
-    TokenSecret,
-    Wallet,
     read_claim,
     sign_claim,
 )
@@ -21,6 +17,7 @@ from neuroshard.network import InMemoryNetwork, MessageTooLargeError, TransportC
 from neuroshard.network.in_memory import RecordTable
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
 
 START = 1_700_000_000.0
 DAY = 86_400.0
@@ -35,11 +32,9 @@ class World:
         return START + trio.current_time()
 
     def join(self, number: int, delegated_for: float = DAY) -> NodeIdentity:
-        wallet = Wallet.from_secret(TokenSecret("hex", number.to_bytes(32, "big")))
-        key = NodeKey.from_seed(number.to_bytes(32, "big"))
-        delegation = Delegation.issue(wallet, key.public_key, START + delegated_for)
-        self.network.join(key.node_id)
-        return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
+        identity = identity_of(number, START + delegated_for)
+        self.network.join(identity.node_id)
+        return identity
 
     def record(self, identity: NodeIdentity, words: str = "here I am", kind: str = "announcement") -> bytes:
         return sign_claim(identity, kind, {"words": words}, self.now()).encode()

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 import trio
-from nat_pmp_gateway import NatPmpBox
 
 from neuroshard.network.nat.nat_pmp import WAITS_SECONDS, NatPmpRouter
 from neuroshard.network.nat.router import Lease, NoRouterError, RouterRefusedError
+from tests.worlds.lan import NatPmpBox
 
 GATEWAY = "127.0.0.2"
 QUICK = (0.05, 0.1, 0.2)

@@ -11,8 +11,6 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from made_identity import identity
-from network_of_addresses import network_at
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
@@ -36,8 +34,10 @@ from neuroshard.network.mdns import (
 )
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
+from tests.worlds.lan import network_at
 
-ME, OTHER = (identity(number).node_id for number in (1, 2))
+ME, OTHER = (identity_of(number).node_id for number in (1, 2))
 LAN: Sequence[IPv4Network] = (IPv4Network("192.168.1.0/24"),)
 
 
@@ -209,7 +209,7 @@ def test_an_absent_multicast_route_is_told_once_and_tried_again_rarely(caplog: p
 def test_a_node_uses_its_surroundings_as_its_owner_wants(
     tmp_path: Path, settings: dict[str, object], works: set[str], asks_router: bool
 ) -> None:
-    society = PeerNetwork.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity(1))
+    society = PeerNetwork.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity_of(1))
     attached = {type(getattr(work, "__self__", None)).__name__ for work in society.networking._works}
     assert attached & {"MdnsDiscovery", "PortMapping"} == works
     assert (society.port_mapping is not None) == asks_router

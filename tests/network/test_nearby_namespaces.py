@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
-from made_identity import identity
-from namespaces import FAR, NEAR, Computer, Program, local_network
-
 from neuroshard.network.mdns import NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND
+from tests.worlds.identities import identity_of
+from tests.worlds.lan import FAR, LAN_PROGRAMS, NEAR, Computer, Program, local_network
 
-PROGRAM = Path(__file__).with_name("nearby_program.py")
 CLEAN = {"threads": [], "sockets": 0}
 
 
@@ -25,7 +22,7 @@ def said(program: Program, key: str) -> Any:
 
 
 def address(number: int, host: str) -> str:
-    return f"/ip4/{host}/tcp/{4000 + number}/p2p/{identity(number).node_id}"
+    return f"/ip4/{host}/tcp/{4000 + number}/p2p/{identity_of(number).node_id}"
 
 
 def packets_when_quiet(computer: Computer) -> int:
@@ -42,10 +39,10 @@ def packets_when_quiet(computer: Computer) -> int:
 
 
 def test_computers_on_one_network_find_each_other_whoever_comes_first() -> None:
-    with local_network() as (near, far), near.start(PROGRAM, "nearby", 1, NEAR) as first:
+    with local_network() as (near, far), near.start(LAN_PROGRAMS, "nearby", 1, NEAR) as first:
         assert said(first, "started")
         quiet = packets_when_quiet(near)  # the first one's introduction is over and nobody heard it
-        with far.start(PROGRAM, "nearby", 2, FAR) as second:
+        with far.start(LAN_PROGRAMS, "nearby", 2, FAR) as second:
             assert said(second, "started")
             started = time.monotonic()
             assert said(second, "found") == address(1, NEAR)
@@ -59,15 +56,15 @@ def test_computers_on_one_network_find_each_other_whoever_comes_first() -> None:
 def test_two_nodes_on_one_computer_find_each_other() -> None:
     with (
         local_network() as (near, _),
-        near.start(PROGRAM, "nearby", 1, NEAR) as first,
-        near.start(PROGRAM, "nearby", 2, NEAR) as second,
+        near.start(LAN_PROGRAMS, "nearby", 1, NEAR) as first,
+        near.start(LAN_PROGRAMS, "nearby", 2, NEAR) as second,
     ):
         assert said(first, "found") == address(2, NEAR)
         assert said(second, "found") == address(1, NEAR)
 
 
 def test_a_node_is_quiet_between_its_introduction_and_its_good_bye() -> None:
-    with local_network() as (near, _), near.start(PROGRAM, "nearby", 1, NEAR) as node:
+    with local_network() as (near, _), near.start(LAN_PROGRAMS, "nearby", 1, NEAR) as node:
         assert said(node, "started")
         introduced = packets_when_quiet(near)
         assert 3 <= introduced <= 10
@@ -80,17 +77,17 @@ def test_a_node_is_quiet_between_its_introduction_and_its_good_bye() -> None:
 def test_whole_nodes_meet_with_no_other_configuration() -> None:
     with (
         local_network() as (near, far),
-        near.start(PROGRAM, "node", 1, "0.0.0.0") as first,
-        far.start(PROGRAM, "node", 2, "0.0.0.0") as second,
+        near.start(LAN_PROGRAMS, "node", 1, "0.0.0.0") as first,
+        far.start(LAN_PROGRAMS, "node", 2, "0.0.0.0") as second,
     ):
         assert said(first, "addresses")[0].startswith(f"/ip4/{NEAR}/")
         assert said(second, "addresses")[0].startswith(f"/ip4/{FAR}/")
-        assert said(first, "met") == [identity(2).node_id]
-        assert said(second, "met") == [identity(1).node_id]
+        assert said(first, "met") == [identity_of(2).node_id]
+        assert said(second, "met") == [identity_of(1).node_id]
 
 
 def test_a_node_on_loopback_sends_nothing_to_others() -> None:
-    with local_network() as (near, _), near.start(PROGRAM, "node", 1, "127.0.0.1") as node:
+    with local_network() as (near, _), near.start(LAN_PROGRAMS, "node", 1, "127.0.0.1") as node:
         before = near.packets_sent()
         assert said(node, "addresses")[0].startswith("/ip4/127.0.0.1/")
         time.sleep(5.0)
@@ -101,12 +98,12 @@ def test_a_node_on_loopback_sends_nothing_to_others() -> None:
 
 
 def test_a_flood_of_hostile_records_is_bounded_and_a_real_node_is_found_after_it() -> None:
-    with local_network() as (near, far), near.start(PROGRAM, "nearby", 1, NEAR) as node:
+    with local_network() as (near, far), near.start(LAN_PROGRAMS, "nearby", 1, NEAR) as node:
         assert said(node, "started")
-        with far.start(PROGRAM, "flood", 3, FAR) as enemy:
+        with far.start(LAN_PROGRAMS, "flood", 3, FAR) as enemy:
             started = time.monotonic()
             assert said(enemy, "flooded")
-        with far.start(PROGRAM, "nearby", 2, FAR) as friend:
+        with far.start(LAN_PROGRAMS, "nearby", 2, FAR) as friend:
             found = [said(node, "found")]
             while found[-1] != address(2, FAR):
                 found.append(said(node, "found"))

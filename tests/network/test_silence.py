@@ -8,11 +8,40 @@ from pathlib import Path
 
 import pytest
 import trio
-from namespaces import FAR, NEAR, local_network
 
+from neuroshard.network import keepalive as silence
 from neuroshard.network.keepalive import QUIET_SECONDS, TRIES, UNANSWERED_SECONDS
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.pool import tcp
+from tests.worlds.lan import FAR, NEAR, local_network
+
+PORT = 4567
+
+
+def say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def call(host: str) -> None:
+    with socket.create_connection((host, PORT)) as connection:
+        say("connected")
+        connection.recv(1)  # until the test ends this program
+
+
+def wait(host: str) -> None:
+    silence.QUIET_SECONDS = silence.AGAIN_SECONDS = silence.TRIES = silence.UNANSWERED_SECONDS = 1
+    with socket.create_server((host, PORT)) as listener:
+        say("listening")
+        connection, _ = listener.accept()
+        with connection:
+            silence.enable_keepalive(connection.setsockopt)
+            say("accepted")
+            try:
+                connection.recv(1)
+            except OSError as error:
+                say(type(error).__name__)
+
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what it was told")
 
@@ -48,7 +77,7 @@ def test_connections_of_libp2p_notice_silence() -> None:
 
 
 def test_the_end_of_a_line_is_noticed_while_nobody_speaks() -> None:
-    program = Path(__file__).with_name("silence_program.py")
+    program = Path(__file__)
     with local_network() as (near, far), near.start(program, NEAR) as listener:
         assert listener.line() == "listening"
         with far.start(program, NEAR, "call") as caller:
@@ -56,3 +85,7 @@ def test_the_end_of_a_line_is_noticed_while_nobody_speaks() -> None:
             assert listener.line() == "accepted"
             far.run("ip", "address", "delete", f"{FAR}/24", "dev", "lan")  # what comes is dropped without a word
             assert listener.line(10) == "TimeoutError"
+
+
+if __name__ == "__main__":
+    (call if sys.argv[2:] == ["call"] else wait)(sys.argv[1])

@@ -8,11 +8,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from churn_of_processes import ProcessChurn
-from loopback_lines import loopback_lines
-from swarm_of_processes import LONGEST_SECONDS, made, nodes_of
 
-from tests.training.churn_plan import RoundPlan, churn_plan, wrong_clock
+from tests.worlds.churn import RoundPlan, churn_plan, wrong_clock
+from tests.worlds.process_churn import ProcessChurn, loopback_lines
+from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

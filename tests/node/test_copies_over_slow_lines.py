@@ -6,12 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import anyio
-from stage_life import living, steps_of, until_held
-from stage_world import StageWorld, play
 
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.types import Architecture, LayerRange, NodeId
+from tests.worlds.nodes import StageWorld, living, play, steps_of, until_held
 
 LARGE = Architecture(64, 3, 2, 1, 128, 32_000, 8)
 LAST = 2

@@ -9,8 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from msgspec.structs import replace
-from stage_life import copies_of, living, steps_of
-from stage_world import StageNode, StageWorld, now, play
 
 from neuroshard.membership.claim_intake import Statement
 from neuroshard.node.joining import candidates
@@ -20,6 +18,7 @@ from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.status.pipeline import StateCopyStatus
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId, WalletId
+from tests.worlds.nodes import StageNode, StageWorld, copies_of, living, now, play, steps_of
 
 
 def hear_of_trainers(node: StageNode, count: int) -> None:

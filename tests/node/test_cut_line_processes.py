@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, made, nodes_of, peers_of, steps_of, until
+
+from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, peers_of, steps_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, nodes_of, until
 
 from benchmarks.node_process import NodeProcess
 from neuroshard.dataset import GenesisServer
+from tests.worlds.processes import LONGEST_SECONDS, all_train_on, made, nodes_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

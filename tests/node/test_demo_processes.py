@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, until
 
 from benchmarks.node_process import NodeProcess, running_node
+from tests.worlds.processes import LONGEST_SECONDS, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-from stage_life import copies_of, living
-from stage_world import StageNode, StageWorld, play
 
 from neuroshard.membership.holder_health import PATIENCE_SECONDS
 from neuroshard.membership.stage_coverage import StageRange
@@ -14,6 +12,7 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId
+from tests.worlds.nodes import StageNode, StageWorld, copies_of, living, play
 
 
 def report_only(node: StageNode, stage: int, state: NodeState) -> None:

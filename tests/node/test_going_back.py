@@ -7,10 +7,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import copies_of, living, steps_of
-from stage_world import EPOCH, StageWorld, play
 
 from neuroshard.cli.checkpoint import restore
+from tests.worlds.nodes import EPOCH, StageWorld, copies_of, living, play, steps_of
 
 
 def test_stages_that_were_taken_back_stay_there_although_there_were_second_copies(

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from stage_world import OFFER, SINGLE
 
 from benchmarks.identities import identity_of
 from neuroshard.membership.stage_coverage import StageRange
@@ -14,6 +13,7 @@ from neuroshard.model.architecture import plan_of
 from neuroshard.node.stage_choice import FILE_NAME, kept_stages, note_stages
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
+from tests.worlds.nodes import OFFER, SINGLE
 
 RUN = LocalRun.of(OFFER)
 IDENTITY = identity_of(1)

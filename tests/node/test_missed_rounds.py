@@ -6,8 +6,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import living
-from stage_world import HeldStage, StageWorld, play
 
 from neuroshard.consensus.effects import Complete
 from neuroshard.consensus.roster import GroupMember, digest_of
@@ -16,6 +14,7 @@ from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
 from neuroshard.state.outer_state import outer_root
+from tests.worlds.nodes import HeldStage, StageWorld, living, play
 
 
 def root_on_disk(stage: HeldStage) -> str:

@@ -14,13 +14,13 @@ import trio
 
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.membership import connectivity as address_book
 from neuroshard.membership import connectivity as networking
 from neuroshard.membership.connectivity import SLEPT_SECONDS, Networking, NetworkOpener, SleepDetector
 from neuroshard.membership.network_opening import libp2p_opener
 from neuroshard.network import Gossip, MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
+from tests.worlds.identities import identity_of
 
 TOPIC = "test"
 LONGEST_SECONDS = 40
@@ -34,19 +34,15 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(limited)
 
 
-def identity(number: int) -> NodeIdentity:
-    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number]) * 32))
-    key = NodeKey.from_seed(bytes([number]) * 32)
-    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, expires_at=1e11))
-
-
 def opener(number: int, port: int = 0) -> NetworkOpener:
-    return libp2p_opener(Settings(p2p_host="127.0.0.1", p2p_port=port), identity(number))
+    return libp2p_opener(Settings(p2p_host="127.0.0.1", p2p_port=port), identity_of(number))
 
 
 def node(number: int, folder: Path, *given: str, port: int = 0) -> Networking:
     file = folder / f"peers-{number}.json"
-    return Networking(identity(number).node_id, opener(number, port), peers_file=file, given=given, loopback_only=True)
+    return Networking(
+        identity_of(number).node_id, opener(number, port), peers_file=file, given=given, loopback_only=True
+    )
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -193,7 +189,7 @@ def test_a_network_that_breaks_is_opened_anew_with_all_that_lives_on_it(
             ended.append(network.gossip)
 
     async def main() -> None:
-        one = Networking(identity(1).node_id, fragile, peers_file=tmp_path / "peers.json", loopback_only=True)
+        one = Networking(identity_of(1).node_id, fragile, peers_file=tmp_path / "peers.json", loopback_only=True)
         one.attach(work)
         async with running(one):
             await until(lambda: len(began) == 1)
@@ -224,7 +220,7 @@ def test_a_node_that_ends_while_its_network_opens_ends(tmp_path: Path, is_open: 
                     yield network
                 closed.append(True)
 
-            one = Networking(identity(1).node_id, opened, peers_file=tmp_path / "peers.json", loopback_only=True)
+            one = Networking(identity_of(1).node_id, opened, peers_file=tmp_path / "peers.json", loopback_only=True)
             await one.run()
         assert one.current is None
 
@@ -242,7 +238,7 @@ def test_a_network_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
                 yield network
                 await anyio.sleep_forever()
 
-        async with running(Networking(identity(1).node_id, stuck, peers_file=tmp_path / "peers.json")):
+        async with running(Networking(identity_of(1).node_id, stuck, peers_file=tmp_path / "peers.json")):
             pass
 
     run(main)
@@ -251,7 +247,7 @@ def test_a_network_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 def test_what_peers_may_fill_is_a_share_of_the_memory_the_owner_gives() -> None:
     async def main() -> None:
         settings = Settings(p2p_host="127.0.0.1", p2p_port=0, memory=800)
-        async with libp2p_opener(settings, identity(1))() as network:
+        async with libp2p_opener(settings, identity_of(1))() as network:
             budget = network.transport._exchange._budget
             budget.check(7_812_500)  # one peer's quarter of what tensors get of a sixteenth
             with pytest.raises(MessageTooLargeError):
@@ -302,7 +298,7 @@ def test_a_node_of_the_internet_dials_another_on_its_computer_when_its_owner_say
     async def main() -> None:
         async with running(node(1, tmp_path)) as network:
             given = network.transport.addresses()
-            two = identity(2)
+            two = identity_of(2)
             one = Networking(two.node_id, lambda: libp2p_network(two, options), peers_file=tmp_path / "2", given=given)
             async with running(one):
                 await until(lambda: connected(one) == 1)

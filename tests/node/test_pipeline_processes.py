@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, nodes_of, steps_of, until
 
 from benchmarks.node_process import NodeProcess
 from neuroshard.pipeline.stage_client import StageClientOptions
+from tests.worlds.processes import LONGEST_SECONDS, all_train_on, made, nodes_of, steps_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

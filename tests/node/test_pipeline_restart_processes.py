@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, all_train_on, made, neuroshard, nodes_of
 
 from benchmarks.node_process import NodeProcess
 from neuroshard.state.checkpoint_catalogue import choose, saved_stages
 from neuroshard.state.checkpoint_store import search_stage_folders
+from tests.worlds.processes import LONGEST_SECONDS, all_train_on, made, neuroshard, nodes_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stage_world import SINGLE, StageWorld, play
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import TooLittleMemoryError
@@ -16,6 +15,7 @@ from neuroshard.node.demo import DemoOptions
 from neuroshard.node.drive_training import microbatches_in_flight
 from neuroshard.node.stage_choice import StageChooser, windows_of
 from neuroshard.runs.proposal import HardwareBudget
+from tests.worlds.nodes import SINGLE, StageWorld, play
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 32, 7, PINS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-from stage_world import StageWorld, play
 
 from neuroshard.types import NodeId
+from tests.worlds.nodes import StageWorld, play
 
 DRIVER = NodeId("driver")
 

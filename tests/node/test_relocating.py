@@ -7,12 +7,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import living, until_held
-from stage_world import StageNode, StageWorld, play
 
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.node.training_life import Relocating
 from neuroshard.placement.relocation import MoveReason, RelocationTiming, further_moves, planned_moves
+from tests.worlds.nodes import StageNode, StageWorld, living, play, until_held
 
 
 def test_a_paused_node_stays_and_goes_when_it_is_resumed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.transfer import FileRequest
 from neuroshard.errors import DataError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
+from neuroshard.identity import Wallet, parse_token
 from neuroshard.network import InMemoryNetwork, Network
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.runs.creation import Owner, create_run
@@ -34,6 +34,7 @@ from neuroshard.runs.finding import FoundRun, NoRun, RunOrigin
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, LayerRange
+from tests.worlds.identities import identity_of
 
 START = 1_700_000_000.0
 OWNER = Wallet.from_secret(parse_token(TOKEN))
@@ -65,16 +66,8 @@ def published(genesis: Path, tmp_path: Path) -> RunOffer:
     return offer
 
 
-def identity(number: int) -> NodeIdentity:
-    wallet = Wallet.from_secret(parse_token(f"{number:02x}" * 32))
-    key = NodeKey.from_seed(bytes([101 + number]) * 32)
-    return NodeIdentity(
-        wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, expires_at=START + 1e8)
-    )
-
-
 def society_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings: Any) -> PeerNetwork:
-    me = identity(number)
+    me = identity_of(number)
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Network]:

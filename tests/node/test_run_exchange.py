@@ -16,7 +16,7 @@ from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTi
 from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
 from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer
 from neuroshard.types import NodeId, RunId
-from tests.swarm.run_offers import FIRST, offer_of
+from tests.worlds.claims import FIRST, offer_of
 
 OFFER = offer_of()
 

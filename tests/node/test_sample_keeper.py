@@ -9,7 +9,6 @@ import anyio
 import pytest
 import trio
 import trio.testing
-from stage_world import at_once
 
 from neuroshard.errors import NotReadyError
 from neuroshard.node.sample_texts import FOLDER, PARTIAL, RETRY_SECONDS, SampleSource, SampleTexts, SampleWriter
@@ -18,6 +17,7 @@ from neuroshard.status.history import SamplesStatus
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.training.text_generation import PROMPTS
 from neuroshard.types import RunId
+from tests.worlds.clock import at_once
 
 RUN = RunId("ab" * 32)
 

@@ -10,10 +10,9 @@ from signal import SIGINT, SIGTERM, Signals
 import anyio
 import pytest
 import trio
-from seed_process import running_seed
 
 from neuroshard.config.multiaddr import checked_multiaddr
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet, sign_claim
+from neuroshard.identity import sign_claim
 from neuroshard.membership.announcements import Announcement, directory_namespace
 from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.messages import Frame
@@ -24,6 +23,8 @@ from neuroshard.node.seed import DEFAULT_PORT, seed_settings
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.offer import RunRequest
 from neuroshard.types import LayerRange, RunId
+from tests.worlds.identities import identity_of
+from tests.worlds.processes import running_seed
 
 RUN = RunId("ab" * 32)
 PLACE = directory_namespace(RUN)
@@ -91,30 +92,24 @@ def test_a_seed_keeps_no_record_that_is_no_announcement(tmp_path: Path) -> None:
 
 
 def node(number: int) -> AbstractAsyncContextManager[Network]:
-    return libp2p_network(identity(number), NetworkOptions(host="127.0.0.1"))
-
-
-def identity(number: int) -> NodeIdentity:
-    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number]) * 32))
-    key = NodeKey.from_seed(bytes([number]) * 32)
-    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, time.time() + 1e5))
+    return libp2p_network(identity_of(number), NetworkOptions(host="127.0.0.1"))
 
 
 def record_of(number: int, network: Network) -> bytes:
     addresses = network.transport.addresses()
     announcement = Announcement(RUN, 1, LayerRange(0, 2), addresses, None, 0.0, 500, is_relay=False, version="1")
-    return signed_announcement(identity(number), announcement, time.time())
+    return signed_announcement(identity_of(number), announcement, time.time())
 
 
 def no_announcement_of(number: int) -> bytes:
     """A record that is signed well and says nothing."""
-    return sign_claim(identity(number), RECORD_KIND, {"words": "here I am"}, time.time()).encode()
+    return sign_claim(identity_of(number), RECORD_KIND, {"words": "here I am"}, time.time()).encode()
 
 
 async def found(network: Network, number: int) -> None:
     """Wait until the directory gives the record of a node."""
     records = await network.directory.find(PLACE)
-    while not any(identity(number).node_id.encode() in record for record in records):
+    while not any(identity_of(number).node_id.encode() in record for record in records):
         await anyio.sleep(0.1)
         records = await network.directory.find(PLACE)
 

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError, UsageError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, Network
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping, SecondRouterError
@@ -27,6 +27,7 @@ from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
+from tests.worlds.identities import identity_of
 
 START = 1_700_000_000.0
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
@@ -45,13 +46,6 @@ def now() -> float:
     return START + anyio.current_time()
 
 
-def identity(number: int) -> NodeIdentity:
-    wallet = Wallet.from_secret(TokenSecret("hex", bytes([1 + number]) * 32))
-    key = NodeKey.from_seed(bytes([101 + number]) * 32)
-    delegation = Delegation.issue(wallet, key.public_key, expires_at=START + 1e8)
-    return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation)
-
-
 def status(number: int) -> NodeStatus:
     model = ModelStatus(SHAPE, 1000, LAYERS, LAYERS.roles(2))
     training = TrainingStatus(steps=10 * number, tokens=1000, loss_ema=4.0 + number, tokens_per_second=100.0)
@@ -68,7 +62,7 @@ class World:
     network: InMemoryNetwork
 
     def society(self, number: int, **settings: Any) -> PeerNetwork:
-        me = identity(number)
+        me = identity_of(number)
 
         @asynccontextmanager
         async def opened() -> AsyncGenerator[Network]:
@@ -144,8 +138,8 @@ def test_who_dies_without_a_word_is_missed_within_fifteen_seconds(
                         last.start_soon(societies[-1].networking.run)
                         await until(3, lambda: all(len(peers(society)) == 3 for society in societies))
                         await anyio.sleep(20)
-                        dead = identity(3).node_id
-                        network.partition({dead}, {identity(number).node_id for number in range(3)})
+                        dead = identity_of(3).node_id
+                        network.partition({dead}, {identity_of(number).node_id for number in range(3)})
                         life_of_last.cancel()  # nobody hears its good-bye
                 await until(15, lambda: all(peers(society) == peers(society) - {dead} for society in societies[:-1]))
                 swarm = societies[0].look().swarm
@@ -168,7 +162,7 @@ def test_a_lost_connection_alone_makes_nobody_a_dead_one(tmp_path: Path) -> None
                     tasks.start_soon(society.networking.run)
                 await until(3, lambda: all(len(peers(society)) == 2 for society in societies))
                 for _ in range(5):
-                    network.partition({identity(0).node_id}, {identity(1).node_id})
+                    network.partition({identity_of(0).node_id}, {identity_of(1).node_id})
                     await anyio.sleep(2)
                     network.partition()
                     for _ in range(20):
@@ -282,7 +276,7 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
 
     async def main() -> None:
         with InMemoryNetwork() as network:
-            me, tries = identity(0), 0
+            me, tries = identity_of(0), 0
 
             @asynccontextmanager
             async def opened() -> AsyncGenerator[Network]:

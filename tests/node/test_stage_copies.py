@@ -8,11 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import copies_of, living, steps_of, until_held
-from stage_world import StageWorld, play
 
 from neuroshard.network import Link
 from neuroshard.node.stage_copies import CopyTimes, copy_is_due
+from tests.worlds.nodes import StageWorld, copies_of, living, play, steps_of, until_held
 
 
 def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:

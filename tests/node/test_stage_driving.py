@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import anyio
-from real_stages import RealNode, RealWorld, play, until
 
 from neuroshard.node.stage_training import RunningNode
+from tests.worlds.real_nodes import RealNode, RealWorld, play, until
 
 
 def begun_by(node: RealNode) -> RunningNode:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import living, steps_of
-from stage_world import StageNode, StageWorld, now, play
 
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.node.stage_choice import StageChooser
+from tests.worlds.nodes import StageNode, StageWorld, living, now, play, steps_of
 
 PAIRS = (StageRange(0, 2), StageRange(1, 3))
 HEAVY_END = (StageRange(0, 2), StageRange(2, 3))  # the last stage fits alone, or the others do

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from stage_life import living
-from stage_world import SAVE_STEPS, StageWorld, play
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.node.joining import PARTIAL_NAME
 from neuroshard.state.checkpoint_store import stage_folder
 from neuroshard.state.replica_status import ReplicaStatus
+from tests.worlds.nodes import SAVE_STEPS, StageWorld, living, play
 
 
 def test_who_is_put_off_says_why_and_has_the_state_once_it_is_given(tmp_path: Path) -> None:

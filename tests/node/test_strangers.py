@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stage_world import EPOCH, OFFER, StageNode, StageWorld, play
 
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
@@ -13,6 +12,7 @@ from neuroshard.network import RequestRefusedError
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.state.transfer_messages import manifest_request
+from tests.worlds.nodes import EPOCH, OFFER, StageNode, StageWorld, play
 
 
 def announced_by(node: StageNode) -> Statement[Announcement]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, made, nodes_of, until
 
 from benchmarks.node_process import NodeProcess
+from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 

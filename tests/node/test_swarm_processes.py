@@ -9,18 +9,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from seed_process import running_seed
-from swarm_of_processes import (
+
+from benchmarks.node_process import NodeProcess, running_node
+from tests.worlds.processes import (
     LONGEST_SECONDS,
     all_train_on,
     made,
     neuroshard,
     nodes_of,
     peers_of,
+    running_seed,
     until,
 )
-
-from benchmarks.node_process import NodeProcess, running_node
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

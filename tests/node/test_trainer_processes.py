@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_of_processes import LONGEST_SECONDS, made, nodes_of, peers_of, until
 
 from benchmarks.node_process import NodeProcess, running_node
+from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, peers_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

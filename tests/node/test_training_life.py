@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import pytest
-from real_stages import RealNode, RealWorld, play, until
 
 import neuroshard.node.stage_training
 from neuroshard.config.loading import LoadedSettings
@@ -25,6 +24,7 @@ from neuroshard.node.stage_training import RunningNode
 from neuroshard.node.training_life import TrainingLife
 from neuroshard.status.board import Command, CommandChannel, CommandResult, Pause, Resume, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
+from tests.worlds.real_nodes import RealNode, RealWorld, play, until
 
 
 class _Watched:

@@ -14,7 +14,7 @@ from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.update.checking import daily_notice
 from tests.data.hostile_server import HostileServer
-from tests.update.made_releases import MANIFEST, NOW, PUBLISHER, ReleasePlace, archive_of
+from tests.worlds.releases import MANIFEST, NOW, PUBLISHER, ReleasePlace, archive_of
 
 
 @pytest.fixture

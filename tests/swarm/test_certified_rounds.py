@@ -5,14 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from certified_liars import LIARS, anything
-from certified_world import TIMING, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from neuroshard.consensus.roster import BLOCK, GroupMember, SlicePlan
 from neuroshard.types import NodeId
+from tests.worlds.rounds import LIARS, TIMING, World, anything
 
 NAMES = ("a", "b", "c", "d")
 

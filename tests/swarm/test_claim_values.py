@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from claim_samples import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,8 @@ from neuroshard.membership.reports import MAX_REPORT_BYTES, MAX_WINDOWS, Trainin
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId, ShardRange
+from tests.worlds.claims import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, told
+from tests.worlds.identities import identity_of
 
 T = TypeVar("T")
 ALICE, BOB = identity_of(1), identity_of(2)

@@ -7,18 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from claim_samples import (
-    DAY,
-    EPOCH,
-    OTHER_RUN,
-    REPORT,
-    RUN,
-    altered,
-    announcement_of,
-    identity_of,
-    in_other_bytes,
-    told,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -43,6 +31,8 @@ from neuroshard.membership.claim_intake import (
 )
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
+from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, altered, announcement_of, in_other_bytes, told
+from tests.worlds.identities import identity_of
 
 ALICE, BOB = identity_of(1), identity_of(2)
 
@@ -172,7 +162,7 @@ def test_ages_are_bounded_on_both_sides() -> None:
 
 def test_a_delegation_that_ran_out_ends_a_nodes_reports() -> None:
     desk = Desk()
-    short = identity_of(3, delegated_for=100)
+    short = identity_of(3, EPOCH + 100)
     assert isinstance(desk.intake.check(desk.say(short, 1)), Statement)
     desk.time += 101
     assert desk.reason(desk.say(short, 2)) is ScoreReason.EXPIRED_CLAIM

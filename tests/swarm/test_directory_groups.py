@@ -8,7 +8,6 @@ from random import Random
 
 import anyio
 import pytest
-from claim_samples import RUN, announcement_of, clock, identity_of, run_virtually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,9 @@ from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Directory, InMemoryNetwork, Network, PeerUnreachableError
 from neuroshard.types import LayerRange, NodeId
+from tests.worlds.claims import RUN, announcement_of, clock
+from tests.worlds.clock import run_virtually
+from tests.worlds.identities import identity_of
 
 STAGES = 20
 PLAN = StagePlan.even(2 * STAGES, STAGES)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from certified_world import World
-
 from neuroshard.consensus.roster import SlicePlan
 from neuroshard.consensus.round_messages import MAX_MEMBERS, ContributionSent
 from neuroshard.consensus.views import EARLY_OF_EACH, EARLY_SLICES_OF_ALL, Views
 from neuroshard.types import NodeId
+from tests.worlds.rounds import World
 
 ROUND = "ab" * 32
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from claim_samples import EPOCH, REPORT, identity_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -22,6 +21,8 @@ from neuroshard.membership.reports import (
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role
+from tests.worlds.claims import EPOCH, REPORT, said
+from tests.worlds.identities import identity_of
 
 ME = identity_of(1)
 

@@ -7,16 +7,6 @@ from random import Random
 import anyio
 import msgspec
 import pytest
-from claim_samples import (
-    DAY,
-    OTHER_RUN,
-    REPORT,
-    RUN,
-    announcement_of,
-    clock,
-    identity_of,
-    run_virtually,
-)
 from msgspec.structs import replace
 
 from neuroshard.membership.announcements import Announcement
@@ -42,6 +32,9 @@ from neuroshard.messages import Frame, MalformedFrameError, as_received
 from neuroshard.messages.frame import unpack
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.types import NodeId, RunId
+from tests.worlds.claims import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock
+from tests.worlds.clock import run_virtually
+from tests.worlds.identities import identity_of
 
 
 @dataclass

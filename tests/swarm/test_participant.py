@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import anyio
-from claim_samples import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock, identity_of, run_virtually
 from msgspec import structs
 
 from neuroshard.identity import read_claim
@@ -18,6 +17,9 @@ from neuroshard.membership.reports import TrainingReport
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, PeerUnreachableError
 from neuroshard.types import NodeId, RunId
+from tests.worlds.claims import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock
+from tests.worlds.clock import run_virtually
+from tests.worlds.identities import identity_of
 
 TOTAL_SHARDS = 640
 

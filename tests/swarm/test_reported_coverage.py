@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from claim_samples import REPORT
 from msgspec.structs import replace
 
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.node.data_sharing import coverage_of
 from neuroshard.types import NodeId, ShardRange, WalletId
+from tests.worlds.claims import REPORT
 
 ME = NodeId("node 0")
 

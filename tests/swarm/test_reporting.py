@@ -7,7 +7,6 @@ from itertools import pairwise
 from random import Random
 
 import anyio
-from claim_samples import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock, identity_of, run_virtually
 from msgspec.structs import replace
 
 from neuroshard.identity import NodeIdentity
@@ -17,6 +16,9 @@ from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.types import NodeId
+from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock
+from tests.worlds.clock import run_virtually
+from tests.worlds.identities import identity_of
 
 
 @dataclass

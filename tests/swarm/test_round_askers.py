@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from certified_world import Envelope, Participant, World
 
 from neuroshard.consensus.effects import Effect, RoundConfig, Say
 from neuroshard.consensus.roster import Step
@@ -18,6 +17,7 @@ from neuroshard.consensus.round_messages import (
     VerifiedBody,
     commitment_of,
 )
+from tests.worlds.rounds import Envelope, Participant, World
 
 DELAY_SECONDS, LONGEST_SECONDS = 5, 300
 

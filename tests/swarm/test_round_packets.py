@@ -43,21 +43,15 @@ from neuroshard.consensus.round_messages import (
     Vote,
     VoteSaid,
 )
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.messages import Frame, TensorPart, TensorSpec, WireError, decode, encode
 from neuroshard.types import NodeId, RunId
+from tests.worlds.identities import identity_of
 
 NOW = 1_700_000_000.0
 HASH, OTHER = "ab" * 32, "cd" * 32
 
 
-def identity(number: int) -> NodeIdentity:
-    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number] * 32)))
-    key = NodeKey.from_seed(bytes([number + 100] * 32))
-    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
-
-
-NODES = [identity(number) for number in range(3)]
+NODES = [identity_of(number) for number in range(3)]
 MEMBERS = tuple(sorted(GroupMember(one.node_id, one.wallet_id) for one in NODES))
 STEP = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster(MEMBERS))
 VALUE = Value(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_offers import FIRST, OWNER, SEED, STRANGER, offer_of, version
 
 from neuroshard.config.run_parameters import MAX_SEEDS, RunParameters
 from neuroshard.errors import DataError
@@ -28,6 +27,7 @@ from neuroshard.runs.offer import (
     read_offer,
 )
 from neuroshard.types import RunId
+from tests.worlds.claims import FIRST, OWNER, SEED, STRANGER, offer_of, version
 
 VECTORS, VERSION_VECTORS = (
     json.loads((Path(__file__).parents[1] / "vectors" / name).read_text("utf-8"))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from claim_samples import EPOCH, RUN, said
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +7,7 @@ from neuroshard.data.assignment import Assignment
 from neuroshard.membership.swarm_status import ShardCoverage, covered_places
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.types import NodeId
+from tests.worlds.claims import EPOCH, RUN, said
 
 
 @given(

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from claim_samples import EPOCH, REPORT, announcement_of, identity_of, said
-
 from neuroshard.membership.swarm_status import to_status
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.network import Connection
 from neuroshard.status.snapshot import ConnectionKind, NodeState
 from neuroshard.types import NodeId
+from tests.worlds.claims import EPOCH, REPORT, announcement_of, said
+from tests.worlds.identities import identity_of
 
 ME = identity_of(1)
 ONE, TWO = NodeId("node 1"), NodeId("node 2")

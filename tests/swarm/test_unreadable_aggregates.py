@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from certified_world import World, signed_as
 
 from neuroshard.consensus.effects import Complete
 from neuroshard.consensus.roster import digest_of
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import AggregateSent, CertificateSaid, Phase, Quorum, Value, Vote
+from tests.worlds.rounds import World, signed_as
 
 SLICE, NO_SLICE = b"r" * 32, b"r" * 65  # the world's slices have 64 bytes at most
 

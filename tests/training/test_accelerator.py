@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, paused_after, state_becomes
 from torch import Tensor
 
 from neuroshard.pipeline.executor import ComputeThread, Precision
@@ -15,6 +14,7 @@ from neuroshard.state.stage_tensors import OUTER_TENSORS, stage_tensors
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training import stage_loop
 from neuroshard.training.stage_checkpoint import Stage, build_stage
+from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_trainer, paused_after, state_becomes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

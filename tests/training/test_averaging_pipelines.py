@@ -10,9 +10,6 @@ import anyio
 import pytest
 import torch
 import trio
-from grouped_trainers import NAMES, Node, node_of, trained_until
-from several_stages import WHOLE, weights
-from small_stage import IDENTITY, MemoryFeed, make_parts, make_stage
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, RunParameters
 from neuroshard.data.windows import Batch
@@ -24,6 +21,8 @@ from neuroshard.state.outer_state import state_root
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, ShardId
+from tests.worlds.stages import IDENTITY, MemoryFeed, make_parts, make_stage
+from tests.worlds.trainers import NAMES, WHOLE, Node, node_of, trained_until, weights
 
 STAGES, SEQUENCES = 3, 8  # of each stage's accumulating
 AVERAGED = OuterOptimization(

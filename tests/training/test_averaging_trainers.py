@@ -11,7 +11,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import IDENTITY, PARAMETERS, make_stage, make_trainer, train
 from test_group_training import NAMES, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
@@ -24,6 +23,7 @@ from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import outer_root, state_root
 from neuroshard.state.stage_tensors import VELOCITY
 from neuroshard.training.gradient_sync import GradientSync
+from tests.worlds.stages import IDENTITY, PARAMETERS, make_stage, make_trainer, train
 
 STEP = PARAMETERS.sequences_per_step
 AVERAGED = OuterOptimization(

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from donors import at_once
-from replica_world import IDENTITIES, NAMES, NOW, STAGE, play
 
 from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember
@@ -24,6 +22,8 @@ from neuroshard.network import InMemoryNetwork, RequestRefusedError, ScoreReason
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.transfer_messages import request_about
 from neuroshard.types import NodeId
+from tests.worlds.clock import at_once
+from tests.worlds.replicas import IDENTITIES, NAMES, NOW, STAGE, play
 
 ROOT, ELSEWHERE = "ab" * 32, "cd" * 32
 ASKER, *OTHERS = NAMES[:5]

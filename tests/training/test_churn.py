@@ -8,13 +8,12 @@ from random import Random
 
 import anyio
 import pytest
-from churn_machine import CLOCK_SECONDS, ROUND_SECONDS, ChurnMachine
-from churn_plan import Coming, RoundPlan, churn_plan
-from replica_world import EVERYBODY, OUTER, play
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.network import InMemoryNetwork
+from tests.worlds.churn import CLOCK_SECONDS, ROUND_SECONDS, ChurnMachine, Coming, RoundPlan, churn_plan
+from tests.worlds.replicas import EVERYBODY, OUTER, play
 
 ROUNDS, MEMBERS, SHARE = 30, 7, 0.3
 CALM = RoundPlan((), (), (), 0)

@@ -12,7 +12,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import SHARD_WINDOWS, MemoryFeed
 from trio.testing import MockClock
 
 from neuroshard.data.held_out_losses import Evaluation
@@ -29,6 +28,7 @@ from neuroshard.training.drive_store import (
 )
 from neuroshard.training.record import NotedLoss, Progress, TrainingRecord
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId, WalletId
+from tests.worlds.stages import SHARD_WINDOWS, MemoryFeed
 
 WALLET, ME, OTHER, RUN = WalletId("0" * 16), NodeId("me"), NodeId("other"), RunId("1" * 64)
 PLACE = DataPosition(3, ShardId(9), 17)

@@ -11,17 +11,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import (
-    ARCHITECTURE,
-    IDENTITY,
-    PARAMETERS,
-    SHARD_WINDOWS,
-    MemoryFeed,
-    make_parts,
-    make_stage,
-    make_trainer,
-    state_becomes,
-)
 from torch import Tensor
 
 from neuroshard.network import InMemoryNetwork, Link
@@ -50,6 +39,17 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    IDENTITY,
+    PARAMETERS,
+    SHARD_WINDOWS,
+    MemoryFeed,
+    make_parts,
+    make_stage,
+    make_trainer,
+    state_becomes,
+)
 
 CUTS = (0, 1, 2, 3)
 UNCLIPPED = replace(PARAMETERS, sequences_per_step=8, inner=replace(PARAMETERS.inner, max_grad_norm=1e9))

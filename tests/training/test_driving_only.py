@@ -13,8 +13,6 @@ import anyio
 import pytest
 import torch
 import trio
-from several_stages import CUTS, SPLIT, WHOLE, make_stages, parts_of, weights
-from small_stage import ARCHITECTURE, IDENTITY, SHARD_WINDOWS, MemoryFeed, make_stage, make_trainer
 from trio.testing import MockClock
 
 from neuroshard.errors import NotReadyError
@@ -29,6 +27,8 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, SHARD_WINDOWS, MemoryFeed, make_stage, make_trainer
+from tests.worlds.trainers import CUTS, SPLIT, WHOLE, make_stages, parts_of, weights
 
 HOLDER = NodeId("holder")
 STAGES = [StageAddress(IDENTITY.run_id, LayerRange(*cut), SPLIT.version) for cut in pairwise(CUTS)]

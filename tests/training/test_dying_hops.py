@@ -10,9 +10,6 @@ import anyio
 import pytest
 import torch
 import trio
-from compute_in_place import ComputeInPlace
-from small_stage import ARCHITECTURE
-from stage_chain import INPUTS, LABELS, chain_of, gradients, key
 from test_driver import run_all, trainers_of, weights
 from torch import Tensor
 from trio.testing import MockClock
@@ -30,6 +27,8 @@ from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.clock import ComputeInPlace
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, chain_of, gradients, key
 
 CUTS = (0, 1, 2, 3)
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import MemoryFeed, make_stage, make_trainer
 
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import (
@@ -17,6 +16,7 @@ from neuroshard.data.held_out_losses import (
 )
 from neuroshard.errors import CheckpointError
 from neuroshard.pipeline.executor import ComputeThread
+from tests.worlds.stages import MemoryFeed, make_stage, make_trainer
 
 
 def test_pairing_removes_how_hard_the_sequences_are() -> None:

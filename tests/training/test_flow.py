@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from several_stages import SPLIT, make_split_trainer
-from small_stage import ARCHITECTURE, MemoryFeed
-from stage_chain import INPUTS, LABELS, chain_of, key
 
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.pipeline.executor import ComputeThread
@@ -33,6 +30,8 @@ from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, StageLoad, Takeover
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, MemoryFeed, chain_of, key
+from tests.worlds.trainers import SPLIT, make_split_trainer
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 from torch import Tensor
 
 from neuroshard.pipeline.control import PAUSED_BY_USER
@@ -19,6 +18,7 @@ from neuroshard.training import stage_loop
 from neuroshard.training.stage_loop import FULL
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import NodeId
+from tests.worlds.stages import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 
 OTHERS_HAVE_IT = "CUDA out of memory."
 Loss = Callable[[StageExecutor, Tensor, Tensor], tuple[Tensor, Tensor | None]]

@@ -7,12 +7,12 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_texts import SHAPE, TOKENIZER, Pieces, continuation, generator_of, model_of, prompt_ids, request
 
 from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.status.board import GeneratedText
 from neuroshard.training.text_generation import StopSequences, allowed_ids
+from tests.worlds.stages import TEXT_SHAPE, TOKENIZER, Pieces, continuation, generator_of, model_of, prompt_ids, request
 
 
 @pytest.mark.parametrize("slice_seconds", [0.0, 10.0])
@@ -38,10 +38,10 @@ def test_stages_in_a_chain_give_the_text_of_the_model_in_one_piece(
     texts = list[str]()
     for models in ([model_of()], parts):
         sink = Pieces()
-        asked = request(sink, max_tokens=2 * SHAPE.sequence_length, temperature=0.7)  # beyond what the caches hold
+        asked = request(sink, max_tokens=2 * TEXT_SHAPE.sequence_length, temperature=0.7)  # beyond what the caches hold
         trio.run(generator_of(compute, models).generate, asked)
         texts.append(sink.text)
-    assert len(texts[0]) > SHAPE.sequence_length
+    assert len(texts[0]) > TEXT_SHAPE.sequence_length
     assert texts[1] == texts[0]
 
 
@@ -52,7 +52,7 @@ def test_equal_seeds_give_equal_texts_and_only_usable_ids(compute: ComputeThread
         trio.run(generator.generate, request(sink, seed=seed, max_tokens=30, temperature=3.0))
         texts.append(sink.text)
     assert texts[0] == texts[1] != texts[2]
-    allowed = allowed_ids(TOKENIZER.size, SHAPE.vocabulary_size).nonzero().flatten().tolist()
+    allowed = allowed_ids(TOKENIZER.size, TEXT_SHAPE.vocabulary_size).nonzero().flatten().tolist()
     assert allowed == [EOS, *range(FIRST_BYTE_ID, TOKENIZER.size)]
 
 
@@ -79,8 +79,8 @@ def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: Comp
     generator, sink = generator_of(compute, [model_of()]), Pieces()
     prompt = "zq" * 20
     summary = trio.run(generator.generate, request(sink, prompt, max_tokens=20))
-    assert summary.truncated_prompt_tokens == 41 - SHAPE.sequence_length
-    assert summary.prompt_tokens == SHAPE.sequence_length
+    assert summary.truncated_prompt_tokens == 41 - TEXT_SHAPE.sequence_length
+    assert summary.prompt_tokens == TEXT_SHAPE.sequence_length
     assert summary.completion_tokens == 20 or summary.finish_reason == "stop"
 
 

@@ -9,7 +9,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import make_stage
 from test_averaging_trainers import AVERAGING
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, StepResult
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.gradient_sync import GradientSync, make_outer_sync
+from tests.worlds.stages import make_stage
 
 TOKENS = 64
 

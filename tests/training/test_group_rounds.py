@@ -8,7 +8,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 import torch
-from replica_world import (
+
+from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.message_queue import PART
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_requests import Call, CallStep, RoundTimes, call_frame, turn_order
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
+from neuroshard.state.transfer_messages import request_about
+from tests.worlds.replicas import (
     DUE_SECONDS,
     IDENTITIES,
     LENGTH,
@@ -22,15 +31,6 @@ from replica_world import (
     for_seconds,
     play,
 )
-
-from neuroshard.consensus.all_reduce import AllReduce
-from neuroshard.consensus.message_queue import PART
-from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_machine import RoundStateMachine
-from neuroshard.consensus.round_requests import Call, CallStep, RoundTimes, call_frame, turn_order
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed
-from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
-from neuroshard.state.transfer_messages import request_about
 
 
 def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in_them() -> None:

@@ -9,7 +9,6 @@ import anyio
 import pytest
 import torch
 import trio
-from grouped_trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
 from neuroshard.consensus.stage_rounds import Abandoned, Outcome
@@ -19,6 +18,7 @@ from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
+from tests.worlds.trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 
 def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from functools import partial
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE, windows
-from stage_chain import INPUTS, LABELS, chain_of
 from torch import Tensor
 
 from neuroshard.data.held_out_losses import (
@@ -27,7 +25,7 @@ from neuroshard.data.held_out_losses import (
     verified_losses,
 )
 from neuroshard.errors import CheckpointError, DataError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet, read_claim
+from neuroshard.identity import NodeIdentity, read_claim
 from neuroshard.network import InMemoryNetwork, ScoreReason
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import StageGoneError
@@ -39,6 +37,8 @@ from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.training.evaluator import evaluate
 from neuroshard.training.record import TrainingRecord
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.identities import identity_of
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, chain_of, windows
 
 NOW = 1_700_000_000.0
 RUN = RunId("1" * 64)
@@ -47,13 +47,7 @@ WEIGHTS = MeasuredWith(RUN, LAST.layers, 7, "ab" * 32)
 SUMMED = torch.tensor([16.5, 32.25])
 
 
-def identity(number: int) -> NodeIdentity:
-    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number] * 32)))
-    key = NodeKey.from_seed(bytes([number + 100] * 32))
-    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
-
-
-VALIDATOR, OTHER = identity(1), identity(2)
+VALIDATOR, OTHER = identity_of(1), identity_of(2)
 
 
 def encoded(labels: Tensor, summed: Tensor, *, signer: NodeIdentity = VALIDATOR, now: float = NOW) -> bytes:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import IDENTITY, PARAMETERS, make_parts, make_stage, train, windows
 from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization
@@ -20,6 +19,7 @@ from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.types import LayerRange
+from tests.worlds.stages import IDENTITY, PARAMETERS, make_parts, make_stage, train, windows
 
 ROOT, OTHER_ROOT = "1" * 64, "2" * 64
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from small_stage import PARAMETERS, make_stage, make_trainer
 
 from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.record import Inherited
 from neuroshard.training.trainer import Trainer
+from tests.worlds.stages import PARAMETERS, make_stage, make_trainer
 
 WARMING_UP = replace(PARAMETERS, inner=InnerOptimization(learning_rate=1e-3, warmup_steps=50, decay_steps=100))
 STEPS = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import trio
-from stage_chain import DRIVER, activations, executor_of, gradients, key, service_of
 from trio.testing import MockClock
 
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.stage_client import LocalStageClient
+from tests.worlds.stages import DRIVER, activations, executor_of, gradients, key, service_of
 
 
 def test_the_first_ones_keep_their_graph_and_free_places_go_to_the_next(compute: ComputeThread) -> None:

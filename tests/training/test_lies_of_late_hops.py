@@ -10,8 +10,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import LABELS, activations, key
 from torch import Tensor
 
 from neuroshard.messages import Frame
@@ -29,6 +27,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.tensor_checks import LARGEST_LOSS, LARGEST_RECEIVED, StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import ARCHITECTURE, LABELS, activations, key
 
 LAST = StageAddress(RunId("1" * 64), LayerRange(2, ARCHITECTURE.layer_count), 1)
 SHAPES = StageShapes.for_layers(ARCHITECTURE, LAST.layers, 4)

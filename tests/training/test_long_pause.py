@@ -11,17 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 import trio
-from several_stages import SPLIT, make_split_trainer
-from small_stage import (
-    MemoryFeed,
-    has_no_tensors,
-    make_stage,
-    make_trainer,
-    paused_after,
-    state_digest,
-    tensors_dropped,
-    train,
-)
 
 from neuroshard.data.windows import Batch
 from neuroshard.errors import StorageError
@@ -33,6 +22,17 @@ from neuroshard.training.drive_store import WriteAheadFeed
 from neuroshard.training.text_generation import TextGenerator
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition
+from tests.worlds.stages import (
+    MemoryFeed,
+    has_no_tensors,
+    make_stage,
+    make_trainer,
+    paused_after,
+    state_digest,
+    tensors_dropped,
+    train,
+)
+from tests.worlds.trainers import SPLIT, make_split_trainer
 
 
 def steps_saved(folder: Path) -> list[int]:

@@ -9,8 +9,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import activations, key
 from torch import Tensor
 
 from neuroshard.messages import Frame, MalformedFrameError, encode
@@ -29,6 +27,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import ARCHITECTURE, activations, key
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
 LAST = replace(STAGE, layers=LayerRange(2, ARCHITECTURE.layer_count))

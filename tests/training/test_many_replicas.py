@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from replica_world import DUE_SECONDS, NAMES, SimulatedReplica, for_seconds, play
 
 from neuroshard.consensus.roster import GroupMember, Roster
 from neuroshard.consensus.round_messages import MAX_CALLED, MAX_MEMBERS
@@ -15,6 +14,7 @@ from neuroshard.network import InMemoryNetwork
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, NodeId, RunId, WalletId
+from tests.worlds.replicas import DUE_SECONDS, NAMES, SimulatedReplica, for_seconds, play
 
 MOST = 4
 TIMES = replace(RoundTimes(), near_seconds=2.0, behind_seconds=2.0)

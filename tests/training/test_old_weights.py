@@ -6,7 +6,6 @@ import anyio
 import pytest
 import torch
 import trio
-from stage_chain import INPUTS, LABELS, activations, chain_of, key
 from torch import Tensor
 
 from neuroshard.pipeline.executor import ComputeThread
@@ -17,6 +16,7 @@ from neuroshard.pipeline.stage_client import LocalStageClient, MicrobatchResult
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING, are_alike
 from neuroshard.types import NodeId
+from tests.worlds.stages import INPUTS, LABELS, activations, chain_of, key
 
 CUTS = (0, 1, 2, 3)
 ROWS = slice(0, 4)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from meeting_place import MeetingPlace
-from small_stage import ARCHITECTURE, IDENTITY, PARAMETERS, state_digest, train
 from torch import Tensor
 
 from neuroshard.compression import make_codec
@@ -22,6 +20,8 @@ from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, 
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import LayerRange
+from tests.worlds.replicas import MeetingPlace
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, state_digest, train
 
 STAGES = (LayerRange(0, 3), LayerRange(1, 2))  # the whole model, and a layer of a pipeline
 PARTS: tuple[StrategyName, ...] = ("sparta", "streaming")

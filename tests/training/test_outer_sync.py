@@ -6,8 +6,6 @@ from hashlib import sha256
 import pytest
 import torch
 import trio
-from meeting_place import MeetingPlace
-from small_stage import ARCHITECTURE, IDENTITY
 from torch import Tensor
 
 from neuroshard.compression import make_codec
@@ -20,6 +18,8 @@ from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.outer_sync import OuterSync
+from tests.worlds.replicas import MeetingPlace
+from tests.worlds.stages import ARCHITECTURE, IDENTITY
 
 
 def model_of(seed: int = 1) -> StageModel:

@@ -8,12 +8,23 @@ from itertools import permutations
 import anyio
 import pytest
 import torch
-from replica_world import DUE_SECONDS, NAMES, OUTER, SEQUENCES_PER_STEP, A, B, C, SimulatedReplica, for_seconds, play
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.types import NodeId
+from tests.worlds.replicas import (
+    DUE_SECONDS,
+    NAMES,
+    OUTER,
+    SEQUENCES_PER_STEP,
+    A,
+    B,
+    C,
+    SimulatedReplica,
+    for_seconds,
+    play,
+)
 
 BESIDE = replace(OUTER, overlap=True)
 FAR = Link(delay_seconds=0.7)  # a round takes several inner steps

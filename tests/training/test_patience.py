@@ -8,8 +8,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import INPUTS, LABELS, activations, chain_of, key
 from torch import Tensor
 from trio.testing import MockClock
 
@@ -30,6 +28,7 @@ from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient
 from neuroshard.pipeline.stage_protocol import StageAddress, StageAnswer, answer_frame, read_request
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, activations, chain_of, key
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
 SHAPES = StageShapes.for_layers(ARCHITECTURE, STAGE.layers, 4)

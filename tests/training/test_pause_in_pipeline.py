@@ -11,8 +11,6 @@ import anyio.lowlevel
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import INPUTS, LABELS, chain_of, gradients, key
 from test_driver import run_all, trainers_of, weights
 from torch import Tensor
 from trio.testing import MockClock
@@ -29,6 +27,7 @@ from neuroshard.pipeline.stage_server import DrainReason, StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, chain_of, gradients, key
 
 CUTS = (0, 1, 2, 3)
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))

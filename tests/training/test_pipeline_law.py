@@ -6,16 +6,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import (
-    INPUTS,
-    LABELS,
-    assert_gradients_of_the_whole,
-    chain_of,
-    executor_of,
-    key,
-    whole_model,
-)
 from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
@@ -25,6 +15,16 @@ from neuroshard.pipeline.microbatch_call import MicrobatchCall, measured_losses
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.types import NodeId
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    INPUTS,
+    LABELS,
+    assert_gradients_of_the_whole,
+    chain_of,
+    executor_of,
+    key,
+    whole_model,
+)
 
 T = TypeVar("T")
 CUTS = [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -9,12 +8,7 @@ from typing import Any
 import pytest
 import torch
 import trio
-from made_texts import SHAPE, TOKENIZER, Pieces, generator_of, model_of, request
-from made_texts import service_of as text_service_of
-from small_stage import ARCHITECTURE, PARAMETERS
-from stage_chain import gradients, key
 
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
@@ -30,16 +24,23 @@ from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.training.text_generation import SwarmInferenceSession, TextGenerator
 from neuroshard.types import Architecture, LayerRange, RunId
+from tests.worlds.identities import identity_of
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    PARAMETERS,
+    TEXT_SHAPE,
+    TOKENIZER,
+    Pieces,
+    generator_of,
+    gradients,
+    key,
+    model_of,
+    request,
+    text_service_of,
+)
 
 WIDE = replace(ARCHITECTURE, hidden_size=512, sequence_length=160)  # activations of more than 256 KiB
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise((0, 1, 2, 3)))
-
-
-def identity(number: int) -> NodeIdentity:
-    key_of_node = NodeKey.from_seed(number.to_bytes(32, "big"))
-    wallet = Wallet.from_secret(parse_token("11" * 32))
-    delegation = Delegation.issue(wallet, key_of_node.public_key, time.time() + 86_400)
-    return NodeIdentity(wallet.wallet_id, key_of_node.node_id, key_of_node, delegation)
 
 
 def service_of(compute: ComputeThread, architecture: Architecture, layers: LayerRange) -> StageServer:
@@ -62,13 +63,13 @@ def test_the_law_holds_through_real_sockets_and_a_node_that_ends_is_gone(
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            driver = await stack.enter_async_context(libp2p_network(identity(1), options))
+            driver = await stack.enter_async_context(libp2p_network(identity_of(1), options))
             route, blocks = (
                 list[RemoteStageClient](),
                 [await stack.enter_async_context(AsyncExitStack()) for _ in STAGES],
             )
             for number, (service, stage) in enumerate(zip(services, STAGES, strict=True)):
-                holder = await blocks[number].enter_async_context(libp2p_network(identity(2 + number), options))
+                holder = await blocks[number].enter_async_context(libp2p_network(identity_of(2 + number), options))
                 shapes = StageShapes.for_layers(architecture, stage.layers, 2)
                 StageRequestHandler(service, stage, shapes).serve(holder.transport)
                 peer = await driver.transport.connect(holder.transport.addresses()[0])
@@ -121,10 +122,10 @@ def test_the_law_holds_through_real_sockets_when_a_hop_is_replaced_in_mid_backwa
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            driver = await stack.enter_async_context(libp2p_network(identity(1), options))
+            driver = await stack.enter_async_context(libp2p_network(identity_of(1), options))
             hops, blocks = list[RemoteStageClient](), [await stack.enter_async_context(AsyncExitStack()) for _ in held]
             for number, (service, stage) in enumerate(zip(services, held, strict=True)):
-                holder = await blocks[number].enter_async_context(libp2p_network(identity(2 + number), options))
+                holder = await blocks[number].enter_async_context(libp2p_network(identity_of(2 + number), options))
                 shapes = StageShapes.for_layers(ARCHITECTURE, stage.layers, 2)
                 StageRequestHandler(service, stage, shapes, root=lambda: "ab").serve(holder.transport)
                 peer = await driver.transport.connect(holder.transport.addresses()[0])
@@ -159,18 +160,18 @@ def test_the_law_holds_through_real_sockets_when_a_hop_is_replaced_in_mid_backwa
 
 def test_text_comes_through_real_sockets_as_from_the_model_in_one_piece(compute: ComputeThread) -> None:
     whole = Pieces()
-    asked = {"max_tokens": 2 * SHAPE.sequence_length, "temperature": 0.8}
+    asked = {"max_tokens": 2 * TEXT_SHAPE.sequence_length, "temperature": 0.8}
     trio.run(generator_of(compute, [model_of()]).generate, request(whole, **asked))
     options = NetworkOptions(host="127.0.0.1")
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            asker = await stack.enter_async_context(libp2p_network(identity(1), options))
+            asker = await stack.enter_async_context(libp2p_network(identity_of(1), options))
             route, services = list[RemoteStageClient](), list[StageServer]()
             for number, stage in enumerate(STAGES):
                 service = text_service_of(compute, model_of(stage.layers.start, stage.layers.stop))
-                shapes = StageShapes.for_layers(SHAPE, stage.layers, 2)
-                holder = await stack.enter_async_context(libp2p_network(identity(2 + number), options))
+                shapes = StageShapes.for_layers(TEXT_SHAPE, stage.layers, 2)
+                holder = await stack.enter_async_context(libp2p_network(identity_of(2 + number), options))
                 StageRequestHandler(service, stage, shapes).serve(holder.transport)
                 peer = await asker.transport.connect(holder.transport.addresses()[0])
                 route.append(
@@ -178,10 +179,10 @@ def test_text_comes_through_real_sockets_as_from_the_model_in_one_piece(compute:
                 )
                 services.append(service)
             sink = Pieces()
-            generator = TextGenerator(SHAPE, TOKENIZER, lambda: SwarmInferenceSession(FixedRouting(route), 1))
+            generator = TextGenerator(TEXT_SHAPE, TOKENIZER, lambda: SwarmInferenceSession(FixedRouting(route), 1))
             await generator.generate(request(sink, **asked))
             assert sink.text == whole.text
             assert [service.texts.count for service in services] == [0, 0, 0]
 
     trio.run(main)
-    assert len(whole.text) > SHAPE.sequence_length
+    assert len(whole.text) > TEXT_SHAPE.sequence_length

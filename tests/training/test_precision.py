@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import torch
-from small_stage import ARCHITECTURE
 
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.pipeline.executor import Precision, PrecisionProbe, probe_precision
 from neuroshard.types import LayerRange
+from tests.worlds.stages import ARCHITECTURE
 
 
 def test_bf16_is_chosen_only_for_a_clear_gain() -> None:

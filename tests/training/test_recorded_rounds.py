@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from replica_world import DUE_SECONDS, NAMES, STAGE, A, B, C, SimulatedReplica, for_seconds, play
-
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
 from neuroshard.consensus.round_status import NO_ANSWER
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.status.rounds import AbandonReason, MemberPart
+from tests.worlds.replicas import DUE_SECONDS, NAMES, STAGE, A, B, C, SimulatedReplica, for_seconds, play
 
 D = NAMES[3]
 

@@ -10,18 +10,6 @@ import anyio
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import (
-    INPUTS,
-    LABELS,
-    activations,
-    assert_gradients_of_the_whole,
-    chain_of,
-    gradients,
-    key,
-    service_of,
-    whole_model,
-)
 from torch import Tensor
 
 from neuroshard.messages import Frame
@@ -45,6 +33,18 @@ from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    INPUTS,
+    LABELS,
+    activations,
+    assert_gradients_of_the_whole,
+    chain_of,
+    gradients,
+    key,
+    service_of,
+    whole_model,
+)
 
 CUTS = (0, 1, 2, 3)
 PARTS = (slice(0, 2), slice(2, 5), slice(5, 8))

@@ -8,8 +8,6 @@ import anyio
 import pytest
 import torch
 import trio
-from made_texts import SHAPE, TOKENIZER, Pieces, request
-from stage_chain import DRIVER, INPUTS, LABELS, key
 from torch import Tensor
 from trio.testing import MockClock
 
@@ -36,6 +34,7 @@ from neuroshard.pipeline.routing import (
 from neuroshard.pipeline.stage_client import RequestTiming, StageClient
 from neuroshard.training.text_generation import Completion, SwarmInferenceSession
 from neuroshard.types import NodeId
+from tests.worlds.stages import DRIVER, INPUTS, LABELS, TEXT_SHAPE, TOKENIZER, Pieces, key, request
 
 REPLICAS = tuple(NodeId(f"replica {n}") for n in range(6))
 A, B, C = REPLICAS[:3]
@@ -256,7 +255,7 @@ def test_a_text_that_two_replicas_refuse_is_told_and_none_of_them_is_left_alone(
     routing = routing_of(choice, replicas, Replica(A, 0.1))
 
     async def main() -> None:
-        completion = Completion(SHAPE, TOKENIZER, request(Pieces()))
+        completion = Completion(TEXT_SHAPE, TOKENIZER, request(Pieces()))
         with pytest.raises(NotReadyError, match="refused twice"):
             await SwarmInferenceSession(routing, 1).advance(completion)
         assert sum(one.requests for one in replicas) == 2

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from small_stage import PARAMETERS, SHARD_WINDOWS, make_stage, make_trainer, state_digest, train
 from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.consensus.stage_rounds import Agreed
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.trainer import Trainer
+from tests.worlds.stages import PARAMETERS, SHARD_WINDOWS, make_stage, make_trainer, state_digest, train
 
 
 @pytest.mark.parametrize("lone_outer", ["keep", "apply"])

@@ -6,16 +6,6 @@ from random import Random
 import anyio
 import pytest
 import trio
-from small_stage import (
-    ARCHITECTURE,
-    IDENTITY,
-    make_stage,
-    make_trainer,
-    paused_after,
-    state_digest,
-    tensors_dropped,
-    windows,
-)
 
 from neuroshard.data.assignment import RotationRule
 from neuroshard.data.cache import ShardCache
@@ -27,6 +17,16 @@ from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.trainer import Trainer
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    IDENTITY,
+    make_stage,
+    make_trainer,
+    paused_after,
+    state_digest,
+    tensors_dropped,
+    windows,
+)
 
 WINDOWS = 40
 EAGER = RotationRule(losses=3, memorised_variance=1e9, memorised_mean=1e9)  # leaves a shard after three steps

@@ -5,13 +5,13 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 import pytest
-from replica_world import NAMES, STAGE, A, B, C, play
 
 from neuroshard.consensus.message_queue import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMessageQueue
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
 from neuroshard.network import InMemoryNetwork, RequestRefusedError
 from neuroshard.state.transfer_messages import request_about
 from neuroshard.types import NodeId
+from tests.worlds.replicas import NAMES, STAGE, A, B, C, play
 
 D = NAMES[3]
 PIECE = bytes(PART_BYTES)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from replica_world import DUE_SECONDS, NAMES, OUTER, SCHEMA, SimulatedReplica, for_seconds, play
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, StrategyName
 from neuroshard.consensus.stage_rounds import Agreed
 from neuroshard.consensus.sync_strategies import strategy_at
 from neuroshard.network import InMemoryNetwork
+from tests.worlds.replicas import DUE_SECONDS, NAMES, OUTER, SCHEMA, SimulatedReplica, for_seconds, play
 
 SPARSE = replace(OUTER, codec="topk", aggregator="mean")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from replica_world import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 from neuroshard.consensus.stage_rounds import Agreed
 from neuroshard.network import InMemoryNetwork
+from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 
 def test_a_replica_that_is_only_starting_is_waited_for() -> None:

@@ -6,7 +6,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 import torch
-from replica_world import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 from neuroshard.consensus.effects import VoteRecord
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed
@@ -15,6 +14,7 @@ from neuroshard.messages import EncodedFrame
 from neuroshard.network import InMemoryNetwork
 from neuroshard.status.rounds import MemberPart
 from neuroshard.types import NodeId
+from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 
 def test_a_side_of_a_partition_without_a_quorum_trains_on_and_follows_afterwards() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import trio
-from small_stage import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 
 from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.stage_checkpoint import Stage
+from tests.worlds.stages import make_stage, make_trainer, paused_after, state_becomes, state_digest, train
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:

@@ -13,8 +13,6 @@ import anyio
 import pytest
 import torch
 import trio
-from several_stages import SPLIT, WHOLE, make_split_trainer, make_stages, weights
-from small_stage import make_stage, make_trainer, state_becomes, state_digest
 
 from neuroshard.errors import StorageError
 from neuroshard.pipeline.executor import ComputeThread, StepResult
@@ -24,6 +22,8 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training.stage_checkpoint import steps_behind
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import LayerRange
+from tests.worlds.stages import make_stage, make_trainer, state_becomes, state_digest
+from tests.worlds.trainers import SPLIT, WHOLE, make_split_trainer, make_stages, weights
 
 
 async def steps_reach(trainer: Trainer, steps: int) -> None:

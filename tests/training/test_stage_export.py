@@ -13,8 +13,6 @@ import pytest
 import torch
 import trio
 from safetensors.torch import load_file
-from several_stages import make_split_trainer
-from small_stage import ARCHITECTURE, windows
 from torch import Tensor
 
 from neuroshard.errors import CheckpointError, StorageError
@@ -28,6 +26,8 @@ from neuroshard.state.export import export_huggingface, export_torch
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.training.trainer import Trainer
+from tests.worlds.stages import ARCHITECTURE, windows
+from tests.worlds.trainers import make_split_trainer
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_stage import ARCHITECTURE
-from stage_chain import INPUTS, LABELS, activations
 
 from neuroshard.messages import Frame, FrameDecoder, FrameLimits, FrameTooLargeError, as_received, encode
 from neuroshard.pipeline.microbatch import (
@@ -34,6 +32,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, RunId
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, activations
 
 FIRST = StageAddress(RunId("1" * 64), LayerRange(0, 1), 1)
 LAST = replace(FIRST, layers=LayerRange(1, 3))

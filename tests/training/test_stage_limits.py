@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import HIDDEN, LABELS, OTHER, activations, gradients, key, play, refused_in_the_end, service_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.pipeline.executor import ComputeThread
@@ -22,6 +20,18 @@ from neuroshard.pipeline.sessions import SessionLimits
 from neuroshard.pipeline.stage_server import FEWEST, MEDIANS, GradientLimit, ServiceLimits
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE
 from neuroshard.types import NodeId
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    HIDDEN,
+    LABELS,
+    OTHER,
+    activations,
+    gradients,
+    key,
+    play,
+    refused_in_the_end,
+    service_of,
+)
 
 LIMITS = ServiceLimits(SessionLimits(sessions=4, sessions_of_driver=2, open_microbatches=4, open_of_driver=3))
 

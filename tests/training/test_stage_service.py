@@ -6,20 +6,6 @@ from threading import Event
 import pytest
 import torch
 import trio
-from small_stage import ARCHITECTURE
-from stage_chain import (
-    DRIVER,
-    HIDDEN,
-    INPUTS,
-    LABELS,
-    OTHER,
-    activations,
-    gradients,
-    key,
-    play,
-    refused_in_the_end,
-    service_of,
-)
 from torch import Tensor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -35,6 +21,20 @@ from neuroshard.pipeline.microbatch import (
 )
 from neuroshard.pipeline.stage_server import DrainReason, StageServer
 from neuroshard.types import NodeId
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    DRIVER,
+    HIDDEN,
+    INPUTS,
+    LABELS,
+    OTHER,
+    activations,
+    gradients,
+    key,
+    play,
+    refused_in_the_end,
+    service_of,
+)
 
 
 async def step(service: StageServer) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import trio
-from made_texts import SHAPE, model_of, next_logits, prompt_ids, service_of
 from torch import Tensor
 
 from neuroshard.model.memory_need import CACHED_TEXTS
@@ -24,6 +23,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import NodeId
+from tests.worlds.stages import TEXT_SHAPE, model_of, next_logits, prompt_ids, text_service_of
 
 ME, OTHER = NodeId("me"), NodeId("other")
 IDS = prompt_ids("the theory of it")
@@ -41,7 +41,7 @@ class Clock:
 
 
 def texts_of(compute: ComputeThread, clock: Clock | None = None, executor: StageExecutor | None = None) -> StageTexts:
-    executor = executor or service_of(compute, model_of()).executor
+    executor = executor or text_service_of(compute, model_of()).executor
     return StageTexts(compute, executor, StageShapes.of(executor.model, 2), clock=clock or Clock())
 
 
@@ -55,7 +55,7 @@ def test_a_text_is_read_piece_by_piece_as_in_one(compute: ComputeThread) -> None
     read(texts, IDS[:2])
     read(texts, IDS[2:-1], 2)
     logits = read(texts, IDS[-1:], len(IDS) - 1)
-    assert logits.shape == (SHAPE.vocabulary_size,)
+    assert logits.shape == (TEXT_SHAPE.vocabulary_size,)
     seen = expected.isfinite()
     torch.testing.assert_close(logits[seen], expected[seen])
 
@@ -112,7 +112,7 @@ def loaded(executor: StageExecutor) -> None:
 def test_a_cache_is_of_use_only_to_the_weights_that_it_was_made_with(
     compute: ComputeThread, change: Callable[[StageExecutor], None]
 ) -> None:
-    executor = service_of(compute, model_of()).executor
+    executor = text_service_of(compute, model_of()).executor
     texts = texts_of(compute, executor=executor)
     read(texts, IDS)
     change(executor)
@@ -123,7 +123,7 @@ def test_a_cache_is_of_use_only_to_the_weights_that_it_was_made_with(
 
 
 def test_gradients_that_are_accumulated_change_no_weights(compute: ComputeThread) -> None:
-    executor = service_of(compute, model_of()).executor
+    executor = text_service_of(compute, model_of()).executor
     texts = texts_of(compute, executor=executor)
     read(texts, IDS)
     executor.loss(torch.tensor([IDS]), torch.tensor([IDS]))
@@ -175,7 +175,7 @@ def test_texts_end_when_they_are_idle_old_or_their_askers_gone(compute: ComputeT
 
 
 def test_a_pause_frees_the_texts_and_an_end_sends_elsewhere(compute: ComputeThread) -> None:
-    service = service_of(compute, model_of())
+    service = text_service_of(compute, model_of())
     ids = torch.tensor([IDS])
 
     async def main() -> None:
@@ -198,11 +198,11 @@ def test_a_pause_frees_the_texts_and_an_end_sends_elsewhere(compute: ComputeThre
     "inputs",
     [
         torch.zeros(2, 3, dtype=torch.int64),
-        torch.zeros(1, SHAPE.sequence_length + 1, dtype=torch.int64),
+        torch.zeros(1, TEXT_SHAPE.sequence_length + 1, dtype=torch.int64),
         torch.zeros(1, 0, dtype=torch.int64),
-        torch.full((1, 3), SHAPE.vocabulary_size),
+        torch.full((1, 3), TEXT_SHAPE.vocabulary_size),
         torch.full((1, 3), -1),
-        torch.zeros(1, 3, SHAPE.hidden_size),
+        torch.zeros(1, 3, TEXT_SHAPE.hidden_size),
     ],
 )
 def test_what_is_no_text_is_refused(compute: ComputeThread, inputs: Tensor) -> None:
@@ -211,7 +211,7 @@ def test_what_is_no_text_is_refused(compute: ComputeThread, inputs: Tensor) -> N
 
 
 def test_what_comes_out_as_no_numbers_is_told_and_leaves_no_cache(compute: ComputeThread) -> None:
-    service = service_of(compute, model_of())
+    service = text_service_of(compute, model_of())
     with torch.no_grad():
         next(service.executor.model.parameters()).fill_(torch.nan)
 

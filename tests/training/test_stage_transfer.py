@@ -5,8 +5,6 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
-from donors import FILE, HERE, MODEL, NAME, World, donor_node, identity_of, play
-from small_stage import make_stage
 
 from neuroshard.network import Link
 from neuroshard.pipeline.executor import ComputeThread
@@ -17,6 +15,8 @@ from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.state.transfer_messages import CHUNK_BYTES, DonorError, chunk_count
 from neuroshard.training.state_transfer import install
 from neuroshard.types import NodeId
+from tests.worlds.donors import FILE, HERE, MODEL, NAME, World, donor_node, identity_of, play
+from tests.worlds.stages import make_stage
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

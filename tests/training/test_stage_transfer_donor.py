@@ -5,7 +5,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.network import PeerRefusedError, ScoreReason
@@ -24,6 +23,7 @@ from neuroshard.state.transfer_messages import (
     chunk_request,
 )
 from neuroshard.types import LayerRange, NodeId
+from tests.worlds.donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

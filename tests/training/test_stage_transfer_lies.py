@@ -7,7 +7,6 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
-from donors import ARCHITECTURE, FILE, HERE, NAME, World, donor_node, play
 
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import Link, ScoreReason
@@ -23,6 +22,7 @@ from neuroshard.state.transfer_messages import (
     manifest_frame,
 )
 from neuroshard.types import LayerRange, NodeId
+from tests.worlds.donors import ARCHITECTURE, FILE, HERE, NAME, World, donor_node, play
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

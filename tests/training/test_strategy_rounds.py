@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from replica_world import (
+
+from neuroshard.config.run_parameters import OuterOptimization, StrategyName
+from neuroshard.consensus.effects import VoteRecord
+from neuroshard.consensus.roster import GroupMember, Roster
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds
+from neuroshard.consensus.sync_strategies import FragmentStep, part_at, strategy_at
+from neuroshard.consensus.vote_log import KEPT_STEPS
+from neuroshard.messages import EncodedFrame
+from neuroshard.model.weights import TensorSchema
+from neuroshard.network import InMemoryNetwork
+from neuroshard.types import NodeId
+from tests.worlds.replicas import (
     DUE_SECONDS,
     IDENTITIES,
     NAMES,
@@ -20,17 +31,6 @@ from replica_world import (
     for_seconds,
     play,
 )
-
-from neuroshard.config.run_parameters import OuterOptimization, StrategyName
-from neuroshard.consensus.effects import VoteRecord
-from neuroshard.consensus.roster import GroupMember, Roster
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds
-from neuroshard.consensus.sync_strategies import FragmentStep, part_at, strategy_at
-from neuroshard.consensus.vote_log import KEPT_STEPS
-from neuroshard.messages import EncodedFrame
-from neuroshard.model.weights import TensorSchema
-from neuroshard.network import InMemoryNetwork
-from neuroshard.types import NodeId
 
 PARTS: tuple[StrategyName, ...] = ("sparta", "streaming")
 

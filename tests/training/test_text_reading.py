@@ -11,17 +11,6 @@ import anyio
 import pytest
 import torch
 import trio
-from made_texts import (
-    SHAPE,
-    TOKENIZER,
-    Pieces,
-    continuation,
-    generator_of,
-    model_of,
-    prompt_ids,
-    request,
-    service_of,
-)
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.data.tokenizer import EOS
@@ -39,11 +28,22 @@ from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.board import GeneratedText
 from neuroshard.training.text_generation import SwarmInferenceSession, TextGenerator
 from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.stages import (
+    TEXT_SHAPE,
+    TOKENIZER,
+    Pieces,
+    continuation,
+    generator_of,
+    model_of,
+    prompt_ids,
+    request,
+    text_service_of,
+)
 
 CUTS = (0, 1, 2, 3)
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))
 ASKER = NodeId("asker")
-LONG = 2 * SHAPE.sequence_length + 5
+LONG = 2 * TEXT_SHAPE.sequence_length + 5
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Swarm:
     def add(self, stage: int, name: str, seed: int = 3) -> StageServer:
         node = NodeId(f"{stage}{name}")
         layers = STAGES[stage].layers
-        service = self.services[node] = service_of(self.compute, model_of(layers.start, layers.stop, seed))
+        service = self.services[node] = text_service_of(self.compute, model_of(layers.start, layers.stop, seed))
         transport = self.transports[node] = self.network.join(node)
         StageRequestHandler(service, STAGES[stage], shapes_of(stage)).serve(transport)
         return service
@@ -90,7 +90,7 @@ class Swarm:
             return self.readings[-1]
 
         self.begin = begin
-        return TextGenerator(SHAPE, TOKENIZER, begin)
+        return TextGenerator(TEXT_SHAPE, TOKENIZER, begin)
 
     def missing(self) -> str:
         empty = [stage for stage in range(len(STAGES)) if not self.workers(stage)]
@@ -102,7 +102,7 @@ class Swarm:
 
 
 def shapes_of(stage: int) -> StageShapes:
-    return StageShapes.for_layers(SHAPE, STAGES[stage].layers, 2)
+    return StageShapes.for_layers(TEXT_SHAPE, STAGES[stage].layers, 2)
 
 
 def swarm_of(compute: ComputeThread, network: InMemoryNetwork) -> Swarm:
@@ -130,7 +130,7 @@ def test_a_swarm_gives_the_text_of_the_model_in_one_piece(
         with InMemoryNetwork() as network:
             swarm = swarm_of(compute, network)
             for stage in own:
-                swarm.own[stage] = service_of(compute, model_of(stage, stage + 1))
+                swarm.own[stage] = text_service_of(compute, model_of(stage, stage + 1))
             generator = swarm.generator(precision=WirePrecision.INT8)  # which a text does not take part in
             summary = await generator.generate(request(sink, max_tokens=LONG, temperature=temperature))
             assert summary.completion_tokens == LONG or summary.finish_reason == "stop"
@@ -138,12 +138,12 @@ def test_a_swarm_gives_the_text_of_the_model_in_one_piece(
             assert [reading.read_again for reading in swarm.readings] == [0]
 
     trio.run(main)
-    assert len(expected) > SHAPE.sequence_length
+    assert len(expected) > TEXT_SHAPE.sequence_length
     assert sink.text == expected
 
 
 def test_a_stage_that_is_lost_is_read_with_elsewhere_from_the_beginning(compute: ComputeThread) -> None:
-    tokens = SHAPE.sequence_length - len(prompt_ids())
+    tokens = TEXT_SHAPE.sequence_length - len(prompt_ids())
     expected = text_of_one_piece(compute, max_tokens=tokens, temperature=0.0)
 
     async def main() -> None:
@@ -240,7 +240,7 @@ def test_after_a_change_of_weights_every_token_is_what_the_new_ones_say(
     tokens, after = 9, 4
 
     def change(model: StageModel) -> None:
-        fresh = StageModel(SHAPE)
+        fresh = StageModel(TEXT_SHAPE)
         initialise(fresh, 4)
         named = dict(fresh.named_parameters())
         with torch.no_grad():
@@ -292,7 +292,7 @@ def test_a_paused_stage_reads_the_texts_of_its_own_node_only(compute: ComputeThr
                 await swarm.generator(patience=0.1).generate(request(sink))
             assert sink.text == ""
             swarm.own[0] = swarm.services[NodeId("0a")]
-            await TextGenerator(SHAPE, TOKENIZER, swarm.begin).generate(request(sink))
+            await TextGenerator(TEXT_SHAPE, TOKENIZER, swarm.begin).generate(request(sink))
             assert sink.text == expected
 
     trio.run(main)
@@ -301,10 +301,10 @@ def test_a_paused_stage_reads_the_texts_of_its_own_node_only(compute: ComputeThr
 def test_training_goes_on_while_many_ask(compute: ComputeThread) -> None:
     """However many texts are read, one job of theirs at most comes before a microbatch that waits."""
     order, begin = list[str](), Event()
-    stages = [service_of(compute, model_of(0, 1)), service_of(compute, model_of(1, 3))]
+    stages = [text_service_of(compute, model_of(0, 1)), text_service_of(compute, model_of(1, 3))]
     for service in stages:
         service.executor.model.register_forward_pre_hook(lambda _model, _inputs: order.append("text"))
-    inputs = (torch.tensor([prompt_ids()]), torch.zeros(1, 4, SHAPE.hidden_size))
+    inputs = (torch.tensor([prompt_ids()]), torch.zeros(1, 4, TEXT_SHAPE.hidden_size))
 
     def first_microbatch() -> None:
         begin.wait()

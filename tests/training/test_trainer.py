@@ -11,17 +11,6 @@ import anyio.to_thread
 import pytest
 import torch
 import trio
-from small_stage import (
-    IDENTITY,
-    PARAMETERS,
-    MemoryFeed,
-    make_parts,
-    make_stage,
-    make_trainer,
-    state_becomes,
-    state_digest,
-    train,
-)
 
 from neuroshard.errors import StorageError
 from neuroshard.pipeline.executor import ComputeThread, Priority
@@ -33,6 +22,17 @@ from neuroshard.state.disk_space import StorageLimits
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.trainer import Trainer
+from tests.worlds.stages import (
+    IDENTITY,
+    PARAMETERS,
+    MemoryFeed,
+    make_parts,
+    make_stage,
+    make_trainer,
+    state_becomes,
+    state_digest,
+    train,
+)
 
 
 async def steps_reach(trainer: Trainer, steps: int) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import trio
-from meeting_place import MeetingPlace
-from small_stage import ARCHITECTURE, IDENTITY, PARAMETERS, make_parts, make_stage, make_trainer, state_digest
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.consensus.stage_rounds import StageRounds
@@ -21,6 +19,8 @@ from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.trainer import Trainer
+from tests.worlds.replicas import MeetingPlace
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, make_parts, make_stage, make_trainer, state_digest
 
 INNER_STEPS = 3
 FIRST = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=INNER_STEPS))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replica_world import IDENTITIES, NOW
 
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
 from neuroshard.consensus.message_frames import signed_by
@@ -17,6 +16,7 @@ from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote
 from neuroshard.consensus.vote_log import FILE as OFFER_FILE
 from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, FileVoteLog, SavedContribution
 from neuroshard.errors import StorageError
+from tests.worlds.replicas import IDENTITIES, NOW
 
 HASH = "ab" * 32
 AGGREGATE = (b"first slice", b"", b"third")

@@ -14,7 +14,7 @@ from installers.release import artefact_of
 from neuroshard.identity.signing import SigningKey
 from neuroshard.update.checking import platform_name
 from neuroshard.update.manifest import SeenManifest, UpdateManifest, judge, read_manifest
-from tests.update.made_releases import archive_of
+from tests.worlds.releases import archive_of
 
 TOOL = Path(__file__).parents[2] / "installers/release.py"
 

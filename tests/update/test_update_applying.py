@@ -14,8 +14,17 @@ import pytest
 
 from neuroshard.config.instance_lock import read_lock_owner
 from tests.data.hostile_server import HostileServer
-from tests.update.made_releases import DAY, ReleasePlace, archive_of, installed, program, real_program
-from tests.update.updated_computer import Computer, publish, until
+from tests.worlds.releases import (
+    DAY,
+    Computer,
+    ReleasePlace,
+    archive_of,
+    installed,
+    program,
+    publish,
+    real_program,
+    until,
+)
 
 pytestmark = [
     pytest.mark.process,

@@ -13,8 +13,7 @@ from neuroshard.update.fetching import flush_to_disk
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import AvailableUpdate
 from tests.data.hostile_server import HostileServer
-from tests.update.made_releases import archive_of, installed, manifest_of, program
-from tests.update.updated_computer import HERE
+from tests.worlds.releases import HERE, archive_of, installed, manifest_of, program
 
 
 class NoNode:

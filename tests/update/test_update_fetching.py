@@ -15,7 +15,7 @@ from neuroshard.update import fetching
 from neuroshard.update.fetching import fetch_artefact, fetch_manifest, unpack
 from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
 from tests.data.hostile_server import HostileServer, answers, drops_after, ignores_range, never_ends, serves
-from tests.update.made_releases import archive_of
+from tests.worlds.releases import archive_of
 
 CONTENT = b"".join(sha256(str(index).encode()).digest() for index in range(20_000))
 NAME = "n.tar.gz"

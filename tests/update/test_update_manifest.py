@@ -22,7 +22,7 @@ from neuroshard.update.manifest import (
     read_manifest,
     version_number,
 )
-from tests.update.made_releases import DAY, NOW, PUBLISHER, manifest_of
+from tests.worlds.releases import DAY, NOW, PUBLISHER, manifest_of
 
 MANIFEST = manifest_of("0.2.0", b"archive", "https://releases.example.org/n.tar.gz")
 HERE = platform_name()

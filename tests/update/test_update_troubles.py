@@ -13,8 +13,7 @@ import pytest
 
 from neuroshard.config.instance_lock import InstanceLock, read_lock_owner
 from tests.data.hostile_server import HostileServer
-from tests.update.made_releases import ReleasePlace, installed, program
-from tests.update.updated_computer import Computer, publish, until
+from tests.worlds.releases import Computer, ReleasePlace, installed, program, publish, until
 
 pytestmark = [
     pytest.mark.process,

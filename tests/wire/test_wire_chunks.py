@@ -7,7 +7,6 @@ import gc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_samples import bytes_frame, large_limits
 
 from neuroshard.messages import (
     CHUNK_BYTES,
@@ -19,6 +18,7 @@ from neuroshard.messages import (
     MalformedFrameError,
     encode,
 )
+from tests.worlds.wire_frames import bytes_frame, large_limits
 
 SIZE = 3 * CHUNK_BYTES + 100
 FRAME = bytes_frame(SIZE)

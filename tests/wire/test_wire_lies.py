@@ -9,7 +9,6 @@ from time import process_time
 import msgspec
 import pytest
 from psutil import Process
-from wire_samples import bytes_frame, forged_head, large_limits
 
 from neuroshard.messages import (
     CHUNK_BYTES,
@@ -29,6 +28,7 @@ from neuroshard.messages import (
     decode,
     encode,
 )
+from tests.worlds.wire_frames import bytes_frame, forged_head, large_limits
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

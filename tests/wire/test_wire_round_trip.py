@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_samples import bytes_frame, large_limits, pattern
 
 from neuroshard.messages import (
     CHUNK_BYTES,
@@ -25,6 +24,7 @@ from neuroshard.messages import (
     encode,
 )
 from neuroshard.messages.frame import ITEM_BYTES
+from tests.worlds.wire_frames import bytes_frame, large_limits, pattern
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=8)
 headers = st.dictionaries(st.text(max_size=8), scalars | st.lists(scalars, max_size=4), max_size=6)

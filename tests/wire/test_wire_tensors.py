@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from wire_samples import large_limits
 
 from neuroshard.messages import Frame, MalformedFrameError, TensorPart, TensorSpec, decode, encode
 from neuroshard.messages.tensors import part_of, spec_of, tensor_of
+from tests.worlds.wire_frames import large_limits
 
 DTYPES = (
     torch.float32,

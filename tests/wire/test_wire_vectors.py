@@ -4,10 +4,10 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from wire_samples import VECTORS, golden_bytes, golden_frame, large_limits
 
 from neuroshard import messages as wire
 from neuroshard.messages import FrameDecoder, FrameLimits, WireError, decode, encode
+from tests.worlds.wire_frames import VECTORS, golden_bytes, golden_frame, large_limits
 
 
 def named(vectors: list[dict[str, Any]]) -> Any:

@@ -1,5 +1,8 @@
+""""""
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,25 +10,43 @@ from pathlib import Path
 import anyio
 import pytest
 import trio
-from bulk_program import LIMITS, MIB, SLOW
-from libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
 
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
-from neuroshard.network import (
-    Network,
-    PeerRefusedError,
-    PeerUnreachableError,
-    RequestRefusedError,
-    RequestTimeoutError,
-)
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.libp2p import NetworkParts
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import Endpoint, NotDeliveredError
 from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
 from neuroshard.types import NodeId
-from tests.network.killable import Program, program
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
+from tests.worlds.processes import Program, program
 
-PROGRAM = Path(__file__).with_name("bulk_program.py")
+MIB = 1024 * 1024
+LIMITS = FrameLimits(max_body_bytes=32 * MIB)
+SLOW = 24 * MIB  # bytes a second: slow enough to die in the middle
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def _hold(_: NodeId, __: Frame) -> Frame:
+    _say("asked")
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def _live(arguments: Sequence[str]) -> None:
+    number, port = map(int, arguments)
+    async with nodes(1, replace(LOOPBACK, port=port, upload_bytes_per_second=SLOW), first=number) as (here,):
+        here.transport.serve("echo", echo, LIMITS)
+        here.transport.serve("hold", _hold, LIMITS)
+        _say(address_of(here))
+        await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+
+
+PROGRAM = Path(__file__)
 WITHOUT_POOL = replace(LOOPBACK, pool_port=None)
 
 
@@ -239,3 +260,7 @@ async def _kill(phase: str, asker: Network, victim: Program, killed_at: list[flo
             await until(lambda: asker.transport.connections()[0].bytes_received > before.bytes_received + 8 * MIB)
     killed_at.append(trio.current_time())
     victim.kill()
+
+
+if __name__ == "__main__":
+    trio.run(_live, sys.argv[1:])

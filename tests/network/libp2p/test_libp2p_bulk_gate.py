@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from libp2p_nodes import LOOPBACK, address_of, nodes, run
 
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import PeerRefusedError, RequestRefusedError
@@ -14,6 +13,7 @@ from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.pool.transfers import BLOCK_BYTES, EAGER_BLOCKS
 from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy
 from neuroshard.types import NodeId
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
 
 PART_BYTES = 4 << 20
 TRIES = 5

@@ -3,13 +3,13 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from libp2p_nodes import identity
 
 from neuroshard.network.libp2p.address_book import HEARSAY_DIALS, MAX_ADDRESSES, MAX_HEARSAY, PeerAddressBook
 from neuroshard.network.libp2p.addresses import Scope, parse_address, scope_of
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
 
-ME, BOB, RELAY = (identity(number).node_id for number in (1, 2, 3))
+ME, BOB, RELAY = (identity_of(number).node_id for number in (1, 2, 3))
 PUBLIC = "8.8.4.4"
 
 
@@ -77,7 +77,7 @@ def test_scopes() -> None:
 
 def test_only_so_much_hearsay_is_dialled_a_minute() -> None:
     contacts = PeerAddressBook(ME)
-    peers = [identity(number).node_id for number in range(10, 70)]
+    peers = [identity_of(number).node_id for number in range(10, 70)]
     for peer in peers:
         contacts.hear_texts(peer, [at("9.9.9.9", port, peer) for port in (1, 2)], PUBLIC)
     dials = sum(len(contacts.to_dial(peer, now=0.0)) for _ in range(3) for peer in peers)
@@ -122,7 +122,7 @@ def test_a_peers_newest_word_of_itself_counts() -> None:
 @pytest.mark.parametrize("kind", ["longest", "usual"])
 def test_the_book_takes_no_more_memory_than_it_may(kind: str) -> None:
     most = 1_000_000
-    peers = [identity(number).node_id for number in range(300 if kind == "longest" else 1500)]
+    peers = [identity_of(number).node_id for number in range(300 if kind == "longest" else 1500)]
     contacts = PeerAddressBook(ME, most, has_neighbours=True)  # which takes names, the longest addresses there are
     tracemalloc.start()
     try:
@@ -145,7 +145,7 @@ def test_the_book_is_bounded_and_experience_outlives_hearsay() -> None:
     contacts = PeerAddressBook(ME, max_bytes=32_000)
     contacts.note_worked(parse_address(at("1.1.1.1")))
     for number in range(10, 40):
-        peer = identity(number).node_id
+        peer = identity_of(number).node_id
         contacts.hear_texts(peer, [at("9.9.9.9", 1, peer)], PUBLIC)
     assert 5 < len(contacts) < 15
     assert texts(contacts) == [at("1.1.1.1")]

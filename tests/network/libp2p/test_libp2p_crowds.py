@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import trio
-from libp2p_nodes import address_of, echo, identity, lives, nodes, port_of, run, until
 
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, libp2p_network
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
 
 THOUSAND = 1000
 LIMITS = ConnectionLimits()
@@ -39,7 +40,7 @@ def admission_of(network: Network) -> ConnectionAdmission:
 async def call(caller: Network, victim: Network, number: int) -> bool:
     """Whether the victim lets identity `number` in. The caller has no limits of its own."""
     dialler: Any = caller.transport._connections._dialler
-    keys, nothing = key_pair_of(identity(number).key), ConnectionAdmission()
+    keys, nothing = key_pair_of(identity_of(number).key), ConnectionAdmission()
     dialler._swarm.upgrader = NoiseUpgrader(keys, nothing, dialler._swarm.upgrader._options, lambda _: True)
     try:
         muxer = await dialler.dial(parse_address(address_of(victim)))
@@ -91,7 +92,7 @@ def test_a_thousand_sockets_that_say_nothing_are_bounded() -> None:
 def test_a_thousand_identities_from_one_address_are_bounded(limits: ConnectionLimits, most: int) -> None:
     async def scenario() -> None:
         options = NetworkOptions(host="127.0.0.1", limits=limits)
-        async with libp2p_network(identity(1), options) as victim:
+        async with libp2p_network(identity_of(1), options) as victim:
             victim.transport.serve("echo", echo)
             async with nodes(1, first=2) as (attacker,):
                 let_in = [await call(attacker, victim, 100 + number) for number in range(THOUSAND)]

@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import pytest
-from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
 from msgspec import Struct
 
 from neuroshard.errors import DataError
@@ -23,12 +22,14 @@ from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.directory import FindAnswer, FindRequest, FoundNode, Stored, StoreRequest
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run, until
 
 SPACE = "run/0"
 
 
 def record(number: int, text: str = "", at: float | None = None, kind: str = "announcement") -> bytes:
-    return sign_claim(identity(number), kind, {"text": text}, time.time() if at is None else at).encode()
+    return sign_claim(identity_of(number), kind, {"text": text}, time.time() if at is None else at).encode()
 
 
 class Text(Struct):
@@ -128,13 +129,13 @@ def test_records_that_say_what_no_record_says_are_refused_by_whoever_keeps_them(
         checks = [NetworkParts(reputation=opinion, accepts_record=is_a_text), NetworkParts()]
         async with nodes(2, parts=lambda i: checks[i]) as (a, b):
             await b.transport.connect(address_of(a))
-            odd = sign_claim(identity(2), "announcement", ["no", "text"], time.time()).encode()
+            odd = sign_claim(identity_of(2), "announcement", ["no", "text"], time.time()).encode()
             with pytest.raises(PeerUnreachableError, match="No other node keeps"):  # b itself would keep anything
                 await b.directory.announce(SPACE, odd)
             assert a.directory.refused == {ScoreReason.MALFORMED_CLAIM: 1}
             assert opinion.score(b.transport.local_id) < -20
             with pytest.raises(MalformedClaimError):
-                await a.directory.announce(SPACE, sign_claim(identity(1), "announcement", [], time.time()).encode())
+                await a.directory.announce(SPACE, sign_claim(identity_of(1), "announcement", [], time.time()).encode())
             assert await a.directory.find(SPACE) == ()  # b gives it, and loses more by that
             assert a.directory.refused == {ScoreReason.MALFORMED_CLAIM: 2}
             await b.directory.announce(SPACE, record(2, "well"))
@@ -154,7 +155,7 @@ def test_a_directory_full_of_lies_shows_the_truth() -> None:
             liars, honest = networks[:3], networks[3:]
             false = [record(9, "forged").replace(b"forged", b"forger"), b"garbage" * 100, record(9, at=1.0)]
             nowhere = [
-                FoundNode(identity(n).node_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{identity(n).node_id}",))
+                FoundNode(identity_of(n).node_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{identity_of(n).node_id}",))
                 for n in range(50, 60)
             ]
             for liar in liars:
@@ -202,7 +203,7 @@ def test_records_outlive_the_node_that_kept_them_first() -> None:
 
 def test_a_clock_that_is_off_by_a_day_hides_nobody_else() -> None:
     async def scenario() -> None:
-        async with nodes(2) as (a, b), libp2p_network(identity(3), LOOPBACK, lambda: time.time() + 86_400) as c:
+        async with nodes(2) as (a, b), libp2p_network(identity_of(3), LOOPBACK, lambda: time.time() + 86_400) as c:
             for network in (b, c):
                 await network.transport.connect(address_of(a))
             await b.directory.announce(SPACE, record(2, "right"))

@@ -8,7 +8,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 import trio
-from libp2p_nodes import identity, run
 from trio.testing import MockClock
 
 from neuroshard.identity import VerifiedClaim, sign_claim
@@ -28,9 +27,11 @@ from neuroshard.network.libp2p.directory import (
 )
 from neuroshard.network.transport import RecordCheck, any_record
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import run
 
 SPACE = "run/0"
-ME = identity(1).node_id
+ME = identity_of(1).node_id
 
 
 class FakeTransport:
@@ -87,18 +88,18 @@ def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) ->
     async def scenario() -> None:
         contacts = PeerAddressBook(ME, has_neighbours=True)  # which takes names, the longest addresses there are
         directory, transport = directory_with(nobody, contacts)
-        relay = identity(2).node_id
+        relay = identity_of(2).node_id
         for number in range(10, 60):
-            peer = identity(number).node_id
+            peer = identity_of(number).node_id
             relayed = [f"/ip4/203.0.113.1{i}/tcp/45678/p2p/{relay}/p2p-circuit/p2p/{peer}" for i in range(4)]
             honest = [f"/ip4/203.0.113.20{i}/tcp/45678/p2p/{peer}" for i in range(2)] + relayed
             contacts.learn_texts(peer, longest_addresses(peer) if address_kind == "names" else honest)
             assert len(contacts.of(peer)) == (8 if address_kind == "names" else 6)
             directory.meet(peer)
-            record = sign_claim(identity(number), "announcement", {"text": "x" * 1500}, time.time()).encode()
+            record = sign_claim(identity_of(number), "announcement", {"text": "x" * 1500}, time.time()).encode()
             await transport.handlers[STORE_KIND](peer, Frame(STORE_KIND, StoreRequest(SPACE, record)))
         question = Frame(FIND_KIND, FindRequest(bytes(32), namespace=SPACE))
-        answer = await transport.handlers[FIND_KIND](identity(99).node_id, question)
+        answer = await transport.handlers[FIND_KIND](identity_of(99).node_id, question)
         assert len(encode_head(answer, (), 0)) > 50_000  # and no error
         assert len(answer.read(FindAnswer).nodes) >= (8 if address_kind == "names" else 16)
         assert len(answer.read(FindAnswer).records) >= 12
@@ -110,13 +111,13 @@ def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
     async def scenario() -> None:
         _, transport = directory_with(nobody, PeerAddressBook(ME))
         for number in range(10, 20):
-            record = sign_claim(identity(number), "announcement", None, time.time()).encode()
+            record = sign_claim(identity_of(number), "announcement", None, time.time()).encode()
             stored = Frame(STORE_KIND, StoreRequest(SPACE, record))
-            await transport.handlers[STORE_KIND](identity(number).node_id, stored)
+            await transport.handlers[STORE_KIND](identity_of(number).node_id, stored)
         given = {}
         for most in (0, 3, 64):
             question = Frame(FIND_KIND, FindRequest(bytes(32), namespace=SPACE, most=most))
-            answer = await transport.handlers[FIND_KIND](identity(99).node_id, question)
+            answer = await transport.handlers[FIND_KIND](identity_of(99).node_id, question)
             given[most] = len(answer.read(FindAnswer).records)
         assert given == {0: 0, 3: 3, 64: 10}
         for nonsense in (-1, "3", None):
@@ -129,7 +130,9 @@ def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
 
 def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
     async def scenario() -> None:
-        records = [sign_claim(identity(number), "announcement", None, time.time()).encode() for number in range(20, 23)]
+        records = [
+            sign_claim(identity_of(number), "announcement", None, time.time()).encode() for number in range(20, 23)
+        ]
         forged = records[0][:-1] + bytes([records[0][-1] ^ 1])
         asked_for: list[Any] = []
         checked: list[NodeId] = []
@@ -144,9 +147,9 @@ def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
 
         directory, _ = directory_with(give, PeerAddressBook(ME), accepts=check)
         for number in range(10, 18):
-            directory.meet(identity(number).node_id)
+            directory.meet(identity_of(number).node_id)
         assert sorted(await directory.find(SPACE, limit=40)) == sorted(records)
-        assert sorted(checked) == sorted(identity(number).node_id for number in range(20, 23))
+        assert sorted(checked) == sorted(identity_of(number).node_id for number in range(20, 23))
         assert directory.refused[ScoreReason.BAD_SIGNATURE] == 8  # whoever gives a forged one pays for it
         assert asked_for == 8 * [10]
 
@@ -156,8 +159,8 @@ def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
 def test_an_answer_makes_this_node_dial_few_places_and_none_near_by() -> None:
     async def scenario() -> None:
         contacts = PeerAddressBook(ME)
-        teller = identity(2).node_id
-        victims = [identity(number).node_id for number in range(10, 26)]
+        teller = identity_of(2).node_id
+        victims = [identity_of(number).node_id for number in range(10, 26)]
         hosts = ["127.0.0.1", "192.168.1.1", "10.0.0.1", "8.8.8.8", "8.8.8.9", "8.8.8.10", "8.8.8.11", "8.8.8.12"]
 
         async def lie(peer: NodeId, _: Frame) -> Frame:
@@ -179,13 +182,13 @@ def test_an_answer_makes_this_node_dial_few_places_and_none_near_by() -> None:
 def test_a_search_among_liars_and_dead_nodes_ends() -> None:
     async def scenario() -> None:
         random, made = Random(1), iter(range(100, 4000))
-        contacts, liar = PeerAddressBook(ME), identity(2).node_id
+        contacts, liar = PeerAddressBook(ME), identity_of(2).node_id
 
         async def lie(peer: NodeId, _: Frame) -> Frame:
             if peer != liar and random.random() < 0.8:
                 await trio.sleep(5)
                 return await nobody(peer, _)
-            dead = [identity(next(made)).node_id for _ in range(8)]
+            dead = [identity_of(next(made)).node_id for _ in range(8)]
             nodes = (FoundNode(node, (f"/ip4/8.8.8.8/tcp/22/p2p/{node}",)) for node in dead)
             return Frame(FIND_KIND, FindAnswer(tuple(nodes)))
 
@@ -201,7 +204,7 @@ def test_a_search_among_liars_and_dead_nodes_ends() -> None:
 
 def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
     async def scenario() -> None:
-        contacts, bob = PeerAddressBook(ME), identity(3)
+        contacts, bob = PeerAddressBook(ME), identity_of(3)
         address = f"/ip4/8.8.8.8/tcp/4001/p2p/{bob.node_id}"
         payload = {"addresses": [address, f"/ip4/8.8.8.8/tcp/4001/p2p/{ME}", 5]}
         record = sign_claim(bob, "announcement", payload, time.time()).encode()
@@ -210,7 +213,7 @@ def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
             return Frame(FIND_KIND, FindAnswer(records=(record,)))
 
         directory, _ = directory_with(tell, contacts)
-        directory.meet(identity(2).node_id)
+        directory.meet(identity_of(2).node_id)
         assert await directory.find(SPACE) == (record,)
         assert [known.text for known in contacts.vouched(bob.node_id)] == [address]
 

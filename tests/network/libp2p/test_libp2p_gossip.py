@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import anyio
 import pytest
-from libp2p_nodes import LOOPBACK, address_of, identity, nodes, run, until
 
 from neuroshard.network import MessageTooLargeError, Network, Subscription, TransportClosedError
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.gossip import QUEUE_LENGTH
 from neuroshard.network.libp2p.gossip_messages import topic_id
 from neuroshard.network.reputation import Reputation
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run, until
 
 TOPIC = "reports/run/0"
 
@@ -116,7 +117,7 @@ def test_sizes_queues_and_ends() -> None:
 
 def test_a_closed_network_gossips_no_more() -> None:
     async def scenario() -> None:
-        async with libp2p_network(identity(1), LOOPBACK) as a:
+        async with libp2p_network(identity_of(1), LOOPBACK) as a:
             subscription = a.gossip.subscribe(TOPIC, accept)
         with pytest.raises(TransportClosedError):
             await subscription.receive()

@@ -8,8 +8,6 @@ from typing import Any
 
 import anyio
 import trio
-from libp2p_nodes import run
-from muxers_in_memory import connected
 from trio.testing import MockClock
 
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, STALE_SECONDS, Libp2pGossip
@@ -19,6 +17,7 @@ from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept, proposal
 from neuroshard.network.reputation import Reputation
 from neuroshard.types import NodeId
+from tests.worlds.libp2p_nodes import connected, run
 
 TOPIC = "reports/run/0"
 A, B = NodeId("a"), NodeId("b")

@@ -24,13 +24,13 @@ from libp2p.security.secio.transport import ID as SECIO
 from libp2p.security.secio.transport import Transport as SecioTransport
 from libp2p.tools.anyio_service import background_trio_service
 from libp2p.utils.varint import encode_uvarint
-from libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
 from multiaddr import Multiaddr
 from trio.testing import MockClock
 
 from neuroshard.network.libp2p.host import IDENTIFY_PROTOCOL, MAX_IDENTIFY_BYTES
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
+from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
 
 Keys = Any
 

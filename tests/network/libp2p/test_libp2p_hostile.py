@@ -11,7 +11,6 @@ import anyio
 import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
-from libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
 from trio.testing import MockClock
 
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, encode
@@ -24,6 +23,7 @@ from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 from neuroshard.network.limits import ByteBudget
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
 
 
 @asynccontextmanager

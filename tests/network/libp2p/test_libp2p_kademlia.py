@@ -6,7 +6,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from libp2p_nodes import identity
 
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, sign_claim
@@ -28,6 +27,7 @@ from neuroshard.network.libp2p.kademlia import (
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
 
 NOW = 1_800_000_000.0
 
@@ -133,7 +133,7 @@ def checked(node: NodeIdentity, at: float = NOW, text: str = "") -> StoredRecord
 
 
 def test_the_newest_record_of_a_node_stays() -> None:
-    store, node = RecordStore(), identity(1, NOW)
+    store, node = RecordStore(), identity_of(1)
     for at, text in ((NOW, "second"), (NOW - 10, "first"), (NOW + 10, "third"), (NOW + 5, "late")):
         assert store.put("run/0", checked(node, at, text))
     (kept,) = store.get("run/0", NOW + 10, Random(1))
@@ -147,7 +147,7 @@ def test_the_newest_record_of_a_node_stays() -> None:
 
 def test_a_store_is_bounded() -> None:
     store = RecordStore()
-    node = checked(identity(1, NOW))
+    node = checked(identity_of(1))
     assert [store.put(f"run/{number}", node) for number in range(MAX_RECORDS_OF_NODE + 1)][-2:] == [True, False]
     for number in range(MAX_RECORDS_OF_NAMESPACE + 10):
         store.put("full", StoredRecord(name(number), NOW + number, b""))
@@ -221,15 +221,15 @@ def test_who_shares_an_ipv6_network_shares_its_room() -> None:
         (b"\xff" * 100, ScoreReason.MALFORMED_CLAIM),
         (b"[" * 10_000, ScoreReason.MALFORMED_CLAIM),
         (bytes(MAX_RECORD_BYTES + 1), ScoreReason.OVERSIZED),
-        (sign_claim(identity(1, NOW), "report", {}, NOW).encode(), ScoreReason.BAD_SIGNATURE),
-        (record(identity(2, NOW)), ScoreReason.BAD_RECORD),  # another's
-        (record(identity(1, NOW)).replace(b"\xa4text", b"\xa4tent"), ScoreReason.BAD_SIGNATURE),
-        (record(identity(1, NOW), NOW - RECORD_SECONDS - 1), ScoreReason.EXPIRED_CLAIM),
-        (record(identity(1, NOW), NOW + 86_400), ScoreReason.EXPIRED_CLAIM),
-        (record(identity(1, NOW - 40 * 86_400)), ScoreReason.EXPIRED_CLAIM),  # its delegation has run out
+        (sign_claim(identity_of(1), "report", {}, NOW).encode(), ScoreReason.BAD_SIGNATURE),
+        (record(identity_of(2)), ScoreReason.BAD_RECORD),  # another's
+        (record(identity_of(1)).replace(b"\xa4text", b"\xa4tent"), ScoreReason.BAD_SIGNATURE),
+        (record(identity_of(1), NOW - RECORD_SECONDS - 1), ScoreReason.EXPIRED_CLAIM),
+        (record(identity_of(1), NOW + 86_400), ScoreReason.EXPIRED_CLAIM),
+        (record(identity_of(1, NOW - 10 * 86_400)), ScoreReason.EXPIRED_CLAIM),  # its delegation has run out
     ],
 )
 def test_false_records_are_refused_for_what_they_are(lie: bytes, reason: ScoreReason) -> None:
     with pytest.raises(DataError) as refused:
-        StoredRecord.checked(lie, NOW, identity(1, NOW).node_id)
+        StoredRecord.checked(lie, NOW, identity_of(1).node_id)
     assert reason_of(refused.value) is reason

@@ -4,8 +4,6 @@ from typing import Any
 
 import anyio
 import trio
-from libp2p_nodes import run
-from muxers_in_memory import connected
 
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.libp2p.transport import SMALL_HEAD_BYTES, RequestStreams
@@ -13,6 +11,7 @@ from neuroshard.network.limits import ByteBudget, frame_budget
 from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
+from tests.worlds.libp2p_nodes import connected, run
 
 STREAMS = 4
 ROOM = 100_000

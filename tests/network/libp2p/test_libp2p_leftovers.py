@@ -9,13 +9,12 @@ from typing import Any
 import anyio
 import pytest
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
-from libp2p_nodes import run
-from muxers_in_memory import connected
 
 from neuroshard.network.libp2p.gossip import Libp2pGossip
 from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, topic_id
 from neuroshard.network.libp2p.gossip_router import GossipRouter
 from neuroshard.types import NodeId
+from tests.worlds.libp2p_nodes import connected, run
 
 STRANGERS = 50
 

@@ -6,11 +6,12 @@ import sys
 import anyio
 import pytest
 import trio
-from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, run, until
 
 from neuroshard.messages import Frame
 from neuroshard.network import Network, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
 
 
 def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:
@@ -22,7 +23,7 @@ def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:
 
         async def live() -> None:
             nonlocal network
-            async with libp2p_network(identity(1), LOOPBACK) as network:
+            async with libp2p_network(identity_of(1), LOOPBACK) as network:
                 network.gossip.router.heartbeat = fail
                 await anyio.sleep(30)
 
@@ -32,7 +33,7 @@ def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:
         assert failed.value.__cause__.subgroup(ZeroDivisionError) is not None
         assert network is not None
         with pytest.raises(TransportClosedError):
-            await network.transport.request(identity(2).node_id, Frame("x"), timeout_seconds=1)
+            await network.transport.request(identity_of(2).node_id, Frame("x"), timeout_seconds=1)
 
     run(scenario)
 
@@ -42,7 +43,7 @@ def test_a_cancelled_block_ends_at_once_and_quietly() -> None:
         async with nodes(1) as (other,):
             began = trio.current_time()
             with trio.move_on_after(0.5):
-                async with libp2p_network(identity(9), LOOPBACK) as network:
+                async with libp2p_network(identity_of(9), LOOPBACK) as network:
                     await network.transport.connect(address_of(other))
                     await anyio.sleep_forever()
             assert trio.current_time() - began < 3

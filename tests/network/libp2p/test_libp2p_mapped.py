@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, run
-from nat_emulator import internet, is_possible
 from test_libp2p_nat import HOME, Meeting, eventually, kind_with, play
 
 from neuroshard.membership.announcements import Announcement, directory_namespace
@@ -23,6 +21,9 @@ from neuroshard.network.nat.nat_pmp import NatPmpRouter
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import LayerRange, RunId
+from tests.worlds.identities import identity_of
+from tests.worlds.lan import internet, is_possible
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
 
 MIB = 1024 * 1024
 PUBLIC = "1.2.3"  # only ever inside the namespaces
@@ -35,7 +36,7 @@ def record_of(number: int, network: Network) -> bytes:
     said = Announcement(
         RUN, 1, LayerRange(0, 2), network.transport.addresses(), None, 0.0, 500, is_relay=False, version="1"
     )
-    return signed_announcement(identity(number), said, time.time())
+    return signed_announcement(identity_of(number), said, time.time())
 
 
 def ports_at(network: Network, ip: str) -> list[int]:
@@ -54,14 +55,14 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
 
     async def seed() -> None:
         options = NetworkOptions(seed_ip, lan_discovery=False, port_mapping=False, relay=False, pool_port=None)
-        async with libp2p_network(identity(1), options) as network:
+        async with libp2p_network(identity_of(1), options) as network:
             meeting.say("seed", address_of(network))
             await meeting.hear("done")
 
     async def right() -> None:
         outside = ExternalAddresses()
         options = replace(HOME, pool_port=0)
-        async with libp2p_network(identity(2), options, parts=NetworkParts(outside=outside)) as network:
+        async with libp2p_network(identity_of(2), options, parts=NetworkParts(outside=outside)) as network:
             network.transport.serve("echo", echo, LIMITS)
             await network.transport.connect(await meeting.hear("seed"))
             async with anyio.create_task_group() as tasks:
@@ -72,18 +73,18 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
                 await network.directory.announce(PLACE, record_of(2, network))
                 meeting.say("announced", True)
                 await meeting.hear("asked")
-                assert kind_with(network, identity(3).node_id) is ConnectionKind.DIRECT
+                assert kind_with(network, identity_of(3).node_id) is ConnectionKind.DIRECT
                 meeting.say("done", True)
                 tasks.cancel_scope.cancel()
             assert inside + 1000 not in ports_at(network, f"{PUBLIC}.20")
 
     async def left() -> None:
-        async with libp2p_network(identity(3), replace(HOME, pool_port=0)) as network:
+        async with libp2p_network(identity_of(3), replace(HOME, pool_port=0)) as network:
             await network.transport.connect(await meeting.hear("seed"))
             await meeting.hear("announced")
             (record,) = await network.directory.find(PLACE)
             assert f"/ip4/{PUBLIC}.20/tcp/".encode() in record
-            right_id = identity(2).node_id
+            right_id = identity_of(2).node_id
             part = TensorPart(TensorSpec("x", "uint8", (MIB,)), bytes(MIB))
             frame = Frame("echo", {}, (part,))
             reply = await network.transport.request(right_id, frame, reply=LIMITS, timeout_seconds=20)

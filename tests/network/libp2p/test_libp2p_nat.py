@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 import trio
-from libp2p_nodes import TEST_SECONDS, address_of, echo, identity
-from nat_emulator import RELAY_IP, Internet, internet, is_possible
 
 from neuroshard.messages import Frame
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.status.snapshot import ConnectionKind
+from tests.worlds.identities import identity_of
+from tests.worlds.lan import RELAY_IP, Internet, internet, is_possible
+from tests.worlds.libp2p_nodes import TEST_SECONDS, address_of, echo
 
 pytestmark = [
     pytest.mark.process,
@@ -79,22 +80,22 @@ def scenario(meeting: Meeting, expected: ConnectionKind) -> dict[str, Callable[[
     """A node at the right is called by one at the left through a relay, and they end up connected as expected."""
 
     async def relay() -> None:
-        async with libp2p_network(identity(1), RELAY) as network:
+        async with libp2p_network(identity_of(1), RELAY) as network:
             meeting.say("relay", address_of(network))
             await meeting.hear("done")
 
     async def right() -> None:
-        async with libp2p_network(identity(2), HOME) as network:
+        async with libp2p_network(identity_of(2), HOME) as network:
             network.transport.serve("echo", echo)
             await network.transport.connect(await meeting.hear("relay"))
             await eventually(lambda: any("p2p-circuit" in text for text in network.transport.addresses()))
             meeting.say("circuit", next(text for text in network.transport.addresses() if "p2p-circuit" in text))
             await meeting.hear("checked")
-            assert kind_with(network, identity(3).node_id) is expected
+            assert kind_with(network, identity_of(3).node_id) is expected
             meeting.say("done", True)
 
     async def left() -> None:
-        async with libp2p_network(identity(3), HOME) as network:
+        async with libp2p_network(identity_of(3), HOME) as network:
             circuit = await meeting.hear("circuit")
             right_id = await network.transport.connect(circuit)
             if expected is ConnectionKind.PUNCHED:
@@ -128,7 +129,7 @@ def test_where_a_router_lets_no_call_through_the_relay_stays() -> None:
 def only_from_relay(place: Internet) -> Callable[[bytearray], bool]:
     from ipaddress import IPv4Address
 
-    from nat_emulator import Router, flows
+    from tests.worlds.lan import Router, flows
 
     router = place.routers["right"]
 

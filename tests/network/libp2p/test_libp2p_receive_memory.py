@@ -7,12 +7,11 @@ from typing import Any
 
 import anyio
 import trio
-from libp2p_nodes import run
-from muxers_in_memory import SlowLine, connected
 from trio.testing import MockClock
 
 from neuroshard.network.libp2p.peer_limits import ReceiveLimits, ReceiveMemory
 from neuroshard.network.libp2p.streams import INITIAL_WINDOW, MAX_WINDOW
+from tests.worlds.libp2p_nodes import SlowLine, connected, run
 
 
 @dataclass(eq=False)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import anyio
 import pytest
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status
-from libp2p_nodes import LOOPBACK, address_of, echo, identity, lives, nodes, run, until
 
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerUnreachableError
@@ -15,6 +14,8 @@ from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, bytes_of, encode_message, read_message
 from neuroshard.status.snapshot import ConnectionKind
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ async def lives_over(asker: Network, asked: Network) -> None:
 def test_a_relay_brings_nobody_to_whom_it_was_not_asked_for() -> None:
     async def scenario() -> None:
         async with behind_a_relay() as (relay, hidden, other):
-            stranger = identity(30).node_id
+            stranger = identity_of(30).node_id
             with pytest.raises(PeerUnreachableError, match="204"):  # NO_RESERVATION
                 await other.transport.connect(f"{address_of(relay)}/p2p-circuit/p2p/{stranger}")
             async with nodes(1, LOOPBACK, first=5) as (local,):

@@ -11,7 +11,6 @@ import trio
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Status
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
-from libp2p_nodes import identity
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network.libp2p.address_book import PeerAddressBook
@@ -19,6 +18,7 @@ from neuroshard.network.libp2p.relay import LOOK_SECONDS, RelayClient, RelayLimi
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
 
 
 def virtual(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -34,7 +34,7 @@ def test_a_relay_that_hangs_up_while_it_is_asked_ends_nothing() -> None:
         raise MuxedConnUnavailable("the connection is closed")
 
     async def scenario() -> None:
-        relay, own = identity(1).node_id, identity(2).node_id
+        relay, own = identity_of(1).node_id, identity_of(2).node_id
         swarm: Any = SimpleNamespace(
             connections=[ID.from_base58(relay)], peerstore=SimpleNamespace(get_protocols=lambda _: [HOP_PROTOCOL])
         )

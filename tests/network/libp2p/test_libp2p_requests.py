@@ -8,7 +8,6 @@ import time
 import anyio
 import psutil
 import pytest
-from libp2p_nodes import LOOPBACK, address_of, echo, identity, nodes, port_of, run, until
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.errors import NetworkRefusedError, UsageError
@@ -25,6 +24,8 @@ from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_netwo
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, port_of, run, until
 
 MIB = 1024 * 1024
 
@@ -213,12 +214,12 @@ def test_a_peer_is_who_its_address_says() -> None:
         async with nodes(2) as (a, b):
             port = port_of(a)
             with pytest.raises(PeerUnreachableError, match="does not answer as that node"):
-                await b.transport.connect(f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity(9).node_id}")
+                await b.transport.connect(f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity_of(9).node_id}")
             with pytest.raises(PeerUnreachableError, match="this node itself"):
                 await b.transport.connect(address_of(b))
             assert b.transport.connections() == ()
             await b.transport.connect(address_of(a))
-            assert a.transport.local_id == identity(1).node_id
+            assert a.transport.local_id == identity_of(1).node_id
 
     run(scenario)
 
@@ -243,7 +244,7 @@ def test_nobody_listens_there() -> None:
             port = unused.getsockname()[1]
             async with nodes(1) as (a,):
                 with pytest.raises(PeerUnreachableError):
-                    await a.transport.connect(f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity(9).node_id}")
+                    await a.transport.connect(f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity_of(9).node_id}")
 
     run(scenario)
 
@@ -254,10 +255,10 @@ def test_a_port_in_use_is_refused_in_words() -> None:
             for relay in (False, True):
                 taken = NetworkOptions(host="127.0.0.1", port=port_of(a), relay=relay)
                 with pytest.raises(NetworkRefusedError, match="another program uses it"):
-                    async with libp2p_network(identity(2), taken):
+                    async with libp2p_network(identity_of(2), taken):
                         pass
             with pytest.raises(NetworkRefusedError, match=r"does not have that address.*--p2p-host"):
-                async with libp2p_network(identity(2), NetworkOptions(host="192.0.2.1")):
+                async with libp2p_network(identity_of(2), NetworkOptions(host="192.0.2.1")):
                     pass
 
     run(scenario)
@@ -266,7 +267,7 @@ def test_a_port_in_use_is_refused_in_words() -> None:
 def test_an_error_within_the_block_comes_out_as_it_is() -> None:
     async def scenario() -> None:
         with pytest.raises(ZeroDivisionError):
-            async with libp2p_network(identity(1), LOOPBACK):
+            async with libp2p_network(identity_of(1), LOOPBACK):
                 raise ZeroDivisionError
 
     run(scenario)

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamReset
-from libp2p_nodes import run
-from muxers_in_memory import SlowLine, connected
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network.libp2p.muxer import MAX_UNACCEPTED_STREAMS, BoundedMuxer, MuxerOptions
@@ -33,6 +31,7 @@ from neuroshard.network.libp2p.streams import (
     header_bytes,
 )
 from neuroshard.network.reputation import ScoreReason
+from tests.worlds.libp2p_nodes import SlowLine, connected, run
 
 
 async def opened(a: BoundedMuxer, b: BoundedMuxer) -> tuple[YamuxStream, YamuxStream]:

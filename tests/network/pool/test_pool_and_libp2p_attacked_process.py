@@ -17,7 +17,6 @@ import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
 from msgspec.structs import replace
-from pool_nodes import digest_of, identity_of
 
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.society_process import status as some_status
@@ -39,6 +38,8 @@ from neuroshard.network.pool.transfers import PacketKind, packet
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.node.peer_network import own_announcement, own_report
 from neuroshard.types import NodeId, RunId
+from tests.worlds.identities import identity_of
+from tests.worlds.pool_nodes import digest_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
 

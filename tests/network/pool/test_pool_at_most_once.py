@@ -7,21 +7,6 @@ from random import Random
 
 import anyio
 import pytest
-from pool_nodes import (
-    LIMITS,
-    LOOPBACK,
-    MIB,
-    Line,
-    Node,
-    Stranger,
-    frame_of,
-    identity_of,
-    line_to,
-    node,
-    run,
-    stranger,
-    until,
-)
 
 from neuroshard.messages import EncodedFrame, Frame, FrameLimits, encode
 from neuroshard.network import PeerRefusedError, PeerUnreachableError
@@ -30,6 +15,21 @@ from neuroshard.network.pool import NotDeliveredError
 from neuroshard.network.pool.receiving import MAX_REMEMBERED
 from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
+from tests.worlds.pool_nodes import (
+    LIMITS,
+    LOOPBACK,
+    MIB,
+    Line,
+    Node,
+    Stranger,
+    frame_of,
+    line_to,
+    node,
+    run,
+    stranger,
+    until,
+)
 
 DATA = Random(5).randbytes(12 * MIB)
 SLOW = 24 * MIB

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import sys
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +14,52 @@ import psutil
 import pytest
 import trio
 import trio.testing
-from pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, identity_of, node, run, until
-from pool_program import SLOW
 
 from neuroshard.messages import Frame
 from neuroshard.network import PeerUnreachableError, RequestTimeoutError
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import NotDeliveredError
 from neuroshard.types import NodeId
-from tests.network import killable
-from tests.network.killable import Program
+from tests.worlds import processes
+from tests.worlds.identities import identity_of
+from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, node, run, until
+from tests.worlds.processes import Program
+
+SLOW = 24 * MIB  # bytes a second: slow enough to die in the middle
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def _live(arguments: Sequence[str]) -> None:
+    number, port, *question = arguments
+    async with (
+        node(int(number), replace(LOOPBACK, port=int(port)), pacer=UploadPacer(SLOW)) as here,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def hold(_: NodeId, __: Frame) -> Frame:
+            _say("asked")
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        here.server.serve("hold", hold, LIMITS, 16)
+        _say(str(here.pool.endpoint()[1]))
+        if question:
+            tasks.start_soon(_ask, here, *question)
+        await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+        tasks.cancel_scope.cancel()
+
+
+async def _ask(here: Node, port: str, kind: str, mebibytes: str) -> None:
+    frame = frame_of(bytes(int(mebibytes) * MIB), kind)
+    answer = await here.pool.request(
+        identity_of(1).node_id, ("127.0.0.1", int(port)), frame, LIMITS, timeout_seconds=60
+    )
+    _say(answer.kind)
+
 
 OTHER = identity_of(2).node_id
 DATA = Random(4).randbytes(24 * MIB)
@@ -32,7 +69,7 @@ CLEAN_SECONDS = 2.0  # until nothing is left of a peer that is known to be gone
 
 
 def program(*arguments: object) -> AbstractAsyncContextManager[Program]:
-    return killable.program(Path(__file__).with_name("pool_program.py"), *arguments)
+    return processes.program(Path(__file__), *arguments)
 
 
 @asynccontextmanager
@@ -166,3 +203,7 @@ def test_an_asker_that_is_killed_leaves_nothing_behind(phase: str, comes_back: b
                 assert await restarted.line() == "answer"
 
     run(scenario)
+
+
+if __name__ == "__main__":
+    trio.run(_live, sys.argv[1:])

@@ -10,13 +10,13 @@ from random import Random
 import anyio
 import psutil
 import pytest
-from pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, frame_of, line_to, node, run, two_nodes, until
 
 from neuroshard.messages import Frame
 from neuroshard.network import PeerUnreachableError, RequestTimeoutError, TransportClosedError
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import PoolOptions
 from neuroshard.types import NodeId
+from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, frame_of, line_to, node, run, two_nodes, until
 
 SLOW = 24 * MIB  # bytes a second: slow enough to be interrupted
 DATA = Random(3).randbytes(24 * MIB)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import anyio
 import pytest
 import trio
-from pool_nodes import LOOPBACK, digest_of, frame_of, identity_of, node, run, secured, stranger, two_nodes, until
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.signing import purpose_message
@@ -26,6 +25,8 @@ from neuroshard.network.pool.secure_stream import (
 )
 from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.network.reputation import ScoreReason
+from tests.worlds.identities import identity_of
+from tests.worlds.pool_nodes import LOOPBACK, digest_of, frame_of, node, run, secured, stranger, two_nodes, until
 
 
 class Recording(SecureStream):

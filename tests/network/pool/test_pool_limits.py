@@ -9,21 +9,6 @@ from dataclasses import replace
 import anyio
 import psutil
 import pytest
-from pool_nodes import (
-    LIMITS,
-    LOOPBACK,
-    MIB,
-    Node,
-    digest_of,
-    frame_of,
-    identity_of,
-    node,
-    run,
-    secured,
-    stranger,
-    two_nodes,
-    until,
-)
 
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.messages import Frame, encode
@@ -34,6 +19,21 @@ from neuroshard.network.pool.pool import MAX_HANDSHAKES
 from neuroshard.network.pool.secure_stream import GreetingVerdict, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
+from tests.worlds.identities import identity_of
+from tests.worlds.pool_nodes import (
+    LIMITS,
+    LOOPBACK,
+    MIB,
+    Node,
+    digest_of,
+    frame_of,
+    node,
+    run,
+    secured,
+    stranger,
+    two_nodes,
+    until,
+)
 
 
 def test_frames_wait_for_memory_and_all_arrive() -> None:

@@ -7,7 +7,6 @@ from typing import cast
 
 import anyio
 import trio
-from pool_nodes import MIB, frame_of, run, two_nodes
 from trio.testing import MockClock
 
 from neuroshard.messages import CHUNK_BYTES, Frame, FrameDecoder, FrameHead, FrameLimits, TensorPart, TensorSpec, encode
@@ -19,6 +18,7 @@ from neuroshard.network.pool.transfers import BLOCK_BYTES, PacketHeader, PacketK
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
+from tests.worlds.pool_nodes import MIB, frame_of, run, two_nodes
 
 LARGE_BYTES = 96 * MIB
 SLOW, OTHER, THIRD = NodeId("slow"), NodeId("other"), NodeId("third")

@@ -7,13 +7,13 @@ from typing import get_args
 
 import anyio
 import pytest
-from pool_nodes import LIMITS, LOOPBACK, MIB, frame_of, line_to, node, run, tensor, two_nodes, until
 
 from neuroshard.messages import DType, Frame, FrameLimits, TensorPart, TensorSpec, UnexpectedTensorError
 from neuroshard.messages.frame import ITEM_BYTES, FrameTooLargeError
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.pool import PoolOptions
 from neuroshard.types import NodeId
+from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, frame_of, line_to, node, run, tensor, two_nodes, until
 
 FOUR = PoolOptions(host="127.0.0.1", fixed_connections=4)
 

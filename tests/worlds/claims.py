@@ -1,0 +1,133 @@
+"""Identities, reports, announcements and run offers that look like those of real nodes.
+
+The keys, signatures and formats are real. The values are made up, and no network carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import trio
+from msgspec import structs
+
+from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
+from neuroshard.identity import NodeIdentity, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.claim_intake import Statement
+from neuroshard.membership.reports import TrainingReport
+from neuroshard.network import Network
+from neuroshard.runs.offer import RunOffer
+from neuroshard.status.snapshot import NodeState
+from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId
+from tests.worlds.identities import identity_of
+
+EPOCH = 1_700_000_000.0
+DAY = 86_400.0
+RUN = RunId(sha256(b"run").hexdigest())
+OTHER_RUN = RunId(sha256(b"another run").hexdigest())
+TOPIC = f"reports/{RUN}/0"
+
+REPORT = TrainingReport(
+    run_id=RUN,
+    sequence=1,
+    steps=1234,
+    tokens=5_054_464,
+    loss_ema=3.25,
+    shard=ShardId(17),
+    shards_seen=3,
+    roles=(Role.DRIVER, Role.VALIDATOR),
+    layers=LayerRange(0, 12),
+    outer_step=2,
+    state_hash=sha256(b"state").hexdigest(),
+    successful_syncs=2,
+    failed_syncs=1,
+    tokens_per_second=1500.5,
+    state=NodeState.TRAINING,
+    started_at=EPOCH - 100,
+    interval_seconds=10.0,
+)
+
+
+def altered(claim: bytes, change: Callable[[list[Any]], object]) -> bytes:
+    """A claim with another content under the same signature.
+
+    `change` gets payload, time, and body and signature of the delegation.
+    """
+    body, signature = msgspec.msgpack.decode(claim)
+    content = msgspec.msgpack.decode(body)
+    change(content)
+    return msgspec.msgpack.encode([msgspec.msgpack.encode(content), signature])
+
+
+def in_other_bytes(claim: bytes) -> bytes:
+    """The same claim with a longer length field before its signature."""
+    return claim[:-66] + b"\xc5\x00\x40" + claim[-64:]
+
+
+def told(report: TrainingReport, **fields: Any) -> list[Any]:
+    """A report as it travels, with any values in some fields."""
+    values = msgspec.to_builtins(report)
+    return [fields.pop(name, value) for name, value in zip(report.__struct_fields__, values, strict=True)] + [*fields]
+
+
+def announcement_of(identity: NodeIdentity, **changes: Any) -> Announcement:
+    announcement = Announcement(
+        run_id=RUN,
+        parameters_version=1,
+        layers=LayerRange(0, 12),
+        addresses=(f"/memory/p2p/{identity.node_id}",),
+        pool="203.0.113.7:4002",
+        started_at=EPOCH,
+        memory_tier_mb=6500,
+        is_relay=False,
+        version="0.2.0",
+    )
+    return structs.replace(announcement, **changes)
+
+
+def said(number: int, sequence: int = 1, **changes: Any) -> Statement[TrainingReport]:
+    """A verified report of a node whose id is its number, without the cost of keys."""
+    report = structs.replace(REPORT, sequence=sequence, **changes)
+    node = NodeId(f"node {number}")
+    wallet = identity_of(0).wallet_id
+    return Statement(node, wallet, EPOCH + sequence, EPOCH + DAY, report)
+
+
+def clock() -> float:
+    """Seconds since the epoch, virtual."""
+    return EPOCH + trio.current_time()
+
+
+def scores_of(network: Network, *nodes: NodeId) -> Mapping[NodeId, float]:
+    return {node: network.reputation.score(node) for node in nodes}
+
+
+OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+STRANGER = Wallet.from_secret(TokenSecret("hex", bytes([1] * 32)))
+SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
+FIRST = RunParameters(
+    name="demo",
+    version=1,
+    architecture=Architecture(64, 2, 2, 1, 128, 512, 32),
+    stage_count=1,
+    batch_size=4,
+    sequences_per_step=8,
+    initial_weights_seed=7,
+    genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
+    outer=OuterOptimization(codec="fp32"),
+)
+
+
+def offer_of(current: RunParameters = FIRST, initial: RunParameters = FIRST, *, signer: Wallet = OWNER) -> RunOffer:
+    """An offer whose current parameters `signer` has signed; nothing is checked."""
+    return RunOffer(SignedRunParameters.sign(OWNER, initial), SignedRunParameters.sign(signer, current))
+
+
+def version(number: int, outer_lr: float = 0.8, start: int | None = None) -> RunParameters:
+    """A later version, which changes the outer learning rate from an outer step on (by default, of its own number)."""
+    outer = replace(FIRST.outer, learning_rate=outer_lr)
+    return replace(FIRST, version=number, holds_from_outer_step=number if start is None else start, outer=outer)

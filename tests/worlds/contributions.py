@@ -1,0 +1,100 @@
+"""Contributions to a round: honest ones, and those of members that attack it. Random numbers stand for gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from neuroshard.aggregation import (
+    AggregatorConfig,
+    GateVerdict,
+    SliceRows,
+    SliceStatistics,
+    judge_statistics,
+    needs_gram,
+    reduce_slice,
+    reduction_by,
+    slice_statistics,
+)
+
+
+def honest_rows(count: int, length: int, seed: int = 0, common: float = 1.5) -> torch.Tensor:
+    """(count, length) fp32 with a common direction of strength `common` and noise of strength 1 of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(length, generator=generator)
+    return common * direction + torch.randn(count, length, generator=generator)
+
+
+def judge(contributions: torch.Tensor, total: SliceStatistics | None = None) -> GateVerdict:
+    """Verdict over (n, d) fp32 contributions in memory, whose statistics are known or made here."""
+    total = slice_statistics(SliceRows.of(contributions)) if total is None else total
+    return judge_statistics(total, _copies(contributions, total))
+
+
+def _copies(contributions: torch.Tensor, total: SliceStatistics) -> set[int]:
+    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
+    copies: set[int] = set()
+    for i, norm in enumerate(total.squared_norms):
+        same_norm = originals.setdefault(norm, [])
+        if any(torch.equal(contributions[i], contributions[other]) for other in same_norm):
+            copies.add(i)
+        else:
+            same_norm.append(i)
+    return copies
+
+
+def attacked(rows: torch.Tensor, attack: str, liars: int, seed: int = 0) -> torch.Tensor:
+    """The same contributions with the first `liars` replaced by an attack that knows all the others."""
+    result, honest = rows.clone(), rows[liars:]
+    noise = torch.randn(liars, rows.shape[1], generator=torch.Generator().manual_seed(seed + 1))
+    attacks: dict[str, Callable[[], torch.Tensor]] = {
+        "sign flip": lambda: -rows[:liars],
+        "x100": lambda: rows[:liars] * 100,
+        "x1e30": lambda: rows[:liars] * 1e30,
+        "noise": lambda: noise * 5,
+        "NaN": lambda: noise * math.nan,
+        "one infinity": lambda: torch.cat([rows[:liars, :-1], torch.full((liars, 1), math.inf)], dim=1),
+        "copies": lambda: honest[:1].expand(liars, -1),
+        "zero": lambda: noise * 0,
+        # "A little is enough" (Baruch, Baruch, Goldberg 2019): all of them a little off the mean, within its noise
+        "ALIE": lambda: (
+            (honest.mean(dim=0) - 1.0 * honest.std(dim=0, correction=min(1, len(honest) - 1))) * (1 + 1e-6 * noise)
+        ),
+        # "Fall of empires" (Xie, Koyejo, Gupta 2019): against the honest mean, by a little
+        "inner product": lambda: -0.5 * honest.mean(dim=0) * (1 + 1e-6 * noise),
+    }
+    if liars:
+        result[:liars] = attacks[attack]()
+    return result
+
+
+ATTACKS = ("sign flip", "x100", "x1e30", "noise", "NaN", "one infinity", "copies", "zero", "ALIE", "inner product")
+
+
+def cut(rows: torch.Tensor, edges: list[int]) -> list[SliceRows]:
+    """The slices of the rows (n, d) between 0, the edges in ascending order, and d."""
+    bounds = [0, *edges, rows.shape[1]]
+    return [SliceRows.of(rows[:, start:stop]) for start, stop in pairwise(bounds) if start < stop]
+
+
+def accepting_all(count: int) -> GateVerdict:
+    """The verdict that refuses and clips nobody, for tests of what comes after the gates."""
+    return GateVerdict(tuple(range(count)), {}, (1.0,) * count, robust=count >= 3)
+
+
+def aggregated(
+    rows: torch.Tensor,
+    config: AggregatorConfig,
+    *,
+    verdict: GateVerdict | None = None,
+    tolerated: int = 0,
+    work: list[float] | None = None,
+) -> torch.Tensor:
+    """The aggregate of whole contributions (n, d); without a verdict all of them count as they are."""
+    whole = SliceRows.of(rows)
+    total = slice_statistics(whole, with_gram=needs_gram(config))
+    verdict = accepting_all(rows.shape[0]) if verdict is None else verdict
+    return reduce_slice(whole, reduction_by(config, total, verdict, tolerated=tolerated, work=work))

@@ -1,0 +1,212 @@
+"""Nodes in memory that have states of one stage to give, and one that needs it.
+
+Real: the stage, its checkpoints and the whole transfer of a state. Simulated: the network and the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import torch
+import trio
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.messages import Frame
+from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
+from neuroshard.optim.outer import OuterState
+from neuroshard.pipeline.executor import ComputeThread, Precision
+from neuroshard.state.checkpoint_saver import StateCapture
+from neuroshard.state.download import ReceivingOptions, ReplicaClient, StageFile
+from neuroshard.state.outer_state import OuterProgress, state_root
+from neuroshard.state.receiver import StateReceiver
+from neuroshard.state.replica_status import STANDING, STATUS_REQUEST
+from neuroshard.state.snapshot_server import DonorLimits, SnapshotServer
+from neuroshard.state.stage_tensors import stage_tensors
+from neuroshard.state.transfer_messages import (
+    CHUNK,
+    CHUNK_REQUEST,
+    COPIED,
+    COPY_REPORT,
+    MANIFEST,
+    MANIFEST_REQUEST,
+    RECEIVED,
+    RECEIVED_NOTICE,
+    ChunkRequest,
+    StageName,
+)
+from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
+from neuroshard.training.stage_checkpoint import Stage
+from neuroshard.training.state_transfer import StateDonor
+from neuroshard.types import Architecture, LayerRange, NodeId, RunId, WalletId
+from tests.worlds.clock import at_once
+from tests.worlds.stages import PARAMETERS, make_stage
+
+Value = TypeVar("Value")
+
+ARCHITECTURE = Architecture(
+    hidden_size=96,
+    layer_count=3,
+    head_count=2,
+    key_value_head_count=1,
+    feed_forward_size=512,
+    vocabulary_size=512,
+    sequence_length=16,
+)
+RUN = RunId("1" * 64)
+LAYERS = LayerRange(1, 3)
+NAME = StageName(RUN, LAYERS)
+MODEL: RunParameters = replace(PARAMETERS, architecture=ARCHITECTURE, stage_count=2)
+FILE = StageFile(NAME, ARCHITECTURE, snapshot_layout(ARCHITECTURE, LAYERS))
+NOW = 1_000_000.0
+HERE = NodeId("here")
+
+
+def identity_of(node: str) -> StageIdentity:
+    return StageIdentity(WalletId(f"{len(node):016x}"), NodeId(node), RUN, ARCHITECTURE, LAYERS, 1)
+
+
+@dataclass
+class DonorNode:
+    """A node that trains the stage."""
+
+    name: NodeId
+    stage: Stage
+    record: TrainingRecord
+    outer: OuterSync
+    snapshots: StateDonor
+    donor: SnapshotServer
+    compute: ComputeThread
+    chunks_given: list[int] = field(default_factory=list[int])
+    dies_after: int | None = None  # so many chunks
+    strangers: set[NodeId] = field(default_factory=set[NodeId])
+    reports: list[tuple[NodeId, ScoreReason]] = field(default_factory=list[tuple[NodeId, ScoreReason]])
+
+    async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
+        """Count, and end the node when its time has come."""
+        if self.dies_after is not None and len(self.chunks_given) >= self.dies_after:
+            self.network.kill(self.name)
+            await anyio.sleep_forever()
+        self.chunks_given.append(frame.read(ChunkRequest).index)
+        return await self.donor.give_chunk(sender, frame)
+
+    def join(self, network: InMemoryNetwork) -> None:
+        """Serve on this network."""
+        self.network = network
+        transport = network.join(self.name)
+        transport.serve(STANDING, self.donor.tell_standing, STATUS_REQUEST)
+        transport.serve(MANIFEST, self.donor.give_manifest, MANIFEST_REQUEST)
+        transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST)
+        transport.serve(RECEIVED, self.donor.note_received, RECEIVED_NOTICE)
+        transport.serve(COPIED, self.donor.note_copy, COPY_REPORT)
+
+    def save(self, step: int) -> None:
+        """Take a checkpoint as if after this step."""
+        self.record.progress = replace(self.record.progress, steps=step)
+        meta = to_meta(
+            self.record,
+            outer=self.outer.progress,
+            outer_step=self.outer.state.outer_step,
+            identity=identity_of(self.name),
+            precision=Precision.FP32,
+            time=NOW + anyio.current_time() if _is_in_loop() else NOW,
+        )
+        tensors = stage_tensors(self.stage.executor.model, self.stage.executor.optimizer, self.outer.state)
+        self.compute.submit(lambda: self.stage.keeper.save(lambda: StateCapture(meta, tensors))).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+def donor_node(
+    compute: ComputeThread, folder: Path, name: str, *, weights: int, outer: int = 3, outer_seed: int = 0
+) -> DonorNode:
+    """`weights` and `outer_seed` make other weights and moments, and another anchor and velocity."""
+    stage = make_stage(compute, folder / name, MODEL, identity_of(name))
+    generator = torch.Generator().manual_seed(weights)
+    for tensor in stage_tensors(stage.executor.model, stage.executor.optimizer, stage.outer_state).values():
+        if tensor.dim():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator))
+    agreed = torch.Generator().manual_seed(outer_seed)
+    size = stage.outer_state.anchor.shape
+    state = OuterState(torch.rand(size, generator=agreed), torch.rand(size, generator=agreed), outer)
+    sync = OuterSync(
+        compute=compute,
+        model=stage.executor.model,
+        parameters=MODEL.outer,
+        exchange=_no_rounds,
+        state=state,
+        progress=OuterProgress(
+            inner_steps=2,
+            sequences=8,
+            members=2,
+            state_root=state_root(state),
+            line_sequences=1200,
+            since_round=8,
+        ),
+    )
+    record = TrainingRecord(Progress(steps=40, tokens=4000, sequences=160, loss_ema=3.25))
+
+    def now() -> float:
+        return NOW + anyio.current_time()
+
+    snapshots = StateDonor(stage.keeper, sync, lambda: record.progress.steps, now)
+    limits = DonorLimits(receivers=2, wait_seconds=5.0)
+    strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
+    donor = SnapshotServer(
+        lambda node: node not in strangers,
+        limits,
+        now=now,
+        offload=at_once,
+        report=lambda node, reason: reports.append((node, reason)),
+    )
+    node = DonorNode(NodeId(name), stage, record, sync, snapshots, donor, compute, strangers=strangers, reports=reports)
+    node.donor.offer(NAME, snapshots)
+    return node
+
+
+async def _no_rounds(*_: object) -> None:
+    raise AssertionError("no round is run here")
+
+
+@dataclass
+class World:
+    """Everybody joined, with what was reported of peers by the one that needs the state."""
+
+    network: InMemoryNetwork
+    transport: Transport
+    receiver: StateReceiver
+    reports: list[tuple[NodeId, ScoreReason]]
+
+
+def play(scenario: Callable[[World], Awaitable[Value]], *donors: DonorNode) -> Value:
+    """Run a scenario among these donors under a virtual clock that never waits."""
+    reports: list[tuple[NodeId, ScoreReason]] = []
+
+    async def main() -> Value:
+        with InMemoryNetwork() as network:
+            for node in donors:
+                node.join(network)
+            transport = network.join(HERE)
+            asking = ReplicaClient(transport, lambda peer, reason: reports.append((peer, reason)), at_once)
+            with anyio.fail_after(10_000):
+                return await scenario(
+                    World(network, transport, StateReceiver(asking, FILE, ReceivingOptions()), reports)
+                )
+
+    try:
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+    finally:
+        for node in donors:
+            node.donor.close()

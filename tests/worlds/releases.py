@@ -1,0 +1,206 @@
+"""Small releases, served on loopback as a publisher does, and a computer with an installation that updates itself.
+
+Real: the signatures, the server, the installation and the update command. Simulated: the program, a stand-in that
+answers as a node does.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from neuroshard.config.instance_lock import read_lock_owner
+from neuroshard.identity.signing import SigningKey
+from neuroshard.update.checking import platform_name
+from neuroshard.update.installation import Installation
+from neuroshard.update.manifest import Artefact, UpdateManifest
+from tests.data.hostile_server import HostileServer
+
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+PUBLISHER = SigningKey.from_seed(bytes(range(32)))
+PROGRAM = Path(__file__).with_name("standin_node.py")
+MANIFEST = "update.json"
+
+
+def archive_of(files: Mapping[str, bytes], *, padding: int = 0) -> bytes:
+    """A .tar.gz of executable files; `padding` bytes that do not compress make it longer."""
+    buffer = io.BytesIO()
+    extra = {"padding": b"".join(sha256(str(index).encode()).digest() for index in range(padding // 32))}
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in {**files, **(extra if padding else {})}.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o755
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def program(version: str, *, works: bool = True, calls_itself: str | None = None) -> bytes:
+    """The stand-in program of a version."""
+    head = f"#!{sys.executable}\nVERSION = {calls_itself or version!r}\nWORKS = {works}\n"
+    return (head + PROGRAM.read_text(encoding="utf-8").replace("# ruff: noqa: F821\n", "")).encode()
+
+
+def real_program(version: str) -> bytes:
+    """This checkout's program, which calls itself another version."""
+    lines = (
+        f"#!{sys.executable}",
+        "import sys",
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
+        "import neuroshard",
+        f"neuroshard.__version__ = {version!r}",
+        "from neuroshard.cli.main import main",
+        "main()",
+    )
+    return "\n".join(lines).encode()
+
+
+def manifest_of(version: str, archive: bytes, url: str, **changes: object) -> UpdateManifest:
+    """A manifest for this platform, issued an hour ago; `changes` replace fields of it or of its artefact."""
+    of_artefact = {"url", "size", "unpacked_size", "sha256"}
+    artefact: dict[str, object] = {
+        "url": url,
+        "size": len(archive),
+        "unpacked_size": 10_000_000,
+        "sha256": sha256(archive).hexdigest(),
+    }
+    artefact |= {key: value for key, value in changes.items() if key in of_artefact}
+    fields: dict[str, object] = {
+        "version": version,
+        "minimal_version": "0.1.0",
+        "issued_at": NOW - 3600,
+        "expires_at": NOW + 30 * DAY,
+        "notes": f"What is new in {version}.",
+        "artefacts": {platform_name(): Artefact(**artefact)},  # type: ignore[arg-type]
+    }
+    return UpdateManifest(**(fields | {key: value for key, value in changes.items() if key not in of_artefact}))  # type: ignore[arg-type]
+
+
+@dataclass
+class ReleasePlace:
+    """A publisher's server."""
+
+    server: HostileServer
+    key: SigningKey = field(default=PUBLISHER)
+
+    @property
+    def url(self) -> str:
+        """Address of the manifest."""
+        return f"{self.server.url}/{MANIFEST}"
+
+    def publish(self, version: str, archive: bytes, *, signer: SigningKey = PUBLISHER, **changes: object) -> None:
+        """Put the archive and a signed manifest there."""
+        name = f"neuroshard-{version}.tar.gz"
+        self.server.files[name] = archive
+        manifest = manifest_of(version, archive, f"{self.server.url}/{name}", **changes)
+        self.server.files[MANIFEST] = manifest.signed(signer)
+
+    def variables(self) -> dict[str, str]:
+        """The environment of a program that trusts this publisher."""
+        return {"NEUROSHARD_UPDATE_URL": self.url, "NEUROSHARD_UPDATE_KEY": self.key.public_key.hex()}
+
+
+def installed(root: Path, version: str = "0.1.0", content: bytes | None = None) -> Installation:
+    """An installation with one version, as an installer leaves it."""
+    installation = Installation(root)
+    folder = installation.folder(version)
+    folder.mkdir(parents=True)
+    (folder / "neuroshard").write_bytes(content if content is not None else program(version))
+    (folder / "neuroshard").chmod(0o755)
+    installation.mark_complete(version)
+    (root / "current").write_text(f"{version}\n", encoding="ascii")
+    return installation
+
+
+HERE = platform_name()
+UPDATE_PROGRAM = Path(__file__).with_name("update_program.py")
+
+
+@dataclass
+class Computer:
+    """One with an installation, a data folder, and a publisher within reach."""
+
+    home: Path
+    place: ReleasePlace
+    installation: Installation
+
+    @property
+    def data(self) -> Path:
+        return self.home / "data"
+
+    def update(self, *arguments: str, dies_after: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command as the version that is installed, to its end."""
+        process = self.begin_update(*arguments, dies_after=dies_after, **variables)
+        out, err = process.communicate(timeout=100)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def begin_update(self, *arguments: str, dies_after: str = "", **variables: str) -> subprocess.Popen[str]:
+        """Begin the command as the version that is installed."""
+        version = self.installation.current()
+        command = [sys.executable, str(UPDATE_PROGRAM), dies_after or "-", version, str(self.installation.root)]
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # else a shell's background jobs pass "ignored" on
+        return subprocess.Popen(
+            [*command, *arguments, "--data-dir", str(self.data)],
+            env={**kept, **self.place.variables(), "HOME": str(self.home), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def starts(self) -> list[str]:
+        """What ran on the data folder so far."""
+        return (self.data / "starts").read_text().splitlines()
+
+    def working_version(self) -> str:
+        """What a start gives now. The version must say so itself."""
+        pointed = self.installation.program(self.installation.current())
+        told = subprocess.run([str(pointed), "--version"], capture_output=True, text=True, check=True).stdout
+        assert told.split()[1] == self.installation.current()
+        return told.split()[1]
+
+    @contextmanager
+    def node(self, **variables: str) -> Iterator[None]:
+        """A node of the current version; whatever runs on the folder afterwards is ended too."""
+        start = [str(self.installation.program(self.installation.current())), "run", "--data-dir", str(self.data)]
+        process = subprocess.Popen(start, env={**os.environ, "MARK": "kept", **variables})
+        try:
+            until(lambda: (owner := read_lock_owner(self.data)) is not None and owner.port is not None)
+            yield
+        finally:
+            self.end_node()
+            process.kill()
+            process.wait()
+
+    def end_node(self) -> None:
+        owner = read_lock_owner(self.data) if self.data.exists() else None
+        if owner is not None and owner.pid is not None:
+            os.kill(owner.pid, 9)
+            until(lambda: read_lock_owner(self.data) is None)
+
+
+def until(holds: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until it holds; fail when it never does."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def publish(computer: Computer, version: str, content: bytes | None = None, **changes: object) -> None:
+    """Put a version of the stand-in, or of another program, where the computer looks."""
+    archive = archive_of({"neuroshard": content or program(version)}, padding=200_000)
+    now = time.time()
+    times = {"issued_at": now, "expires_at": now + DAY}
+    computer.place.publish(version, archive, **{**times, **changes})  # type: ignore[arg-type]

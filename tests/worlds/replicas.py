@@ -1,0 +1,303 @@
+"""Replicas of one stage in memory that work by a virtual clock and agree in rounds.
+
+Real: matchmaking, rounds, votes, identities and the outer optimizer. Simulated: the network, the clock and the
+training; a few numbers stand for the weights, and random numbers for the inner steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+import torch
+import trio
+from torch import Tensor
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.effects import AnyBody, Judge, MakeStatistics, Reduce
+from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
+from neuroshard.consensus.matchmaking import Replica
+from neuroshard.consensus.message_frames import signed_by
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody
+from neuroshard.consensus.round_requests import RoundTimes
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay
+from neuroshard.consensus.sync_strategies import steps_between_rounds, strategy_at
+from neuroshard.consensus.vote_log import InMemoryVoteLog
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.messages import EncodedFrame
+from neuroshard.model.weights import TensorSchema
+from neuroshard.network import InMemoryNetwork
+from neuroshard.optim.outer import OuterState
+from neuroshard.signals import first_of
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.outer_state import state_root
+from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.state.snapshot_server import SnapshotServer
+from neuroshard.state.transfer_messages import StageName
+from neuroshard.status.rounds import StageRoundsStatus
+from neuroshard.training.outer_sync import included_work, keeps_weights
+from neuroshard.types import LayerRange, NodeId, RunId
+from tests.worlds.clock import at_once
+
+RUN = RunId("1" * 64)
+STAGE = StageName(RUN, LayerRange(0, 2))
+LENGTH = 50
+SCHEMA = TensorSchema(tuple(f"layers.{number}.weight" for number in range(5)), ((LENGTH // 5,),) * 5)
+OUTER = OuterOptimization(inner_steps=10, learning_rate=0.7, momentum=0.9)
+SEQUENCES_PER_STEP = 2
+NOW = 1_700_000_000.0  # by everybody's clock
+
+
+def identity(number: int) -> NodeIdentity:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([number] * 32)))
+    key = NodeKey.from_seed(bytes([number + 100] * 32))
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
+
+
+# Not those of `identity_of`: the order of their ids decides which replica calls first, and the tests count its seconds.
+IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(100))}
+EVERYBODY = tuple(IDENTITIES)
+NAMES = EVERYBODY[:12]
+A, B, C = NAMES[:3]
+DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
+
+
+@dataclass
+class SimulatedReplica:
+    """Makes an inner step every `step_seconds` and enters rounds between two of them."""
+
+    name: NodeId
+    network: InMemoryNetwork
+    seed: int
+    step_seconds: float = 1.0
+    steps: int = 0
+    sequences: int = 0
+    is_idle: bool = False
+    state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
+    outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
+    entered: list[int] = field(default_factory=list[int])  # outer steps of the rounds that it was called to
+    given_up: list[int] = field(default_factory=list[int])  # and of those that were abandoned here
+    known: Callable[[], Sequence[NodeId]] | None = None
+    wallet_rounds: int = 0
+    is_open: bool = False  # to strangers
+    may_be_alone: bool = False  # it makes rounds of its own when it is alone
+    newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
+    is_reluctant: bool = False  # it agrees to rounds and then does not come
+    dies_at_message: int | None = None  # of its rounds
+    book: InMemoryVoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
+    times: RoundTimes | None = None
+    objection: str = ""  # why it votes for nothing
+    told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
+    most_members: int = MAX_MEMBERS  # of a round
+    clock_ahead: float = 0.0  # seconds
+    outer: OuterOptimization = OUTER
+    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
+    residual: Tensor | None = None
+    begun: list[tuple[Tensor, int]] = field(default_factory=list[tuple[Tensor, int]])  # what went into rounds beside it
+    anchors: dict[int, bytes] = field(default_factory=dict[int, bytes])  # and velocities, by outer step
+
+    def __post_init__(self) -> None:
+        self.weights = self.state.anchor.clone()
+        self._generator = torch.Generator().manual_seed(self.seed)
+        transport = self.network.join(self.name)
+        identity = IDENTITIES[self.name]
+        replica = Replica(
+            GroupMember(self.name, identity.wallet_id),
+            STAGE,
+            StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
+            SEQUENCES_PER_STEP,
+            self._standing,
+            self._peers,
+            lambda node: IDENTITIES[node].wallet_id,
+            self.is_open,
+            lambda: self.newcomers,
+            self.most_members,
+            now=self.now,
+        )
+
+        def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
+            return signed_by(identity, body, self.now())
+
+        self.group = GroupRounds(
+            replica,
+            ReplicaClient(transport, offload=at_once),
+            self._alone,
+            sign,
+            AcceptanceCheck(self._root_after, self._object),
+            book=self.book,
+            told=self.told,
+            times=self.times,
+            offload=at_once,
+        )
+        self.group.abandoned = self._note_abandoned
+        donor, door = SnapshotServer(lambda node: node in self.network.nodes(), offload=at_once), RoundRequestHandlers()
+        donor.offer(STAGE, self)  # type: ignore[arg-type]
+        self._send = self.group.actor.mail.send
+        self.group.actor.mail.send = self._send_or_die  # type: ignore[method-assign]
+        donor.serve(transport)
+        door.add(self.group)
+        door.serve(transport)
+
+    @property
+    def parameters(self) -> OuterOptimization:
+        """Those that hold at the present outer step."""
+        return self.outer if self.versions is None else self.versions(self.state.outer_step)
+
+    def now(self) -> float:
+        """Seconds since 1970 by its own clock."""
+        return NOW + anyio.current_time() + self.clock_ahead
+
+    def standing(self) -> ReplicaStatus:
+        return self.group.gathering.standing()
+
+    async def live(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.group.run)
+            while True:
+                await first_of(lambda: anyio.sleep(self.step_seconds), self.group.called)
+                if self.group.is_called and self.is_reluctant:
+                    self.group.withdraw()
+                elif self.group.is_called:
+                    await self.take_part()
+                elif not self.is_idle:
+                    await self._step()
+
+    def follow(self, other: SimulatedReplica) -> None:
+        """Take another one's state over, as a download does."""
+        self.state, self.weights = other.state, other.weights.clone()
+        self.steps, self.sequences, self.wallet_rounds = other.steps, other.sequences, other.wallet_rounds
+        self.group.gathering.must_follow = anyio.Event()
+
+    def _standing(self) -> ReplicaStatus:
+        root, rounds = state_root(self.state), self.wallet_rounds
+        return ReplicaStatus(
+            True, self.steps, self.state.outer_step, root, sequences=self.sequences, wallet_rounds=rounds
+        )
+
+    async def _step(self) -> None:
+        self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
+        self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
+        is_due = self.sequences >= steps_between_rounds(self.parameters) * SEQUENCES_PER_STEP
+        if self.may_be_alone and is_due and self.group.gathering.is_alone:
+            await self.take_part()
+
+    async def take_part(self) -> None:
+        before = self.state
+        strategy = strategy_at(self.parameters, SCHEMA, before.outer_step)
+        contribution = strategy.contribution(before, self.weights, self.residual)
+        if self.group.gathering.agreement is not None:
+            self.entered.append(before.outer_step)
+        outcome = await self.group.exchange(contribution, before.outer_step)
+        if isinstance(outcome, UnderWay):
+            self.begun.append((contribution, self.sequences))
+            return
+        if isinstance(outcome, Abandoned):
+            self._note_abandoned(outcome)
+        if isinstance(outcome, Agreed):
+            self.outcomes.append(outcome)
+            carried, encoded = self.residual, contribution if outcome.late_for is None else outcome.late_for
+            if not outcome.is_without_own:
+                self.residual = strategy.next_residual(carried, encoded, outcome.sent)
+            if keeps_weights(outcome, self.parameters):
+                self.state = strategy.kept_state(before, self.weights)
+            else:
+                self.state = strategy.next_state(before, outcome.aggregate)
+                included = included_work(outcome, strategy, carried)
+                self.weights = strategy.next_weights(self.weights, before, self.state, included)
+            self.sequences = self.sequences - self._counted(outcome)
+            self.anchors[self.state.outer_step] = bytes(self.state.anchor.numpy()) + bytes(self.state.velocity.numpy())
+            self.wallet_rounds += outcome.members if outcome.members > 1 else 0
+
+    def _counted(self, agreed: Agreed) -> int:
+        """Sequences whose work is in the aggregate."""
+        if agreed.is_without_own:
+            return 0
+        return self.sequences if agreed.offered is None or agreed.late_for is None else agreed.offered
+
+    def _note_abandoned(self, outcome: Abandoned) -> None:
+        self.outcomes.append(outcome)
+        self.given_up.append(self.state.outer_step)
+
+    def _send_or_die(self, peer: NodeId, message: EncodedFrame) -> None:
+        if self.dies_at_message == 0:
+            self.network.kill(self.name)
+        if self.dies_at_message is not None:
+            self.dies_at_message -= 1
+        self._send(peer, message)
+
+    async def _root_after(self, aggregate: Tensor, outer_step: int) -> str:
+        await anyio.lowlevel.checkpoint()
+        if outer_step != self.state.outer_step:
+            return ""
+        return state_root(strategy_at(self.parameters, SCHEMA, outer_step).next_state(self.state, aggregate))
+
+    async def _object(self, _aggregate: Tensor, _root: str) -> str:
+        await anyio.lowlevel.checkpoint()
+        return self.objection
+
+    def _peers(self) -> Sequence[NodeId]:
+        if self.known is not None:
+            return self.known()
+        return sorted(node for node in self.network.nodes() if node != self.name)
+
+    async def _alone(self, contribution: Tensor, outer_step: int) -> Agreed:
+        await anyio.lowlevel.checkpoint()
+        return Agreed(contribution, 1)
+
+
+async def for_seconds(seconds: float, *replicas: SimulatedReplica) -> None:
+    with anyio.move_on_after(seconds):
+        async with anyio.create_task_group() as tasks:
+            for replica in replicas:
+                tasks.start_soon(replica.live)
+
+
+def play(scenario: Callable[[InMemoryNetwork], Awaitable[None]]) -> None:
+    """Run a scenario under a virtual clock that never waits."""
+
+    async def main() -> None:
+        with InMemoryNetwork() as network, anyio.fail_after(100_000):
+            await scenario(network)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+QUICK = replace(RoundTimes(), look_seconds=0.05, near_seconds=0.02, turn_seconds=5.0, retry_seconds=0.05)
+
+
+class MeetingPlace:
+    """For one round after the other, each with the same number of members that did the same work."""
+
+    def __init__(self, rounds: StageRounds, members: int) -> None:
+        self._rounds = rounds
+        self._members = members
+        self._brought = list[Tensor]()
+        self._met = anyio.Event()
+        self._aggregate: Tensor | None = None
+
+    async def exchange(self, contribution: Tensor, outer_step: int) -> Agreed:
+        """See Exchange: waits for the others."""
+        self._brought.append(contribution)
+        met = self._met
+        if len(self._brought) == self._members:
+            self._aggregate = self._aggregated(outer_step)
+            self._brought, self._met = [], anyio.Event()
+            met.set()
+        await met.wait()
+        assert self._aggregate is not None
+        return Agreed(self._aggregate, self._members)
+
+    def _aggregated(self, outer_step: int) -> Tensor:
+        length = self._rounds.exchanged_at(outer_step).length
+        work = RoundWork.of(self._rounds.parameters_at(outer_step), length)
+        parts = [work.encoded(contribution) for contribution in self._brought]
+        rows = {index: [part[index] for part in parts] for index in range(work.plan.count)}
+        statistics = list(work.statistics(MakeStatistics("round", rows)).values())
+        judged = work.judged(Judge("round", statistics, frozenset(), [1] * self._members))
+        assert judged.reduction is not None, judged.abort_reason
+        reduced = work.reduced(Reduce("round", rows, judged.reduction))
+        return work.decoded([reduced[index] for index in range(work.plan.count)])

@@ -1,0 +1,456 @@
+"""Members of certified rounds in memory, honest ones and liars.
+
+Real: the state machine of the round, the roster and the votes. Simulated: the network, the clock, the disk and the
+work. The test decides about every message, death, cut and second. Hashes stand for tensors: the work is done at once,
+and equal inputs give equal outputs, as with the real work. A liar changes the effects of its own state machine by one
+function.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from random import Random
+
+from msgspec import structs
+
+from neuroshard.aggregation import GateVerdict, WeightedSum
+from neuroshard.consensus.effects import (
+    Accuse,
+    AnyBody,
+    Check,
+    Checked,
+    Complete,
+    Effect,
+    EncodedContribution,
+    GiveUp,
+    JobResult,
+    Judge,
+    Judged,
+    MakeStatistics,
+    Persist,
+    Reduce,
+    RoundConfig,
+    Say,
+    ViewTiming,
+    VoteRecord,
+)
+from neuroshard.consensus.roster import Encoded, GroupMember, Roster, SlicePlan, Step, digest_of
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_messages import (
+    ContributionSent,
+    Message,
+    NewView,
+    NewViewSaid,
+    Phase,
+    ProposalSaid,
+    ResultDigests,
+    ResultSaid,
+    RoundProposal,
+    StatementSaid,
+    StatisticsDigests,
+    VerifiedBody,
+    VoteSaid,
+    round_id_of,
+)
+from neuroshard.types import NodeId, RunId, WalletId
+
+PLAN = SlicePlan(3 * 4096)
+TIMING = ViewTiming(gather_seconds=4.0, redo_seconds=10.0, view_seconds=20.0)
+FIRST_ROOT = sha256(b"first").hexdigest()
+TICK_SECONDS = 1.0
+
+
+def member_named(name: str) -> GroupMember:
+    return GroupMember(NodeId(name), WalletId(sha256(name.encode()).hexdigest()[:16]))
+
+
+@dataclass(frozen=True)
+class Envelope:
+    sender: NodeId
+    to: NodeId
+    message: Message
+
+
+@dataclass
+class Participant:
+    """A node: its disk survives, the rest does not."""
+
+    member: GroupMember
+    root: str
+    number: int
+    roster: Roster
+    records: dict[str, VoteRecord] = field(default_factory=dict[str, VoteRecord])  # the disk
+    ended: dict[str, tuple[Step, Complete]] = field(
+        default_factory=dict[str, tuple[Step, Complete]]
+    )  # on the disk, too
+    done: list[tuple[int, str, str]] = field(default_factory=list[tuple[int, str, str]])  # step, root before, after
+    machines: dict[str, RoundStateMachine] = field(default_factory=dict[str, RoundStateMachine])  # by step id
+    accused: list[Accuse] = field(default_factory=list[Accuse])
+    gave_up: list[str] = field(default_factory=list[str])
+    is_alive: bool = True
+    attempts: int = 0
+    objects: bool = False  # votes no
+
+
+class World:
+    """What has been sent and not come is in `pending`."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        seed: int = 0,
+        is_open: bool = False,
+        is_founding: bool = False,
+        plan: SlicePlan = PLAN,
+    ) -> None:
+        members = tuple(member_named(name) for name in names)
+        self.now = 0.0
+        self.random = Random(seed)
+        self.is_open = is_open
+        self.pending: list[Envelope] = []
+        self.side: dict[NodeId, int] = {}  # of a partition
+        self.dies_after: dict[NodeId, int] = {}  # effects
+        self.twist: dict[NodeId, Callable[[Participant, Effect], list[Effect]]] = {}  # what a liar does instead
+        self.plan = plan
+        self.calls_the_living = False  # only: who is dead is not called to rounds
+        self.sequences: dict[NodeId, int] = {}  # that a member says it has trained on, where it is no round number
+        self.sent = Counter[NodeId]()  # slices, by who sent them
+        self.received = Counter[NodeId]()
+        roster = Roster(members, is_founding=is_founding)
+        self.nodes = {member.node_id: Participant(member, FIRST_ROOT, 0, roster) for member in members}
+
+    def add(self, name: str, like: NodeId) -> None:
+        """A joiner that has fetched the state of another node."""
+        source = self.nodes[like]
+        member = member_named(name)
+        self.nodes[member.node_id] = Participant(member, source.root, source.number, source.roster)
+
+    def proposer(self, view: int) -> NodeId:
+        """Of the step that the first node is at."""
+        return self._step(next(iter(self.nodes.values()))).proposer(view)
+
+    def start(self, node: NodeId) -> None:
+        """Begin the node's next round."""
+        one = self.nodes[node]
+        step = self._step(one)
+        known = one.machines.get(step.id)
+        machine = RoundStateMachine(self._setting(one, step), one.records.get(step.id))
+        one.machines[step.id] = machine
+        one.attempts += 1
+        parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
+        sequences = self.sequences.get(node, 100)
+        contribution = EncodedContribution(parts, sequences=sequences, upload=1000, made_at=one.attempts)
+        self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
+
+    def ask_for_the_end(self, node: NodeId) -> None:
+        """Of the step that the node is at; it calls nobody to a round."""
+        one = self.nodes[node]
+        step = self._step(one)
+        setting = replace(self._setting(one, step), expected=frozenset())
+        machine = one.machines.setdefault(step.id, RoundStateMachine(setting, one.records.get(step.id)))
+        self._carry_out(one, machine, machine.ask_for_the_end())
+
+    def start_all(self) -> None:
+        for node in sorted(self.nodes):
+            if self.nodes[node].is_alive:
+                self.start(node)
+
+    def deliver(self, index: int) -> None:
+        """Let a message arrive."""
+        envelope = self.pending.pop(index % len(self.pending))
+        receiver = self.nodes[envelope.to]
+        if not receiver.is_alive or self.side.get(envelope.sender, 0) != self.side.get(envelope.to, 0):
+            return
+        for machine in list(receiver.machines.values()):
+            self._carry_out(receiver, machine, machine.hear(envelope.sender, envelope.message, self.now))
+
+    def drop(self, index: int) -> None:
+        self.pending.pop(index % len(self.pending))
+
+    def advance(self, seconds: float) -> None:
+        """Time goes on for everybody, with a tick each second."""
+        for _ in range(max(1, round(seconds / TICK_SECONDS))):
+            self.now += TICK_SECONDS
+            for one in self.nodes.values():
+                for machine in list(one.machines.values()) if one.is_alive else []:
+                    self._carry_out(one, machine, machine.tick(self.now))
+
+    def kill(self, node: NodeId) -> None:
+        one = self.nodes[node]
+        one.is_alive = False
+        one.machines.clear()
+
+    def restart(self, node: NodeId) -> None:
+        """With what was on the disk: state, and votes."""
+        self.nodes[node].is_alive = True
+        self.dies_after.pop(node, None)
+        one = self.nodes[node]
+        for step, completed in one.ended.values():
+            one.machines[step.id] = RoundStateMachine(self._setting(one, step), None, completed)
+        self.start(node)
+
+    def settle(self, limit_seconds: float = 4000.0, *, until: Callable[[], bool] | None = None) -> bool:
+        """Everything arrives, in random order, until nothing is to be waited for; whether that came."""
+        end = self.now + limit_seconds
+        is_done = until or (lambda: self.all_done(1))
+        while self.now < end:
+            while self.pending and not is_done():
+                self.deliver(self.random.randrange(len(self.pending)))
+            if is_done():
+                return True
+            self.advance(TICK_SECONDS)
+        return False
+
+    def all_done(self, steps: int) -> bool:
+        return all(len(one.done) >= steps for one in self.nodes.values() if one.is_alive)
+
+    def check_safety(self, liars: Iterable[NodeId] = ()) -> None:
+        """No two honest members have completed one outer step with different bytes."""
+        after: dict[tuple[int, str], str] = {}
+        for name, one in self.nodes.items():
+            if name not in set(liars):
+                for number, before, root in one.done:
+                    assert after.setdefault((number, before), root) == root, f"step {number} ended in two ways"
+        assert len({number for number, _ in after}) == len(after), "two histories"
+
+    def _step(self, one: Participant) -> Step:
+        return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.is_open)
+
+    def _setting(self, one: Participant, step: Step) -> RoundConfig:
+        def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
+            return VerifiedBody(one.member, body, repr((one.member, body)).encode())
+
+        called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
+        expected = frozenset(other.member.node_id for other in called if other.root == one.root)
+
+        def fits(_index: int, part: Encoded) -> bool:
+            return len(part) <= 64
+
+        return RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING)
+
+    def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
+        return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
+
+    def _carry_out(self, one: Participant, machine: RoundStateMachine, effects: list[Effect]) -> None:
+        for effect in effects:
+            if not one.is_alive:
+                return
+            node = one.member.node_id
+            if node in self.dies_after:
+                self.dies_after[node] -= 1
+                if self.dies_after[node] < 0:
+                    self.kill(node)
+                    return
+            twist = self.twist.get(node)
+            for twisted in [effect] if twist is None else twist(one, effect):
+                self._do(one, machine, twisted)
+
+    def _do(self, one: Participant, machine: RoundStateMachine, effect: Effect) -> None:
+        node = one.member.node_id
+        match effect:
+            case Say(to, message):
+                slices = len(message.slices) if isinstance(message, ContributionSent | ResultSaid) else 0
+                self.sent[node] += slices * len(to)
+                self.received.update(dict.fromkeys(to, slices))
+                self.pending += [Envelope(node, other, message) for other in sorted(to) if other in self.nodes]
+            case Persist(record):
+                one.records[record.step_id] = record
+            case Accuse():
+                one.accused.append(effect)
+            case GiveUp(reason):
+                one.gave_up.append(reason)
+            case Complete(certificate, aggregate):
+                assert certificate.phase is Phase.COMMIT
+                assert tuple(digest_of(part).hex() for part in aggregate) == certificate.value.aggregate
+                one.ended[machine.setting.step.id] = machine.setting.step, effect
+                one.done.append((one.number, one.root, certificate.value.next_root))
+                one.number, one.root = one.number + 1, certificate.value.next_root
+                one.roster = certificate.value.next_roster()
+            case _:
+                self._carry_out(one, machine, machine.answered(effect, self._work(one, effect)))
+
+    def _work(self, one: Participant, job: MakeStatistics | Judge | Reduce | Check) -> JobResult:
+        match job:
+            case MakeStatistics(rows=rows):
+                return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
+            case Judge(sequences=sequences, copies=copies):
+                accepted = tuple(row for row in range(len(sequences)) if row not in copies)
+                return Judged(verdict_of(accepted), WeightedSum(accepted, (1.0,) * len(accepted), 1.0))
+            case Reduce(rows=rows):
+                return {index: b"r" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
+            case Check(digests=digests):
+                root = sha256("".join((one.root, *digests)).encode()).hexdigest()
+                return Checked(root, "worse than before" if one.objects else "")
+
+
+def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
+    return GateVerdict(accepted, {}, (1.0,) * len(accepted), robust=len(accepted) > 2)
+
+
+def signed_as(member: GroupMember, body: AnyBody) -> VerifiedBody[AnyBody]:
+    """A liar signs what it likes, with its own key."""
+    return VerifiedBody(member, body, repr((member, body)).encode())
+
+
+Twist = Callable[[Participant, Effect], list[Effect]]
+
+
+def halves(to: frozenset[NodeId]) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
+    names = sorted(to)
+    return frozenset(names[: len(names) // 2]), frozenset(names[len(names) // 2 :])
+
+
+def wrong_results(one: Participant, effect: Effect) -> list[Effect]:
+    """Every slice that it reduces comes out differently."""
+    match effect:
+        case Say(to, ResultSaid(signed, slices)):
+            lies = {index: b"lie" + part for index, part in slices.items()}
+            digests = tuple(
+                (index, sha256(f"lie {digest}".encode()).hexdigest()) for index, digest in signed.body.digests
+            )
+            return [Say(to, ResultSaid(signed_as(one.member, ResultDigests(signed.body.round_id, digests)), lies))]
+        case _:
+            return [effect]
+
+
+def wrong_statistics(one: Participant, effect: Effect) -> list[Effect]:
+    match effect:
+        case Say(to, StatementSaid(signed, statistics)):
+            lies = {index: b"lie" + part for index, part in statistics.items()}
+            digests = tuple((index, digest_of(part).hex()) for index, part in sorted(lies.items()))
+            return [
+                Say(to, StatementSaid(signed_as(one.member, StatisticsDigests(signed.body.round_id, digests)), lies))
+            ]
+        case _:
+            return [effect]
+
+
+def two_contributions(_one: Participant, effect: Effect) -> list[Effect]:
+    """Other parts to every other reducer than it had promised."""
+    match effect:
+        case Say(to, ContributionSent(slices=slices) as message) if sum(map(ord, min(to))) % 2:
+            return [Say(to, replace(message, slices={index: b"x" + part for index, part in slices.items()}))]
+        case _:
+            return [effect]
+
+
+def withheld_contribution(_one: Participant, effect: Effect) -> list[Effect]:
+    match effect:
+        case Say(message=ContributionSent()):
+            return []
+        case _:
+            return [effect]
+
+
+def two_votes(one: Participant, effect: Effect) -> list[Effect]:
+    """This value to one half, another one to the other."""
+    match effect:
+        case Say(to, VoteSaid(signed)):
+            left, right = halves(to)
+            other = structs.replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
+            return [Say(left, VoteSaid(signed)), Say(right, VoteSaid(signed_as(one.member, other)))]
+        case _:
+            return [effect]
+
+
+def both_votes(one: Participant, effect: Effect) -> list[Effect]:
+    """Two values to everybody."""
+    match effect:
+        case Say(to, VoteSaid(signed)):
+            other = structs.replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
+            return [effect, Say(to, VoteSaid(signed_as(one.member, other)))]
+        case _:
+            return [effect]
+
+
+def two_proposals(one: Participant, effect: Effect) -> list[Effect]:
+    """A round without the last member to one half."""
+    match effect:
+        case Say(to, ProposalSaid(signed, intents, None)) if len(intents) > 2:
+            left, right = halves(to)
+            fewer = intents[:-1]
+            return [Say(left, ProposalSaid(signed, intents)), Say(right, ProposalSaid(signed, fewer))]
+        case _:
+            return [effect]
+
+
+def no_memory(_one: Participant, effect: Effect) -> list[Effect]:
+    """It writes nothing down."""
+    return [] if isinstance(effect, Persist) else [effect]
+
+
+def far_views(one: Participant, effect: Effect) -> list[Effect]:
+    match effect:
+        case Say(to, VoteSaid(signed)):
+            far = NewView(signed.body.step_id, 9_000, ())
+            return [effect, Say(to, NewViewSaid(signed_as(one.member, far)))]
+        case _:
+            return [effect]
+
+
+def silence(_one: Participant, effect: Effect) -> list[Effect]:
+    return [] if isinstance(effect, Say) else [effect]
+
+
+def honesty(_one: Participant, effect: Effect) -> list[Effect]:
+    return [effect]
+
+
+def votes_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
+    """So many votes in views to come that there would be no room for others in the present one."""
+    match effect:
+        case Say(to, VoteSaid(signed)):
+            far = [
+                structs.replace(signed.body, view=9_000 + view, phase=phase) for view in range(70) for phase in Phase
+            ]
+            return [*(Say(to, VoteSaid(signed_as(one.member, vote))) for vote in far), effect]
+        case _:
+            return [effect]
+
+
+def proposals_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
+    """Beside its statement it proposes the same round in a view near the last one."""
+    match effect:
+        case Say(to, StatementSaid()):
+            proposals = list[Effect]()
+            for machine in one.machines.values():
+                step, intents = machine.setting.step, machine._views.chosen_intents()  # pyright: ignore[reportPrivateUsage]
+                view = next(view for view in range(9_990, 0, -1) if step.proposer(view) == one.member.node_id)
+                body = RoundProposal(step.id, view, round_id_of(step, view, intents), None)
+                proposals.append(Say(to, ProposalSaid(signed_as(one.member, body), intents, None)))
+            return [*proposals, effect]
+        case _:
+            return [effect]
+
+
+LIARS: Mapping[str, Twist] = {
+    twist.__name__: twist
+    for twist in (
+        wrong_results,
+        wrong_statistics,
+        two_contributions,
+        withheld_contribution,
+        two_votes,
+        both_votes,
+        two_proposals,
+        no_memory,
+        far_views,
+        votes_far_ahead,
+        proposals_far_ahead,
+        silence,
+    )
+}
+
+
+def anything(seed: int) -> Twist:
+    """Another lie at every turn."""
+    random = Random(seed)
+
+    def lie(one: Participant, effect: Effect) -> list[Effect]:
+        return random.choice([*LIARS.values(), honesty])(one, effect)
+
+    return lie
