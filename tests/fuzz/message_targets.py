@@ -1,9 +1,11 @@
-"""Readers of what nodes say to each other on an open connection: hellos, claims in them, the directory, relays."""
+"""Readers of signed records, and of messages on an open connection: handshakes, claims, the directory, relays."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -16,8 +18,17 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from msgspec.structs import replace
 from multiaddr import Multiaddr
 
-from neuroshard.errors import UsageError
-from neuroshard.identity import ClaimTooLargeError, MalformedClaimError, read_claim
+from neuroshard.errors import DataError, UsageError
+from neuroshard.identity import (
+    ClaimTooLargeError,
+    MalformedClaimError,
+    canonical_json,
+    parse_json,
+    read_claim,
+    run_parameters_from_json,
+    run_parameters_to_json,
+    verify_claim,
+)
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import is_announcement, signed_announcement, signed_report
 from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
@@ -48,10 +59,11 @@ from neuroshard.network.libp2p.relay_messages import (
 )
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.transport import checked_record
+from neuroshard.runs.offer import MAX_OFFER_BYTES, read_offer
 from neuroshard.types import NodeId, ShardRange
-from tests.fuzz.target import Target
+from tests.fuzz.target import Target, golden
 from tests.fuzz.wire_targets import seal
-from tests.worlds.claims import EPOCH, REPORT, announcement_of, told
+from tests.worlds.claims import EPOCH, REPORT, altered, announcement_of, told
 from tests.worlds.identities import identity_of
 
 T = TypeVar("T")
@@ -320,10 +332,89 @@ def directory_seeds() -> tuple[bytes, ...]:
     return tuple(head(value) for value in values)
 
 
+_NOW = 1_700_000_010.0
+
+
+def check_claim(data: bytes) -> None:
+    """A claim that can be decoded can be encoded again, unless that is too large, and verifying never crashes."""
+    try:
+        claim = read_claim(data, object)
+    except DataError:
+        return
+    with suppress(ClaimTooLargeError):
+        assert read_claim(claim.encode(), object) == claim
+    with suppress(DataError):
+        verify_claim(claim, "announcement", _NOW)
+
+
+def check_run_parameters(data: bytes) -> None:
+    """What stands before the signature is checked: parameters that are read can be written and read again."""
+    try:
+        parameters = run_parameters_from_json(parse_json(data, MAX_OFFER_BYTES))
+    except (DataError, ValueError):
+        return
+    written = canonical_json(run_parameters_to_json(parameters))
+    assert run_parameters_from_json(parse_json(written, 10 * MAX_OFFER_BYTES)) == parameters
+
+
+def check_run_offer(data: bytes) -> None:
+    """An offer that is read says the same again."""
+    try:
+        offer = read_offer(data)
+    except DataError:
+        return
+    assert read_offer(offer.to_json()) == offer
+
+
+def claim_seeds() -> tuple[bytes, ...]:
+    """The golden claim, whole and with other payloads."""
+    encoded = bytes.fromhex(golden("identity.json")["claim"]["encoded"])
+    payloads = (
+        None,
+        [],
+        {"😀": [-1e-300, 0.0, 1e5, 12345678901234567890]},
+        "\0 é",
+        b"\xff",
+        msgspec.Raw(b"\x91" * 70 + b"\x90"),
+    )
+    others = (altered(encoded, partial(setitem, payload=payload)) for payload in payloads)
+    return (encoded, *others)
+
+
+def setitem(content: list[Any], payload: object) -> None:
+    """Another payload in a claim."""
+    content[0] = payload
+
+
+def run_parameters_seeds() -> tuple[bytes, ...]:
+    """The parameters of the golden runs."""
+    return tuple(json.dumps(json.loads(run["signed"])["parameters"]).encode() for run in golden_runs())
+
+
+def run_offer_seeds() -> tuple[bytes, ...]:
+    """Offers of the golden runs, and one that mixes two."""
+    runs = golden_runs()
+    offers = [offer_of(run["run_id"], run["signed"], run["signed"]) for run in runs]
+    return (*offers, offer_of(runs[0]["run_id"], runs[0]["signed"], runs[1]["signed"]))
+
+
+def golden_runs() -> list[dict[str, str]]:
+    """Run id and signed parameters of each."""
+    return [golden("identity.json")["run"], *(run for run in golden("runs.json").values() if "signed" in run)]
+
+
+def offer_of(run_id: str, initial: str, current: str) -> bytes:
+    """An offer as JSON."""
+    return f'{{"run_id":"{run_id}","initial":{initial},"current":{current}}}'.encode()
+
+
 TARGETS = (
     Target("hello", check_hello, hello_seeds),
     Target("report", check_report, report_seeds),
     Target("statement", check_statements, statement_seeds),
     Target("relay-message", check_relay_message, relay_message_seeds),
     Target("directory", check_directory, directory_seeds, short_inputs=300),
+    Target("claim", check_claim, claim_seeds),
+    Target("run-parameters", check_run_parameters, run_parameters_seeds),
+    Target("run-offer", check_run_offer, run_offer_seeds),
 )

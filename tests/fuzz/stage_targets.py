@@ -1,4 +1,7 @@
-"""Readers of what drivers and stages say to each other; the only targets that need torch."""
+"""Readers of tensors: what drivers and stages send each other, statistics and encoded contributions of a round.
+
+These are the only targets that need PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,16 @@ from math import inf, isnan
 import torch
 from torch import Tensor
 
+from neuroshard.aggregation import (
+    MalformedStatisticsError,
+    SliceRows,
+    judge_statistics,
+    read_statistics,
+    slice_statistics,
+    statistics_bytes,
+    sum_statistics,
+)
+from neuroshard.compression import BLOCK, MalformedVectorError, make_codec
 from neuroshard.messages import Frame, FrameLimits, TensorSpec, WireError, encode
 from neuroshard.messages.frame import unpack
 from neuroshard.pipeline.microbatch import RefusedTensorError, StageBusyError, StageGoneError
@@ -33,7 +46,7 @@ from neuroshard.pipeline.stage_protocol import (
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, RunId
 from tests.fuzz.message_targets import read_frame, written
-from tests.fuzz.target import Target
+from tests.fuzz.target import Target, golden
 
 FIRST = StageAddress(RunId("1" * 64), LayerRange(0, 1), 1)
 LAST = replace(FIRST, layers=LayerRange(1, 2))
@@ -215,8 +228,72 @@ def stage_target(name: str, check: Callable[[bytes], None], seeds: Callable[[], 
     return Target(name, check, seeds, _MEMORY_BYTES, short_inputs=1_000)
 
 
+def check_statistics(data: bytes) -> None:
+    """Statistics that are read say the same again, add up, and can be judged. The first byte: members, Gram matrix."""
+    count, with_gram = divmod(data[0] if data else 0, 2)
+    try:
+        statistics = read_statistics(data[1:], count, with_gram=with_gram == 1)
+    except MalformedStatisticsError:
+        return
+    assert statistics_bytes(statistics) == data[1:]
+    judge_statistics(sum_statistics([statistics, statistics]))
+
+
+def statistics_seeds() -> tuple[bytes, ...]:
+    """Statistics of one, three and seven members."""
+    seeds: list[bytes] = []
+    for count in (1, 3, 7):
+        rows = torch.arange(count * 40, dtype=torch.float32).view(count, 40).sin()
+        rows[count // 2, 3] = float("nan")
+        for with_gram in (False, True):
+            statistics = slice_statistics(SliceRows.of(rows), with_gram=with_gram)
+            seeds.append(bytes([2 * count + with_gram]) + statistics_bytes(statistics))
+    return (*seeds, b"", b"\x02")
+
+
+NAMES = ("int8", "bf16", "fp32", "int4")
+CODECS = tuple(map(make_codec, NAMES))
+LENGTHS = (0, 1, 2, 7, 100, BLOCK, BLOCK + 1)
+
+
+def check_encoded_vector(data: bytes) -> None:
+    """The first two bytes choose codec and length. What is decoded is finite, and the same as a whole and in ranges."""
+    if len(data) < 2:
+        return
+    codec, length, encoded = CODECS[data[0] % len(CODECS)], LENGTHS[data[1] % len(LENGTHS)], data[2:]
+    try:
+        vector = codec.decode(encoded, length)
+    except MalformedVectorError:
+        try:
+            codec.check(encoded, length)
+        except MalformedVectorError:
+            return
+        raise AssertionError("decode refuses what check lets through") from None
+    codec.check(encoded, length)
+    assert codec.name == "fp32" or vector.isfinite().all()
+    half = length // 2
+    ranges = [codec.decode_range(encoded, 0, half, length), codec.decode_range(encoded, half, length, length)]
+    assert torch.cat(ranges).numpy().tobytes() == vector.numpy().tobytes()
+
+
+def encoded_vector_seeds() -> tuple[bytes, ...]:
+    vectors = [
+        bytes([NAMES.index(item["codec"]), LENGTHS.index(len(item["values"]))]) + bytes.fromhex(item["bytes"])
+        for item in golden("compression.json")["encoded"]
+        if len(item["values"]) in LENGTHS
+    ]
+    made = [
+        bytes([number, place]) + codec.encode(torch.linspace(-1, 1, length))
+        for number, codec in enumerate(CODECS)
+        for place, length in enumerate(LENGTHS)
+    ]
+    return (*vectors, *made)
+
+
 TARGETS = (
     stage_target("stage-request", check_stage_request, stage_request_seeds),
     stage_target("stage-answer", check_stage_answer, stage_answer_seeds),
     stage_target("stage-refusal", check_stage_refusal, stage_refusal_seeds),
+    Target("slice statistics", check_statistics, statistics_seeds),
+    Target("encoded-vector", check_encoded_vector, encoded_vector_seeds),
 )

@@ -11,10 +11,8 @@ import pytest
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import read_claim
 from neuroshard.messages import Frame
-from tests.fuzz.frames import fuzz_by_chance, fuzz_guided, main
-from tests.fuzz.mutation import inputs
-from tests.fuzz.target import MODULES, Target
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.frames import TARGETS, fuzz_by_chance, fuzz_guided, main
+from tests.fuzz.target import MODULES, Target, inputs
 from tests.fuzz.wire_targets import check_frame, frame_seeds, outcome, sealed
 
 INPUTS = 1_000
