@@ -20,6 +20,7 @@ from neuroshard.membership.connectivity import SLEPT_SECONDS, Networking, Networ
 from neuroshard.membership.network_opening import libp2p_opener
 from neuroshard.network import Gossip, MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
+from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
 
 TOPIC = "test"
@@ -43,11 +44,6 @@ def node(number: int, folder: Path, *given: str, port: int = 0) -> Networking:
     return Networking(
         identity_of(number).node_id, opener(number, port), peers_file=file, given=given, loopback_only=True
     )
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await anyio.sleep(0.02)
 
 
 def connected(one: Networking) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 
 from neuroshard.node.stage_training import RunningNode
-from tests.worlds.real_nodes import RealNode, RealWorld, play, until
+from tests.worlds.clock import until
+from tests.worlds.real_nodes import RealNode, RealWorld, play
 
 
 def begun_by(node: RealNode) -> RunningNode:

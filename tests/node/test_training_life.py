@@ -24,7 +24,8 @@ from neuroshard.node.stage_training import RunningNode
 from neuroshard.node.training_life import TrainingLife
 from neuroshard.status.board import Command, CommandChannel, CommandResult, Pause, Resume, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
-from tests.worlds.real_nodes import RealNode, RealWorld, play, until
+from tests.worlds.clock import until
+from tests.worlds.real_nodes import RealNode, RealWorld, play
 
 
 class _Watched:

@@ -15,8 +15,7 @@ from trio.testing import MockClock
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.training.stage_loop import AUTO_STEP_SECONDS
 from neuroshard.training.trainer import Trainer
-from tests.worlds.clock import ComputeInPlace
-from tests.worlds.stages import PARAMETERS, MemoryFeed, make_stage, make_trainer
+from tests.worlds.stages import PARAMETERS, ComputeInPlace, MemoryFeed, make_stage, make_trainer
 
 ROUND_SECONDS = 60.0
 SELDOM = OuterOptimization(inner_steps=1000, max_round_seconds=ROUND_SECONDS)

@@ -180,8 +180,3 @@ def play(genesis: Path, folder: Path, scenario: Callable[[RealWorld], Awaitable[
             compute.close()
 
     trio.run(main)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await anyio.sleep(0.005)

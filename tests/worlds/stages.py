@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 import torch
 import trio
@@ -30,7 +33,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.pipeline.driver import Feed
-from neuroshard.pipeline.executor import ComputeThread, Precision, StageExecutor
+from neuroshard.pipeline.executor import ComputeThread, Precision, Priority, StageExecutor
 from neuroshard.pipeline.microbatch import MicrobatchKey, StageBusyError
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient
@@ -48,6 +51,8 @@ from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
 from neuroshard.training.text_generation import SLICE_SECONDS, LocalInferenceSession, TextGenerator, allowed_ids
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
+
+T = TypeVar("T")
 
 ARCHITECTURE = Architecture(
     hidden_size=32,
@@ -397,3 +402,27 @@ def next_logits(model: StageModel, ids: Sequence[int]) -> Tensor:
 
 def prompt_ids(prompt: str = "the th") -> list[int]:
     return TOKENIZER.encode(prompt, bos=True).tolist()
+
+
+class ComputeInPlace(ComputeThread):
+    """Computes on the loop's own thread, which the virtual clock waits for: it leaps while other threads work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.close()  # the thread
+
+    async def run(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> T:
+        await anyio.lowlevel.checkpoint()
+        return work()
+
+    def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
+        done = Future[T]()
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - carried to the caller
+            done.set_exception(error)
+        return done
+
+    async def finish(self, result: Future[T]) -> T:
+        await anyio.lowlevel.checkpoint()
+        return result.result()

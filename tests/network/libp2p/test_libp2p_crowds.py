@@ -16,8 +16,9 @@ from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, libp2p_n
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
-from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
+from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run
 
 THOUSAND = 1000
 LIMITS = ConnectionLimits()
@@ -49,7 +50,6 @@ async def call(caller: Network, victim: Network, number: int) -> bool:
     return not muxer.is_closed
 
 
-@pytest.mark.timeout(120)
 def test_a_thousand_connections_of_one_peer_are_bounded() -> None:
     async def scenario() -> None:
         async with nodes(2) as (victim, attacker):
@@ -81,7 +81,6 @@ def test_a_thousand_sockets_that_say_nothing_are_bounded() -> None:
     run(scenario)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("limits", "most"),
     [

@@ -22,8 +22,9 @@ from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.directory import FindAnswer, FindRequest, FoundNode, Stored, StoreRequest
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
+from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run, until
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
 
 SPACE = "run/0"
 

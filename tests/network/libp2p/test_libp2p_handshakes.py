@@ -30,7 +30,8 @@ from trio.testing import MockClock
 from neuroshard.network.libp2p.host import IDENTIFY_PROTOCOL, MAX_IDENTIFY_BYTES
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
-from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run, until
+from tests.worlds.clock import until
+from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run
 
 Keys = Any
 

@@ -23,7 +23,8 @@ from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 from neuroshard.network.limits import ByteBudget
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
+from tests.worlds.clock import until
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
 
 @asynccontextmanager

@@ -10,8 +10,9 @@ import trio
 from neuroshard.messages import Frame
 from neuroshard.network import Network, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
+from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run, until
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
 
 
 def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:

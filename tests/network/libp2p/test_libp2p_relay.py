@@ -14,8 +14,9 @@ from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, bytes_of, encode_message, read_message
 from neuroshard.status.snapshot import ConnectionKind
+from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run, until
+from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
 
 @dataclass(frozen=True)

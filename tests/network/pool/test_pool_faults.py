@@ -16,7 +16,8 @@ from neuroshard.network import PeerUnreachableError, RequestTimeoutError, Transp
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import PoolOptions
 from neuroshard.types import NodeId
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, frame_of, line_to, node, run, two_nodes, until
+from tests.worlds.clock import until
+from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, frame_of, line_to, node, run, two_nodes
 
 SLOW = 24 * MIB  # bytes a second: slow enough to be interrupted
 DATA = Random(3).randbytes(24 * MIB)

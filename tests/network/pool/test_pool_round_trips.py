@@ -13,7 +13,8 @@ from neuroshard.messages.frame import ITEM_BYTES, FrameTooLargeError
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.pool import PoolOptions
 from neuroshard.types import NodeId
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, frame_of, line_to, node, run, tensor, two_nodes, until
+from tests.worlds.clock import until
+from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, frame_of, line_to, node, run, tensor, two_nodes
 
 FOUR = PoolOptions(host="127.0.0.1", fixed_connections=4)
 
