@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from feed_samples import TOKENS
-from genesis_samples import TestSigner, write_genesis
+from genesis_samples import TOKENS, TestSigner, write_genesis
 
 
 @pytest.fixture(scope="session")

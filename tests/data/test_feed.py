@@ -8,8 +8,19 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from feed_samples import ASSIGNED, LENGTH, NODE, RUN, TOKENS, expected_window, make_feed, rows_of, run
-from genesis_samples import folder_files, shard_tokens
+from genesis_samples import (
+    ASSIGNED,
+    LENGTH,
+    NODE,
+    RUN,
+    TOKENS,
+    expected_window,
+    folder_files,
+    make_feed,
+    rows_of,
+    run,
+    shard_tokens,
+)
 from hostile_server import HostileServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

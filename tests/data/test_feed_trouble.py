@@ -7,8 +7,21 @@ from pathlib import Path
 import anyio
 import hostile_server as hostile
 import pytest
-from feed_samples import ASSIGNED, LENGTH, NODE, RUN, expected_window, make_feed, rows_of, run
-from genesis_samples import VOCABULARY, folder_files, make_fetcher, shard_tokens, write_genesis
+from genesis_samples import (
+    ASSIGNED,
+    LENGTH,
+    NODE,
+    RUN,
+    VOCABULARY,
+    expected_window,
+    folder_files,
+    make_feed,
+    make_fetcher,
+    rows_of,
+    run,
+    shard_tokens,
+    write_genesis,
+)
 from hostile_server import Behaviour, HostileServer
 
 from neuroshard.data.assignment import RotationReason

@@ -11,8 +11,20 @@ from random import Random
 import anyio
 import hostile_server as hostile
 import pytest
-from feed_samples import LENGTH, NODE, RUN, TOKENS, expected_window, rows_of, run
-from genesis_samples import TestSigner, folder_files, make_fetcher, shard_tokens, write_genesis
+from genesis_samples import (
+    LENGTH,
+    NODE,
+    RUN,
+    TOKENS,
+    TestSigner,
+    expected_window,
+    folder_files,
+    make_fetcher,
+    rows_of,
+    run,
+    shard_tokens,
+    write_genesis,
+)
 from hostile_server import HostileServer, Request
 from trio.testing import MockClock
 

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import anyio
-from feed_samples import ASSIGNED, NODE, RUN, make_feed, run
-from genesis_samples import write_genesis
+from genesis_samples import ASSIGNED, NODE, RUN, make_feed, run, write_genesis
 
 from neuroshard.data.assignment import MOST_ROWS, UPCOMING, Assignment, shards_by_use
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse

@@ -9,8 +9,7 @@ import anyio
 import hostile_server as hostile
 import numpy as np
 import pytest
-from feed_samples import LENGTH, NODE, RUN, rows_of, run
-from genesis_samples import TestSigner, folder_files, make_fetcher
+from genesis_samples import LENGTH, NODE, RUN, TestSigner, folder_files, make_fetcher, rows_of, run
 from hostile_server import HostileServer
 from hypothesis import given
 from hypothesis import strategies as st

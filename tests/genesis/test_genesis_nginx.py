@@ -13,7 +13,7 @@ import pytest
 import trio
 from find_nginx import nginx_path
 from nginx_server import Nginx
-from node_reading import read_everything
+from publishing import read_everything
 
 from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis

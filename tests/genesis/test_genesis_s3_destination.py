@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from destination_contract import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
+from publishing import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
 from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
 from typer.testing import CliRunner
 
