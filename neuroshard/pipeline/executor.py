@@ -268,7 +268,15 @@ class StageExecutor:
         """
         result = self._measured(token_count)
         if result.finite:
-            self._apply(learning_rate, token_count * max(1.0, result.grad_norm / max_norm))
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            # Fused AdamW divides the gradients as it reads them, which saves a pass over them.
+            divisor = token_count * max(1.0, result.grad_norm / max_norm)
+            scale = torch.tensor(divisor, dtype=torch.float32, device=self.device)
+            self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+            self._steps += 1
         self.zero()
         return result
 
@@ -349,16 +357,6 @@ class StageExecutor:
     def _activations(self, inputs: Tensor) -> Tensor:
         with autocast(self.device, self.precision):
             return self.model(inputs)
-
-    def _apply(self, learning_rate: float, divisor: float) -> None:
-        """Make the optimizer step. Fused AdamW divides the gradients as it reads them, which saves a pass over them."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        scale = torch.tensor(divisor, dtype=torch.float32, device=self.device)
-        self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
-        self._steps += 1
 
     def _move(self, device: torch.device) -> None:
         self.model.to(device)

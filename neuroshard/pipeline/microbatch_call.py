@@ -67,7 +67,7 @@ class MicrobatchCall:
             tuple[int, int], tuple[int, StageClient]
         ] = {}  # every stage client that got a request; the driver closes its session there
         self._routing = routing
-        self._labels = labels
+        self.labels = labels
         self._inputs: list[Tensor] = [input_ids]  # inputs of each stage that was reached
         self._opened: list[StageClient | None] = [None] * stages  # the replica with the open forward pass, by stage
         self._first: list[StageClient | None] = [
@@ -77,11 +77,6 @@ class MicrobatchCall:
         self._seconds: dict[int, float] = {}  # seconds of answered requests, for the stages whose work is not finished
         self._gradient: Tensor | None = None  # gradient of the last stage's inputs, between the two passes
         self._patience_seconds = patience_seconds
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens in this microbatch."""
-        return self._labels.numel()
 
     @property
     def has_left_first_stage(self) -> bool:
@@ -108,7 +103,7 @@ class MicrobatchCall:
             self._leave_stages()
             raise
         self._finished(last)
-        return MicrobatchResult(loss_sum, self._labels.numel())
+        return MicrobatchResult(loss_sum, self.labels.numel())
 
     async def backward(self) -> None:
         """Run the backward pass through the other stages, after `forward`. Raises StageError as `forward` does."""
@@ -136,7 +131,7 @@ class MicrobatchCall:
         return output
 
     async def _loss(self, hop: StageClient) -> tuple[Tensor, Tensor | None]:
-        return await hop.loss(self.key, self._inputs[-1], self._labels)
+        return await hop.loss(self.key, self._inputs[-1], self.labels)
 
     async def _backward(self, stage: int, gradient: Tensor, hop: StageClient) -> Tensor | None:
         if self._opened[stage] is not hop:  # a replacement, or a stage that lost it: it has no forward pass
@@ -254,7 +249,7 @@ def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> Micro
         run.key.microbatch,
         ended_at=ended_at,
         seconds=seconds,
-        tokens=run.tokens,
+        tokens=run.labels.numel(),
         hops=tuple(hop_times(hop.node_id, hop.timings, run.key) for hop in run.hops if hop is not None),
         takeovers=tuple(
             Takeover(one.stage, one.before.node_id, one.after.node_id, one.is_exact) for one in run.replacements

@@ -186,11 +186,9 @@ class SessionTable:
         obstacle = self.obstacle(key, work.kept_bytes)
         if obstacle is not None:
             raise StageBusyError(obstacle, "Try again when others have ended.")
-        driver = self._drivers.setdefault(key.driver, _Driver())
-        self._drivers.move_to_end(key.driver)
+        driver = self._last_used(key.driver)
         driver.last_used = now
         driver.sessions.setdefault(key.session, _Session(now)).works[key.microbatch] = work
-        self._forget_drivers()
 
     def drop(self, work: MicrobatchWork) -> None:
         """Remove a microbatch, so that its forward pass can be done again."""
@@ -201,11 +199,7 @@ class SessionTable:
 
     def close(self, driver: NodeId, session: int) -> list[MicrobatchWork]:
         """Close a session for good and return its microbatches."""
-        known = self._drivers.setdefault(driver, _Driver())
-        self._drivers.move_to_end(driver)
-        works = known.close(session)
-        self._forget_drivers()
-        return works
+        return self._last_used(driver).close(session)
 
     def of_idle(self, since: float) -> list[MicrobatchWork]:
         """Microbatches of drivers that have sent no request after the time `since`."""
@@ -233,14 +227,19 @@ class SessionTable:
         ]
         return [work for name, number in idle for work in self._drivers[name].close(number)]
 
-    def _forget_drivers(self) -> None:
-        """Keep the table bounded: forget the least recently used driver without a session."""
-        # Never forget a driver with sessions. SessionLimits.sessions bounds their number.
-        while len(self._drivers) > self._limits.drivers:
-            unused = next((name for name, driver in self._drivers.items() if not driver.sessions), None)
-            if unused is None:
-                return
-            del self._drivers[unused]
+    def _last_used(self, name: NodeId) -> _Driver:
+        """Return a driver as the one that was used last. A new one takes the place of one without sessions."""
+        driver = self._drivers.get(name)
+        if driver is None:
+            # Never forget a driver with sessions. SessionLimits.sessions bounds their number.
+            while len(self._drivers) >= self._limits.drivers:
+                unused = next((name for name, driver in self._drivers.items() if not driver.sessions), None)
+                if unused is None:
+                    break
+                del self._drivers[unused]
+            driver = self._drivers[name] = _Driver()
+        self._drivers.move_to_end(name)
+        return driver
 
 
 @dataclass(frozen=True)

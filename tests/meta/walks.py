@@ -248,8 +248,8 @@ class Budget:
 
 
 BUDGETS = {
-    "step": Budget(one_lone_step, Size(files=23, functions=180, climbing=0), goal=Size(22, 130, 0)),
-    "hop": Budget(one_remote_hop, Size(files=16, functions=143, climbing=4), goal=Size(14, 100, 0)),
+    "step": Budget(one_lone_step, Size(files=23, functions=177, climbing=0), goal=Size(22, 130, 0)),
+    "hop": Budget(one_remote_hop, Size(files=16, functions=142, climbing=4), goal=Size(14, 100, 0)),
     "round": Budget(one_certified_round, Size(files=62, functions=706, climbing=13), goal=Size(55, 480, 0)),
 }
 
