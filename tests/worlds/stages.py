@@ -139,7 +139,7 @@ async def paused_after(trainer: Trainer, steps: int) -> None:
 
 async def tensors_dropped(trainer: Trainer) -> None:
     """Wait until the tensors of a paused trainer have left the memory."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not has_no_tensors(trainer):
             await anyio.sleep(0.001)
 
