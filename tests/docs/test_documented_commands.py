@@ -41,9 +41,9 @@ class Block:
     how: str  # what the comment says; empty without one
 
     @property
-    def goes_on(self) -> bool:
+    def runs_until_stopped(self) -> bool:
         """Whether it ends with Ctrl+C only."""
-        return self.how == "goes on"
+        return self.how == "until Ctrl+C"
 
     @property
     def reason(self) -> str | None:
@@ -66,7 +66,7 @@ pytestmark = [
     ),
 ]
 MOST_NOT_RUN = 13  # one of them for Windows
-GOES_ON_SECONDS = 5
+SECONDS_BEFORE_INTERRUPT = 5
 FIRST_LINES = 3
 LONGEST_SECONDS = 240.0
 RUN_PAGES = [page for page in PAGES if any(block.reason is None for block in blocks_of(page))]
@@ -116,8 +116,8 @@ class Reader:
         """Run a block with the variables that earlier ones of its page left in `state`."""
         begin = f"set -euo pipefail; source {state}; cd {self.home / 'reading'}\n"
         end = f"\nset +u; declare -p AUTH SECRET 2>/dev/null > {state} || true"
-        command = ["bash", "-c", begin + self.script(block) + ("" if block.goes_on else end)]
-        if block.goes_on:
+        command = ["bash", "-c", begin + self.script(block) + ("" if block.runs_until_stopped else end)]
+        if block.runs_until_stopped:
             return read_and_interrupt(command, self.environment())
         return subprocess.run(
             command,
@@ -142,7 +142,7 @@ def read_and_interrupt(command: list[str], environment: Mapping[str, str]) -> su
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        seen, deadline = b"", time.monotonic() + GOES_ON_SECONDS
+        seen, deadline = b"", time.monotonic() + SECONDS_BEFORE_INTERRUPT
         while seen.count(b"\n") < FIRST_LINES and (left := deadline - time.monotonic()) > 0:
             if select.select([process.stdout], [], [], left)[0]:
                 piece = os.read(process.stdout.fileno(), 65536)
@@ -192,13 +192,13 @@ def test_the_commands_of_a_page_do_what_it_says(reader: Reader, page: Path, tmp_
             continue
         reader.ensure_running()
         ran = reader.read(block, state)
-        fine = {0, 130, -signal.SIGINT} if block.goes_on else {0}
+        fine = {0, 130, -signal.SIGINT} if block.runs_until_stopped else {0}
         told = f"{page.name}:{block.line}\n{block.text}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
         assert ran.returncode in fine, f"exit code {ran.returncode} of {told}"
         assert "Traceback" not in ran.stderr, told
         if "/api/shutdown" in block.text:
             reader.node.process.wait(LONGEST_SECONDS)  # it is answered before the node says that it is stopping
-        if block.goes_on:
+        if block.runs_until_stopped:
             assert ran.stdout.strip() or ran.stderr.strip(), f"nothing was shown: {told}"
 
 
@@ -208,7 +208,7 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
     assert len(blocks) - len(left_out) >= 25
     assert len(left_out) <= MOST_NOT_RUN
     assert all(len(block.reason or "") > 20 for block in left_out)
-    unknown = [block for block in blocks if block.how and not block.goes_on and block.reason is None]
+    unknown = [block for block in blocks if block.how and not block.runs_until_stopped and block.reason is None]
     assert unknown == []
 
 
@@ -261,7 +261,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 def test_the_log_is_one_object_a_line_when_asked(reader: Reader, tmp_path: Path) -> None:
     command = "neuroshard --headless --log-json --no-training --data-dir ./logging\n"
     (tmp_path / "variables").touch()
-    ran = reader.read(Block(PAGES[0], 0, command, "goes on"), tmp_path / "variables")
+    ran = reader.read(Block(PAGES[0], 0, command, "until Ctrl+C"), tmp_path / "variables")
     lines = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
     assert len(lines) >= 2  # that it starts, and that it was stopped
     assert all({"time", "level", "message"} <= line.keys() for line in lines)
