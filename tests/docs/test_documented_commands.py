@@ -66,7 +66,7 @@ pytestmark = [
     ),
 ]
 MOST_NOT_RUN = 13  # one of them for Windows
-SECONDS_BEFORE_INTERRUPT = 5
+SECONDS_BEFORE_INTERRUPT = 5  # after the first output
 FIRST_LINES = 3
 LONGEST_SECONDS = 240.0
 RUN_PAGES = [page for page in PAGES if any(block.reason is None for block in blocks_of(page))]
@@ -131,28 +131,34 @@ class Reader:
 
 
 def read_and_interrupt(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Ctrl+C after the first lines, or after some seconds without: a table that is shown in place has no lines."""
+    """Press Ctrl+C at a terminal after the first lines, or some seconds after the first output."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else a shell's background jobs pass "ignored" on
+    terminal, end = os.openpty()  # a table in place shows nothing until its end anywhere else
     with subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=end, stderr=end, start_new_session=True
     ) as process:
-        assert process.stdout is not None
-        seen, deadline = b"", time.monotonic() + SECONDS_BEFORE_INTERRUPT
-        while seen.count(b"\n") < FIRST_LINES and (left := deadline - time.monotonic()) > 0:
-            if select.select([process.stdout], [], [], left)[0]:
-                piece = os.read(process.stdout.fileno(), 65536)
-                seen += piece
-                if not piece:
-                    break
+        os.close(end)
+        seen = read_terminal(terminal, LONGEST_SECONDS)
+        deadline = time.monotonic() + SECONDS_BEFORE_INTERRUPT
+        while process.poll() is None and seen.count(b"\n") < FIRST_LINES and (left := deadline - time.monotonic()) > 0:
+            seen += read_terminal(terminal, left)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-        rest, _ = process.communicate(timeout=LONGEST_SECONDS)
-    return subprocess.CompletedProcess(command, process.returncode, "", (seen + rest).decode())
+        while piece := read_terminal(terminal, LONGEST_SECONDS):
+            seen += piece
+        process.wait(LONGEST_SECONDS)
+    os.close(terminal)
+    return subprocess.CompletedProcess(command, process.returncode, seen.decode(), "")
+
+
+def read_terminal(terminal: int, seconds: float) -> bytes:
+    """The next output within this time; empty without any, and at the end."""
+    if not select.select([terminal], [], [], seconds)[0]:
+        return b""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # no process has the terminal open any more
+        return b""
 
 
 @pytest.fixture(scope="module")
