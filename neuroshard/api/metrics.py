@@ -210,8 +210,8 @@ def _gauges(status: NodeStatus, age_seconds: float) -> Iterator[Metric]:
             "1 when held-out data shows that the model learns",
             status.verification.training_verified,
         ),
-        ("loss", "Loss of the last step, nats a token", training.loss),
-        ("loss_ema", "Smoothed training loss, nats a token", training.loss_ema),
+        ("loss", "Loss of the last step, nats per token", training.loss),
+        ("loss_ema", "Smoothed training loss, nats per token", training.loss_ema),
         ("held_out_loss", "Loss on the pinned held-out sequences", held_out[-1].loss if held_out else None),
         ("learning_rate", "Inner learning rate", training.lr),
         ("tokens_per_second", "Tokens trained on a second", training.tokens_per_second),
@@ -283,7 +283,7 @@ def _swarm(status: NodeStatus) -> Iterator[Metric]:
     gauges = [
         ("swarm_nodes", "Nodes of the run, this one included", swarm.nodes),
         ("swarm_training_nodes", "Nodes of the run that train", swarm.training_nodes),
-        ("swarm_loss", "Token-weighted loss of all nodes, nats a token", swarm.global_loss),
+        ("swarm_loss", "Token-weighted loss of all nodes, nats per token", swarm.global_loss),
         ("swarm_tokens_per_second", "Tokens all nodes train on a second", swarm.tokens_per_second),
         ("swarm_shards_covered", "Shards that some node has read", swarm.shards_covered),
     ]

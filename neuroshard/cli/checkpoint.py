@@ -63,9 +63,9 @@ def of_one_run(found: list[SavedStage], run: str | None) -> list[SavedStage]:
     usable = [stage for stage in found if stage.has_tensors]
     for stage in found:
         if not stage.has_tensors:
-            typer.echo(f"{stage.generation.path} is left out: its tensors are not beside it.", err=True)
+            typer.echo(f"{stage.generation.path} is skipped: the file with its tensors is missing.", err=True)
     if not usable:
-        raise CheckpointError("There is no such checkpoint.", "`neuroshard checkpoint list` shows what there is.")
+        raise CheckpointError("There is no such checkpoint.", "`neuroshard checkpoint list` shows the checkpoints.")
     return [stage for stage in usable if stage.run_id == usable[0].run_id]
 
 
@@ -104,11 +104,11 @@ def export(
     ] = "hf",
     at: Annotated[
         datetime | None,
-        typer.Option("--at", help="Of each stage the newest state at or before this local time. (default: now)"),
+        typer.Option("--at", help="Use each stage's newest state at or before this local time. (default: now)"),
     ] = None,
     from_folders: From = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN_ID", help="Or its beginning. (default: the one saved last)")
+        str | None, typer.Option("--run", metavar="RUN_ID", help="The run, or its first digits. (default: saved last)")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="One state alone: a .json from `checkpoint list`.")
@@ -139,7 +139,7 @@ def export(
         except DamagedStageError as error:
             if checkpoint is not None:
                 raise
-            typer.echo(f"{error} The state before it is taken.", err=True)
+            typer.echo(f"{error} The state before it is used.", err=True)
             found = [stage for stage in found if stage is not error.stage]
         else:
             break
@@ -179,22 +179,22 @@ def _write(stages: Sequence[SavedStage], format_name: str, out: Path, tokenizer:
         from neuroshard.state.export import export_gguf
 
         if table is None:
-            raise DataError("No copy of the run's tokenizer lies in these folders.", _NAME_TOKENIZER)
+            raise DataError("No copy of the run's tokenizer is in these folders.", _NAME_TOKENIZER)
         export_gguf(stages, out, table)
         return
     from neuroshard.state.export import export_huggingface
 
     export_huggingface(stages, out, table)
     if table is None:
-        typer.echo(f"warning: {out} has no tokenizer: no copy of it lies in these folders. {_NAME_TOKENIZER}", err=True)
+        typer.echo(f"warning: {out} has no tokenizer: no copy of it is in these folders. {_NAME_TOKENIZER}", err=True)
 
 
 _NAME_TOKENIZER = "Name tokenizer.json of its data set: --tokenizer FILE."
 
 
 _SHARED = (
-    "Where other nodes train the same run, this one takes their newer state over: stop them all, go back at each of "
-    "them with the same --at, and only then start them."
+    "If other nodes train the same run, this one downloads their newer state: stop them all, restore each of them with "
+    "the same --at, and only then start them."
 )
 
 app = typer.Typer(help="List, check, export and restore checkpoints.", no_args_is_help=True)
@@ -291,7 +291,7 @@ def restore(
         typer.echo(json.dumps(told))
         return
     for generation in kept:
-        typer.echo(f"The next start goes on from step {generation.step:,}: {generation.path}")
+        typer.echo(f"The next start resumes from step {generation.step:,}: {generation.path}")
     for path in set_aside:
         typer.echo(f"set aside: {path}")
     for line in shared:

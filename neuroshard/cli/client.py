@@ -89,7 +89,7 @@ class NodeClient:
         try:
             return cast("dict[str, Any]", response.json())
         except ValueError as error:
-            raise NetworkRefusedError(f"What answers at {self.base_url} is no NeuroShard node.") from error
+            raise NetworkRefusedError(f"The program at {self.base_url} is not a NeuroShard node.") from error
 
 
 def no_node(base_url: str) -> NetworkRefusedError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neuroshard.host.autostart import AutostartStatus
 
 
-AUTOSTART_REMEDY = "`neuroshard autostart on` writes it anew, `neuroshard autostart off` removes it."
+AUTOSTART_REMEDY = "`neuroshard autostart on` writes it again, `neuroshard autostart off` removes it."
 autostart_app = typer.Typer(help="Start with the computer, or not.", no_args_is_help=True)
 
 

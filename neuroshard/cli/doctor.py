@@ -157,7 +157,7 @@ DIAL_SECONDS = 3.0
 CLOCK_SECONDS = 5.0
 MOST_CLOCK_ERROR_SECONDS = 30.0  # signed reports are dropped after 60 s
 MOST_DIALS = 8
-_SET_CLOCK = "Set this computer's date and time, best by the network: others refuse reports that seem old."
+_SET_CLOCK = "Let the network set this computer's date and time: other nodes refuse reports that seem old."
 
 
 def port(case: Case) -> Finding:
@@ -212,7 +212,7 @@ def nat(case: Case) -> Finding:
     if case.status is not None:
         network: Mapping[str, Any] = case.status["network"]
         is_well = network["state"] != "failed"
-        action = "" if is_well else "Training goes on and it tries again; `neuroshard logs` tells more."
+        action = "" if is_well else "Training continues and the node tries again; `neuroshard logs` shows more."
         return Finding("nat", is_well=is_well, detail=f"{network['state']}: {network['explanation']}", action=action)
     if not settings.network:
         return Finding("nat", is_well=True, detail="the network is off: this node trains alone")
@@ -226,7 +226,7 @@ def nat(case: Case) -> Finding:
         return Finding("nat", is_well=True, detail=detail, action=action)
     behind = f"{outside} behind {router}" if router else outside
     reachable = settings.port_mapping or settings.relay
-    action = "" if reachable else "Behind a router nobody can call this node: allow one of the two."
+    action = "" if reachable else "Behind a router no other node can reach this one: allow port mapping or relays."
     return Finding("nat", is_well=True, detail=f"{behind}; it {' and '.join(ways)}", action=action)
 
 
@@ -245,7 +245,9 @@ def peers(case: Case) -> Finding:
     known = remembered_addresses(settings.data_dir / PEERS_FILE)
     addresses = tuple(dict.fromkeys([*settings.peer, *known]))[:MOST_DIALS]
     if not addresses:
-        return Finding("peers", is_well=True, detail="none known yet; the local network and the default run are asked")
+        return Finding(
+            "peers", is_well=True, detail="none known yet; a node asks the local network and the default run"
+        )
     with ThreadPoolExecutor(MOST_DIALS) as dials:
         answers = dict(zip(addresses, dials.map(_answers, addresses), strict=True))
     detail = f"{sum(answers.values())} of {len(answers)} known addresses answer"
@@ -265,7 +267,7 @@ def clock(case: Case) -> Finding:
     genesis = str(case.loaded.settings.genesis)
     error = _clock_error(genesis) if genesis.startswith(("http://", "https://")) else None
     if error is None:
-        return Finding("clock", is_well=True, detail=f"{here}; nobody was there to compare it with")
+        return Finding("clock", is_well=True, detail=f"{here}; there was no other clock to compare it with")
     is_well = abs(error) <= MOST_CLOCK_ERROR_SECONDS
     detail = f"{here}; {abs(error):,.0f} s {'ahead of' if error > 0 else 'behind'} the data's server"
     return Finding("clock", is_well=is_well, detail=detail, action="" if is_well else _SET_CLOCK)
@@ -349,7 +351,7 @@ def _examined(name: str, look: Callable[[Case], Finding], case: Case) -> Finding
     except NeuroShardError as error:
         return Finding(name, is_well=False, detail=error.message, action=error.action)
     except ImportError as error:
-        return Finding(name, is_well=False, detail=f"cannot be looked at: {error}", action="Install NeuroShard anew.")
+        return Finding(name, is_well=False, detail=f"cannot be checked: {error}", action="Install NeuroShard again.")
 
 
 _LOOKS: tuple[tuple[str, Callable[[Case], Finding]], ...] = (

@@ -45,8 +45,8 @@ code {{ overflow-wrap: anywhere; }}
 </ul>
 {details}</main></body></html>
 """
-SETTINGS = """<li>Settings are in <code>{file}</code>. What an option such as <code>--port 8001</code> says is a line
-there: <code>port = 8001</code></li>
+SETTINGS = """<li>Settings are in <code>{file}</code>. There, an option such as <code>--port 8001</code> is a
+line: <code>port = 8001</code></li>
 """
 LOGS = "<li>The log is in <code>{folder}</code></li>\n"
 DETAILS = "<h2>For a report</h2>\n<pre>{frames}</pre>\n"

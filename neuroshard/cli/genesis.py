@@ -48,11 +48,11 @@ def build(
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="With --text: token ids in all, up to 32000. (default: by the size of the text)"
+            metavar="N", help="With --text: number of token ids, up to 32000. (default: by the size of the text)"
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, metavar="N", help="With --config: processes. (default: one a core)")
+        int | None, typer.Option(min=1, max=1024, metavar="N", help="With --config: processes. (default: one per core)")
     ] = None,
     s3_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="With --config: the S3-compatible store, if not Amazon's.")
@@ -65,7 +65,7 @@ def build(
             help="Form of the shards: token ids alone, or tensors of torch.save, four times as large. (default: bin)",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="With --config: go on when the sources grow.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="With --config: continue when the sources grow.")] = False,
     token: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")
     ] = None,
@@ -98,11 +98,9 @@ def _check_options(text: Path | None, config: Path | None, vocabulary: int | Non
     if (text is None) == (config is None):
         raise UsageError("Exactly one of --text and --config is needed.", "Name a folder or a file of sources.")
     if config is None and has_config_options:
-        raise UsageError("--workers, --follow and --s3-endpoint go with --config.", "Leave them out.")
+        raise UsageError("--workers, --follow and --s3-endpoint require --config.", "Leave them out.")
     if config is not None and vocabulary is not None:
-        raise UsageError(
-            "--vocabulary goes with --text.", "With --config write it in the file: [vocabulary] merges = N"
-        )
+        raise UsageError("--vocabulary requires --text.", "With --config write it in the file: [vocabulary] merges = N")
 
 
 def _shard_format(given_format: str | None) -> ShardFormat | None:
@@ -110,7 +108,7 @@ def _shard_format(given_format: str | None) -> ShardFormat | None:
         case None | "bin" | "pt":
             return given_format
         case other:
-            raise UsageError(f"{other!r} is not a form of shards.", "Give --format bin or --format pt.")
+            raise UsageError(f"{other!r} is not a format of shards.", "Give --format bin or --format pt.")
 
 
 def now() -> str:
@@ -143,7 +141,7 @@ def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOpti
     )
     if built.has_default_run and not built.is_reused:
         typer.echo(
-            "The default run that was published here stays. Where the data changed, nodes cannot join it with them:"
+            "The default run that was published here stays. If the data changed, nodes cannot join that run with them:"
         )
         typer.echo(f"then publish another one: neuroshard run publish RUN --genesis {out}")
     typer.echo(f"Train on it: neuroshard --genesis {out}")
@@ -204,8 +202,8 @@ def _raise_for(report: PopulationReport) -> None:
     if report.failures:
         names = ", ".join(report.failures)
         raise SourceFailureError(
-            f"Not read to the end: {names}. {next(iter(report.failures.values()))}",
-            "Give the same command again when that is put right: it goes on.",
+            f"These sources were not read to the end: {names}. {next(iter(report.failures.values()))}",
+            "Fix this and run the same command again: it resumes.",
         )
     if report.is_stopped:
         raise stopped_error()
@@ -283,7 +281,7 @@ def verify(
         opened.close()
     typer.echo(_as_json(found) if as_json else _told(found))
     if not found.is_sound:
-        raise DataError("The data set is not sound.", "Build it again, or fetch it again.")
+        raise DataError("The data set is not sound.", "Build it again, or download it again.")
 
 
 def status(place: PlaceArgument, s3_endpoint: S3Endpoint = None, as_json: AsJson = False) -> None:
@@ -329,9 +327,9 @@ def _print_status(found: DataSetStatus) -> None:
             f"{manifest.total_size_bytes / 1e9:,.2f} GB, {signed}, published {manifest.updated_at or 'without a date'}."
         )
     if found.unpublished_shards:
-        typer.echo(f"{found.unpublished_shards:,} more shards are made and not published yet.")
+        typer.echo(f"{found.unpublished_shards:,} more shards are ready and not published yet.")
     if found.problem:
-        typer.echo(f"The populator's state is left out: {found.problem}")
+        typer.echo(f"The populator's state is not shown: {found.problem}")
     for name, source in found.sources.items():
         target = "" if source.target_shards is None else f" of {source.target_shards:,}"
         skipped = f" ({source.documents_skipped:,} skipped)" if source.documents_skipped else ""
@@ -357,7 +355,7 @@ app.command("status")(status)
 @app.command("serve")
 def serve(
     folder: FolderArgument,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free port.")] = 8100,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
 ) -> None:
     """Serve a Genesis folder over HTTP until Ctrl+C: a small CDN, with its state at /status.

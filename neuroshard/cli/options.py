@@ -36,7 +36,7 @@ MemoryLimit = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--cpu-threads", metavar="N", help="CPU threads for training. (default: measured)")
 ]
-_MEETING = "Meeting other nodes"
+_MEETING = "Other nodes"
 RunId = Annotated[
     str | None,
     typer.Option("--run", metavar="RUN_ID", help="Run to join. (default: the default run)", rich_help_panel=_MEETING),
@@ -80,7 +80,7 @@ SpareStages = Annotated[
     typer.Option(
         "--spare-stages",
         metavar="N",
-        help="Hold up to N stages more than --max-stages while nobody else holds them. (default: 0)",
+        help="Hold up to N stages more than --max-stages that no other node holds. (default: 0)",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -89,7 +89,7 @@ MaxUpload = Annotated[
     typer.Option(
         "--max-upload",
         metavar="MBIT/S",
-        help="Most megabits a second sent to other nodes. (default: no limit)",
+        help="Limit of the upload to other nodes, in megabits per second. (default: no limit)",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -98,12 +98,12 @@ MonthlyQuota = Annotated[
     typer.Option(
         "--monthly-quota",
         metavar="GB",
-        help="Most gigabytes a calendar month, sent and received. (default: no limit)",
+        help="Limit per calendar month, sent and received, in gigabytes. (default: no limit)",
         rich_help_panel=_MEETING,
     ),
 ]
 NoNetwork = Annotated[
-    bool, typer.Option("--no-network", help="Meet no other nodes; train alone.", rich_help_panel=_MEETING)
+    bool, typer.Option("--no-network", help="Connect to no other nodes; train alone.", rich_help_panel=_MEETING)
 ]
 NoLanDiscovery = Annotated[
     bool,
@@ -116,9 +116,7 @@ NoLanDiscovery = Annotated[
 NoPortMapping = Annotated[
     bool, typer.Option("--no-port-mapping", help="Do not ask the router to open ports.", rich_help_panel=_MEETING)
 ]
-NoRelay = Annotated[
-    bool, typer.Option("--no-relay", help="Do not be reached through relays.", rich_help_panel=_MEETING)
-]
+NoRelay = Annotated[bool, typer.Option("--no-relay", help="Do not use relays.", rich_help_panel=_MEETING)]
 Token = Annotated[
     str | None,
     typer.Option(
@@ -149,7 +147,7 @@ TrainWhen = Annotated[
 ]
 NoTraining = Annotated[bool, typer.Option("--no-training", help="Start without training.")]
 Headless = Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log details.")]
 EndWithStdin = Annotated[  # for programs that start nodes and must not leave any running
     bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")

@@ -40,7 +40,7 @@ def status(
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second, until Ctrl+C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl+C.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what the running node does, and every path it uses."""
@@ -50,7 +50,7 @@ def status(
     if watch:
         if as_json:
             raise UsageError(
-                "--watch and --json do not go together.", "Programs ask again: `neuroshard status --json`."
+                "--watch and --json exclude each other.", "A program can repeat `neuroshard status --json`."
             )
         watch_status(ReconnectingClient(lambda: connect(data_dir, port, demo=demo)), watched_lines)
         return
@@ -105,11 +105,11 @@ def owner_policy_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         until = decision["until"]
         when = "" if until is None else f" (until {_clock_words(until, answer['time'])})"
         rule = "by hand" if decision["rule"] == "user" else f"by {decision['rule']}"
-        rows.append(("gives way", f"{decision['reason']}{when} [{rule}]"))
+        rows.append(("rule", f"{decision['reason']}{when} [{rule}]"))
     network: Mapping[str, Any] = kindness["network"]
     if network["rule"]:
         rows.append(("transfer", f"{network['reason']} [by {network['rule']}]"))
-    rows += [("looks at", f"{reading['name']}: {reading['value']}") for reading in kindness["readings"]]
+    rows += [("sensor", f"{reading['name']}: {reading['value']}") for reading in kindness["readings"]]
     return rows
 
 
@@ -215,7 +215,7 @@ def logs(
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, also after a restart of the node.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue after a restart of the node.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the newest log lines of the running node."""
@@ -312,5 +312,5 @@ def _text_of(line: str) -> str:
         return ""
     event = cast("dict[str, Any]", json.loads(line[len(_EVENT) :]))
     if "error" in event:
-        raise RequestRefusedError(f"The node broke off: {event['error']['message']}")
+        raise RequestRefusedError(f"The node stopped the text: {event['error']['message']}")
     return "".join(choice["text"] for choice in event.get("choices", []))

@@ -24,14 +24,16 @@ app = typer.Typer(help="Make a run for others to join, or show one.", no_args_is
 
 @app.command("create")
 def create(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="run.toml or run.yaml: what the run is.")],
+    config: Annotated[
+        Path, typer.Option("--config", metavar="FILE", help="run.toml or run.yaml: the parameters of the run.")
+    ],
     genesis: GenesisSource = None,
     num_stages: Annotated[
         int | None, typer.Option(metavar="S", help="Cut the model into S parts for several computers; as in the file.")
     ] = None,
     update: Annotated[
         str | None,
-        typer.Option(metavar="FILE-OR-ID", help="Sign a higher version of this run; --config names only what changes."),
+        typer.Option(metavar="FILE-OR-ID", help="Sign a higher version of this run; --config names only the changes."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -97,8 +99,8 @@ def show(
     typer.echo(f"owner      wallet {offer.owner}, key {offer.initial.owner_public_key.hex()}")
     for start, holding in reversed(_holding(offer)):
         name = "version" if holding is offer.parameters else "before"
-        typer.echo(f"{name:10} {holding.version}, holds from outer step {start}")
-    typer.echo("verified   the id fits the first version, and the owner signed what is shown here\n")
+        typer.echo(f"{name:10} {holding.version}, from outer step {start}")
+    typer.echo("verified   the id matches the first version, and the owner signed every version shown here\n")
     initial = _flat(asdict(offer.initial.parameters))
     for name, value in _flat(asdict(offer.parameters)).items():
         was = f"   (first: {initial[name]})" if name in changed else ""
@@ -136,13 +138,13 @@ def publish(
         facts = {"run_id": done.run.run_id, "seeds": done.run.seeds, "file": str(done.file), "replaced": replaced}
         typer.echo(json.dumps(facts))
         return
-    typer.echo(f"{done.file}: run {done.run.run_id} is the default one of these data now.")
+    typer.echo(f"{done.file}: run {done.run.run_id} is now the default run of these data.")
     if done.replaced is not None:
-        typer.echo(f"Before it was run {done.replaced.run_id}.")
+        typer.echo(f"The default before was run {done.replaced.run_id}.")
     for address in done.run.seeds:
         typer.echo(f"Seed: {address}")
     if not done.run.seeds:
-        typer.echo("No seed is named, so only nodes on the local network of others will find it: add --seed.")
+        typer.echo("No seed is named, so only nodes on its local network will find it: add --seed.")
 
 
 def _offer_of(named: str, data_dir: Path) -> RunOffer:
@@ -180,7 +182,7 @@ def _check_file(file: Path, offer: RunOffer | None = None) -> None:
         found = None
     if found is None or (offer is not None and found != offer.run_id):
         holds = "is not the file of a run" if found is None else f"holds the run {found[:16]}"
-        raise UsageError(f"{file} {holds} and is not written over.", "Name another file with --out.")
+        raise UsageError(f"{file} {holds} and is not overwritten.", "Name another file with --out.")
 
 
 def _print_made(
@@ -203,11 +205,11 @@ def _print_made(
     if choice.is_new and len(_holding(offer)) > 1:
         (_, before), (start, _) = _holding(offer)[-2:]
         typer.echo(
-            f"It holds from outer step {start} on, and version {before.version} before. A node that hears of it later"
+            f"It applies from outer step {start} on, and version {before.version} before. A node that gets it later"
         )
-        typer.echo("takes it at once, so name a step that lies far enough ahead for all to hear of it in time.")
+        typer.echo("applies it at once, so name a step far enough ahead for all nodes to get it in time.")
     typer.echo(f"Signed file: {file}\n")
-    typer.echo(f"Begin it here:  {shlex.join(here)}")
+    typer.echo(f"Start it here:  {shlex.join(here)}")
     typer.echo(f"Others join:    {shlex.join(join)}")
     if not seeds:
         typer.echo("ADDR is an address of a node of the run: `neuroshard status` shows it once yours is running.")

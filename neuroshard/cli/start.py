@@ -52,7 +52,8 @@ LOOPBACK = "127.0.0.1"
 
 def demo(
     steps: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="End after K steps with a summary. (default: go on)")
+        int | None,
+        typer.Option(min=1, metavar="K", help="End after K steps with a summary. (default: run until it is stopped)"),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Train on your own text files instead of the embedded ones.")
@@ -129,7 +130,10 @@ def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -
         loaded,
         settings=loaded.settings.model_copy(update={"run": None, "peer": ()}),
         sources={**loaded.sources, **dict.fromkeys(keys, "default")},
-        warnings=(*loaded.warnings, f"A demo trains a run of its own: what {named} says of a run to join is ignored."),
+        warnings=(
+            *loaded.warnings,
+            f"A demo trains a run of its own: the run to join in {named} is ignored.",
+        ),
     )
 
 

@@ -106,8 +106,8 @@ def _installation() -> Installation:
     root = installation_root()
     if root is None:
         raise UsageError(
-            "This NeuroShard was not put here by its installer, so it does not replace itself.",
-            "Update it the way it came: apt install ./neuroshard_....deb, or pip install.",
+            "This NeuroShard was not installed by its installer, so it cannot update itself.",
+            "Update it with the program that installed it: apt install ./neuroshard_....deb, or pip install.",
         )
     return Installation(root)
 
@@ -124,7 +124,7 @@ def _show_progress(is_terminal: bool, done: int, size: int) -> None:
 
 def _print_step(step: str) -> None:
     if step == "going back":  # it may take as long as a final checkpoint: the user should not press Ctrl+C again
-        typer.echo("The node is started again by the version from before.", err=True)
+        typer.echo("The previous version starts the node again.", err=True)
 
 
 def _words(change: VersionChange) -> str:

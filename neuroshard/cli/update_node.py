@@ -62,7 +62,7 @@ class LocalNode:
             process = psutil.Process(owner.pid)
             line, environment, folder = process.cmdline(), process.environ(), process.cwd()
         except psutil.Error as error:
-            raise UpdateFailedError(f"The running node cannot be looked at: {error}.", BY_HAND) from error
+            raise UpdateFailedError(f"The status of the running node cannot be read: {error}.", BY_HAND) from error
         return FoundNode(self._arguments(line), _clean(environment), Path(folder), _unit_of(process.pid))
 
     def stop(self, node: RunningNode) -> None:
@@ -125,20 +125,20 @@ class LocalNode:
             return True
 
         if not _comes_up(is_over, self._data_dir, version):
-            raise UpdateFailedError(f"{unit} does not get to work, see `journalctl --user -u {unit}`")
+            raise UpdateFailedError(f"{unit} does not come up, see `journalctl --user -u {unit}`")
 
     def _arguments(self, line: Sequence[str]) -> tuple[str, ...]:
         """Arguments after the program's name. Raises UpdateFailedError for a node that an update cannot start again."""
         places = [index for index, word in enumerate(line) if self._is_ours(word)]
         if not places:
-            raise UpdateFailedError("The running node is not of this installation.", BY_HAND)
+            raise UpdateFailedError("The running node belongs to another installation.", BY_HAND)
         # The interpreter of a Python environment is in the same folder: only the word named neuroshard is the program.
         programs = [index for index in places if Path(line[index]).stem == "neuroshard"]
         if not programs:
             raise UpdateFailedError("The running node was started in an unusual way.", BY_HAND)
         arguments = tuple(line[programs[0] + 1 :])
         if "***" in arguments or "--token=***" in arguments:
-            raise UpdateFailedError("The running node was given its token as a flag, which is kept nowhere.", BY_HAND)
+            raise UpdateFailedError("The running node got its token as a flag, which is not stored.", BY_HAND)
         if "--end-with-stdin" in arguments:
             raise UpdateFailedError("The running node belongs to another program.", "Update when that one has ended.")
         return arguments
@@ -184,7 +184,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], data_dir: Path, version: st
         raise UpdateFailedError(f"it ended with code {process.returncode}: {_last_words(output)}")
     if not is_up:
         _end(process)
-        raise UpdateFailedError(f"it does not get to work: {_last_words(output)}")
+        raise UpdateFailedError(f"it does not come up: {_last_words(output)}")
 
 
 def _comes_up(is_over: Callable[[], bool], data_dir: Path, version: str) -> bool:

@@ -23,7 +23,7 @@ TokenOption = Annotated[
 ]
 PassphraseFile = Annotated[
     Path | None,
-    typer.Option("--passphrase-file", metavar="FILE", help="File with the passphrase. (default: it is asked for)"),
+    typer.Option("--passphrase-file", metavar="FILE", help="File with the passphrase. (default: ask for it)"),
 ]
 
 
@@ -75,7 +75,7 @@ def show(
         typer.echo(json.dumps(facts))
     else:
         for name, value in facts.items():
-            typer.echo(f"{name:12} {value or 'none yet: the first start makes it'}")
+            typer.echo(f"{name:12} {value or 'none yet: the first start creates it'}")
     for warning in warnings:
         typer.echo(f"Warning: {warning}", err=True)
 

@@ -322,7 +322,7 @@ class AllReduce:
             for node, digest in one.results.items():
                 if agreed is not None and digest != agreed:
                     proof = tuple(self._claims[other, index] for other in one.results if (other, index) in self._claims)
-                    effects += self._accuse(node, "It reduced a slice to another result than two others.", proof)
+                    effects += self._accuse(node, "It sent a different result than two other reducers.", proof)
         return effects
 
     def _accuse(self, node: NodeId, what: str, proof: tuple[bytes, ...] = ()) -> list[Effect]:

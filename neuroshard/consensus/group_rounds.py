@@ -364,7 +364,7 @@ class GroupRounds:
             return Checked("", str(error))
         root = await self.judging.root_after(aggregate, work.outer_step)
         if not root:
-            return Checked("", "This node has gone on to another step.")
+            return Checked("", "This node has continued to another step.")
         objection = "" if self.judging.objection is None else await self.judging.objection(aggregate, root)
         return Checked(root, objection)
 

@@ -274,7 +274,9 @@ class Matchmaker:
             self._apart_since = None
         elif not is_patient:
             layers = self.replica.stage.layers
-            _LOG.info("Other replicas of layers %d-%d are ahead: fetching their state.", layers.start + 1, layers.stop)
+            _LOG.info(
+                "Other replicas of layers %d-%d are ahead: downloading their state.", layers.start + 1, layers.stop
+            )
             self.must_follow.set()
         return False
 

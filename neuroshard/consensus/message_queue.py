@@ -166,7 +166,7 @@ class RoundMessageQueue:
             header, specs = _read_message(message)
         except (ValueError, WireError) as error:
             self._report(sender, ScoreReason.MALFORMED_FRAME)
-            raise RequestRefusedError(f"This is no message of a round: {error}") from None
+            raise RequestRefusedError(f"This is not a message of a round: {error}") from None
         total = sum(spec.byte_count for spec in specs)
         if total > self._limits.max_body_bytes:
             raise RequestRefusedError("There is no memory for a message of this size now; try again later.")

@@ -253,7 +253,7 @@ class RoundRunner:
         try:
             message = await self._around.offload(lambda: from_frame(frame))
         except MalformedMessageError as error:
-            _LOG.info("Node %s sent what is no message of a round: %s", sender, error)
+            _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
             return
         if author_of(message) not in (None, sender):
@@ -318,12 +318,12 @@ class RoundRunner:
                         del self._records[old]
                 elif running is self._running:
                     self._running = None
-                    self._gave_up = "this node could not write down its vote"
+                    self._gave_up = "this node could not store its vote"
                     self.wake()
             case Accuse(node, what):
                 _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
-                await self._is_written(lambda: book.keep_proof(effect), "The round goes on.")
+                await self._is_written(lambda: book.keep_proof(effect), "The round continues.")
             case Complete():
                 await self._complete(running, effect)
             case GiveUp(reason):

@@ -75,7 +75,7 @@ def read_offer(folder: Path, step_id: str) -> SavedContribution | None:
         size = path.stat().st_size
         sizes = [whole_field(one["bytes"], 0, size, "bytes") for one in slices]
         if file.tell() + sum(sizes) != size:
-            raise ValueError("it has another size than it says")
+            raise ValueError("its size differs from its header")
         parts = tuple(file.read(count) for count in sizes)
     if any(
         digest_of(part).hex() != hash_field(one["digest"], "digest") for part, one in zip(parts, slices, strict=True)
@@ -378,5 +378,5 @@ class ContributionRecovery:
         try:
             return RecoveredContribution(offer, await self._offload(lambda: work.decoded_parts(offer.parts)))
         except MalformedVectorError as error:
-            _LOG.warning("What was sent to the round before the restart cannot be read: %s", error)
+            _LOG.warning("The contribution that was sent before the restart cannot be read: %s", error)
             return None

@@ -92,7 +92,7 @@ class SourceMonitor:
         except FileUnchangedError:
             return self._judged
         except DataUnavailableError as error:
-            return self._problem(RefreshState.UNREACHABLE, f"{error} Trying again by itself.")
+            return self._problem(RefreshState.UNREACHABLE, f"{error} The node tries again.")
         except DataError as error:
             return self._problem(RefreshState.INCOMPLETE, str(error))
         found = await self._judge(data)

@@ -37,7 +37,7 @@ class BuildReport:
     tokens: int  # in all shards together
     shards: int
     tokens_per_shard: int
-    unigram_entropy: float  # nats a token, over all shards
+    unigram_entropy: float  # nats per token, over all shards
 
     def to_json(self) -> bytes:
         """The bytes of build.json."""

@@ -88,7 +88,7 @@ ExecStart={" ".join(map(_systemd_word, command))}
 TimeoutStopSec={STOP_SECONDS}
 Restart=on-failure
 RestartSec={RETRY_SECONDS}
-# 2 to 6: settings, the token, a port, a folder or the data: what only its owner can mend
+# 2 to 6: settings, the token, a port, a folder or the data: problems that only the owner can fix
 RestartPreventExitStatus=2 3 4 5 6
 Nice=10
 
@@ -296,7 +296,7 @@ def places_here(platform: str, home: Path, environment: Mapping[str, str]) -> tu
         return (FilePlace("launchd agent", file, launch_agent, program_of_agent),)
     if platform.startswith(("linux", "freebsd")):
         return linux_places(home, environment)
-    raise UsageError(f"How {platform} starts programs at login is not known here.", "Set it up by hand.")
+    raise UsageError(f"Autostart is not supported on {platform}.", "Set it up by hand.")
 
 
 def _is_there(place: Path) -> bool:

@@ -95,8 +95,8 @@ def _sentence(at_once: tuple[str, ...], after_restart: tuple[str, ...], overridd
     """The result of a change in sentences for the owner."""
     parts: list[str] = []
     if holds := [key for key in at_once if key not in overridden]:
-        parts.append(f"{', '.join(holds)}: holds now.")
+        parts.append(f"{', '.join(holds)}: in effect now.")
     if later := [key for key in after_restart if key not in overridden]:
-        parts.append(f"{', '.join(later)}: holds after a restart.")
-    parts += [f"{key}: stored, but the {source} wins." for key, source in overridden.items()]
+        parts.append(f"{', '.join(later)}: takes effect after a restart.")
+    parts += [f"{key}: stored, but the {source} takes precedence." for key, source in overridden.items()]
     return " ".join(parts)

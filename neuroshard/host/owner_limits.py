@@ -96,7 +96,7 @@ def decide_network(rules: Rules, moved_bytes: int, local: datetime) -> NetworkDe
     quota = rules.monthly_quota
     if quota is not None and moved_bytes >= quota * GIGABYTE:
         month = first_of_next_month(local)
-        reason = f"The month's {quota:g} GB are used up: nothing large is sent or fetched until {month.day} {month:%B}."
+        reason = f"The month's {quota:g} GB are used up: nothing large is transferred until {month.day} {month:%B}."
         return NetworkDecision(NetworkAction.SMALL_ONLY, reason, "monthly_quota", month.timestamp())
     return NetworkDecision()
 

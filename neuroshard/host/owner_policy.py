@@ -145,7 +145,7 @@ def _pauses(rules: Rules, observed: HostReadings, local: datetime) -> Iterator[T
         yield _pause("Paused while a program fills the screen.", "pause_on_full_screen")
     if rules.only_idle and isinstance(observed.idle_seconds, float) and observed.idle_seconds < 60 * rules.idle_minutes:
         minutes = f"{rules.idle_minutes:g} minute{'' if rules.idle_minutes == 1 else 's'}"
-        yield _pause(f"Paused while this computer is in use: goes on after {minutes} without input.", "train_when")
+        yield _pause(f"Paused while this computer is in use: resumes after {minutes} without input.", "train_when")
 
 
 def _pause(reason: str, rule: str, until: float | None = None) -> TrainingDecision:
@@ -192,7 +192,7 @@ def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
         ("GPU", _gpu_words(observed.gpu)),
     )
     return tuple(
-        SensorReading(name, f"cannot be told here: {value.why}", is_known=False)
+        SensorReading(name, f"is not known here: {value.why}", is_known=False)
         if isinstance(value, Unknown)
         else SensorReading(name, value)
         for name, value in told
@@ -204,9 +204,9 @@ def _idle_words(seconds: float | Unknown | None) -> str | Unknown | None:
     if seconds is None or isinstance(seconds, Unknown):
         return seconds
     if seconds < MINUTE:
-        return "touched within the last minute"
+        return "used within the last minute"
     minutes = int(seconds // MINUTE)
-    return f"not touched for {minutes:,} minute{'' if minutes == 1 else 's'}"
+    return f"not used for {minutes:,} minute{'' if minutes == 1 else 's'}"
 
 
 def _choice(value: bool | Unknown | None, yes: str, no: str) -> str | Unknown | None:
@@ -226,4 +226,4 @@ def _gpu_words(gpu: GpuReading | Unknown | None) -> str | Unknown | None:
         return gpu
     facts = [f"{gpu.celsius} °C"] if gpu.celsius is not None else []
     facts += [f"{gpu.watts:.0f} W"] if gpu.watts is not None else []
-    return ", ".join(facts) or Unknown("the GPU tells neither temperature nor power")
+    return ", ".join(facts) or Unknown("the GPU reports neither temperature nor power")

@@ -31,7 +31,7 @@ def runs_on_battery() -> bool | Unknown:
     if sys.platform == "linux":
         return runs_on_battery_linux(POWER_SUPPLIES)
     if not hasattr(psutil, "sensors_battery"):
-        return Unknown("this system does not tell")
+        return Unknown("this system does not report it")
     battery = psutil.sensors_battery()
     if battery is None:
         return False
@@ -84,7 +84,7 @@ class GpuSensor:
             return GpuReading(self._celsius(), self._watts())
         except library.NVMLError as error:
             self._handle = None
-            return Unknown(f"the NVIDIA driver says: {error}")
+            return Unknown(f"the NVIDIA driver reports: {error}")
 
     def _celsius(self) -> int | None:
         library = self._library
@@ -147,7 +147,7 @@ def session_idle_seconds(loginctl: str, now: float) -> float | Unknown:
         return 0.0
     since = facts.get("IdleSinceHint", "")
     if facts.get("IdleHint") != "yes" or not since.isdecimal():
-        return Unknown("this session does not tell whether it is idle")
+        return Unknown("this session does not report whether it is idle")
     return max(0.0, now - int(since) / 1e6)
 
 
@@ -214,7 +214,7 @@ def windows_idle_seconds() -> float | Unknown:
     library: Any = ctypes
     info = LastInputInfo(ctypes.sizeof(LastInputInfo), 0)
     if not library.windll.user32.GetLastInputInfo(ctypes.byref(info)):
-        return Unknown("Windows does not tell the last input of this session")
+        return Unknown("Windows does not report the last input of this session")
     return idle_from_ticks(library.windll.kernel32.GetTickCount(), info.dwTime)
 
 
@@ -234,7 +234,7 @@ def windows_is_full_screen() -> bool | Unknown:
 def full_screen_from_state(result: int, state: int) -> bool | Unknown:
     """Interpret a QUERY_USER_NOTIFICATION_STATE; `result` is the HRESULT of the call."""
     if result != 0 or state not in _KNOWN_STATES:
-        return Unknown("Windows does not tell whether a program fills the screen")
+        return Unknown("Windows does not report whether a program fills the screen")
     return state in (BUSY, FULL_SCREEN_3D, PRESENTATION)
 
 
@@ -299,7 +299,7 @@ def _is_full_screen(display: Any) -> bool | Unknown:
     """Read the window state that window managers and programs share (Extended Window Manager Hints)."""
     root = display.screen().root
     if root.get_full_property(display.intern_atom("_NET_SUPPORTED"), 0) is None:
-        return Unknown("no window manager tells which window is active")
+        return Unknown("no window manager reports which window is active")
     active = root.get_full_property(display.intern_atom("_NET_ACTIVE_WINDOW"), 0)
     if active is None or not active.value or not active.value[0]:
         return False
@@ -352,7 +352,7 @@ class Sensors:
             return windows_idle_seconds()
         if self._system == "darwin":
             return self._aged("idle", macos_idle_seconds)
-        told = Unknown("this system does not tell")
+        told = Unknown("this system does not report it")
         if self._x11 is not None and not self._is_wayland:  # under Wayland it sees only the input of X11 programs
             told = self._x11.idle_seconds()
         elif self._is_wayland:
@@ -367,7 +367,7 @@ class Sensors:
         if self._system == "win32":
             return windows_is_full_screen()
         if self._x11 is None:
-            return Unknown("there is no display" if self._system == "linux" else "this system does not tell")
+            return Unknown("there is no display" if self._system == "linux" else "this system does not report it")
         told = self._x11.is_full_screen()
         return told if told is True or not self._is_wayland else Unknown("Wayland shows older programs' windows only")
 

@@ -336,7 +336,7 @@ class ClaimIntake(Generic[T]):
     def _too_many(self, statement: Statement[T], now: float) -> Refusal | None:
         if self._rules.sequence_of is None or self._allowance(statement, now) >= 1:
             return None
-        text = f"Node {statement.node_id} makes more claims than anybody needs."
+        text = f"Node {statement.node_id} makes too many claims."
         return Refusal(text, ScoreReason.FLOOD, culprit=statement.node_id)
 
     def _allowance(self, statement: Statement[T], now: float) -> float:

@@ -367,7 +367,7 @@ class Networking:
 
     def _why_alone(self) -> str:
         if self._has_given:
-            return "No other node answers yet; trying again by itself."
+            return "No other node answers yet; this node keeps trying."
         if self._loopback_only:
             return "No other node is known on this computer."
         return "No other node was found yet."
@@ -405,7 +405,7 @@ class DialledRequests:
         """
         network = self.networking.current
         if network is None:
-            raise PeerUnreachableError("The network is down at present.", "It is tried again by itself.")
+            raise PeerUnreachableError("The network is down at present.", "This node tries again.")
         if peer not in network.transport.peers():
             await self._dial(network, peer)
         return await network.transport.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)

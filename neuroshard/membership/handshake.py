@@ -139,7 +139,7 @@ def _score(network: Network, peer: NodeId, refusal: Refusal) -> None:
     """Report a refused claim to the reputation. A peer of another run does nothing wrong by asking."""
     if refusal.reason is not None and not refusal.is_other_run:
         network.reputation.report(refusal.culprit or peer, refusal.reason)
-        _LOG.debug("A hello of node %s is refused: %s", peer, refusal.explanation)
+        _LOG.debug("The handshake of node %s is refused: %s", peer, refusal.explanation)
 
 
 WANTED_PEERS = 16  # greeted peers; other nodes are known by their reports
@@ -276,9 +276,9 @@ class Meeting:
             addresses = await self._greeter.greet(network, peer)
         except (PeerRefusedError, HandshakeRefusedError, WireError) as error:
             is_news = acquaintances.note_failure(peer, anyio.current_time()) == 2  # the peer may have just started
-            _LOG.log(logging.INFO if is_news else logging.DEBUG, "Node %s is not met: %s", peer, error)
+            _LOG.log(logging.INFO if is_news else logging.DEBUG, "Node %s is not connected: %s", peer, error)
         except PeerUnreachableError as error:
-            _LOG.debug("Node %s does not answer a hello: %s", peer, error)
+            _LOG.debug("Node %s does not answer the handshake: %s", peer, error)
             acquaintances.note_failure(peer, anyio.current_time())
         else:
             acquaintances.note_success(peer, anyio.current_time())

@@ -53,7 +53,7 @@ async def watch_for_updates(
         try:
             told = await daily_notice(settings, __version__, wall_clock())
         except NeuroShardError as error:
-            log.info("No newer version could be looked for: %s", error)
+            log.info("The check for a newer version failed: %s", error)
         else:
             if told:
                 publisher.warn(told)

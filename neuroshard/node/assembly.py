@@ -110,7 +110,7 @@ class Assembly:
             placing = self._enter(run, fetcher.source.description)
             if run.parameters.stage_count > 1:
                 placing.swarm.windows = windows
-                self.startup.tell(MODEL, "Asking the others which layers they hold.")
+                self.startup.tell(MODEL, "Asking other nodes which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
         ground = NodeContext(
             run,
@@ -139,7 +139,7 @@ class Assembly:
         runs = LocalRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(self._settings.genesis, runs, room)
         if data.run is None or not data.run.is_joined:
-            raise UsageError("A trainer drives a run of others, and none was found.", HOW_TO_JOIN)
+            raise UsageError("A trainer needs a run of other nodes, and none was found.", HOW_TO_JOIN)
         self._tell_run(data.run, found)
         swarm = self._enter(data.run, fetcher.source.description).swarm
         watch = SourceMonitor(data.genesis, data.run.parameters.genesis)
@@ -239,7 +239,7 @@ class Assembly:
             waiting = [item for item in fetcher.active() if item.retry_at is not None]
             description = fetcher.source.description
             for item in waiting:
-                reason = f"Waiting for {description}: {item.error} Trying again by itself."
+                reason = f"Waiting for {description}: {item.error} The node tries again."
                 self.startup.tell(DATA, reason)
                 status = DataStatus(description, verified=False, explanation=reason, downloads=fetcher.active())
                 self._publisher.change(state=NodeState.WAITING_FOR_DATA, state_reason=reason, data=status)
@@ -257,11 +257,11 @@ class Assembly:
             parameters = run_parameters(proposal, pins, name="own", inner_steps=wanted)
             windows_of(parameters, room, None)
             run = runs.create(parameters)
-            log.info("A new run of your own begins: %s.", run.run_id[:16])
+            log.info("A new run of your own starts: %s.", run.run_id[:16])
         elif wanted is not None and wanted != run.parameters.outer.inner_steps:
             self._publisher.warn(
                 f"This run was created with {run.parameters.outer.inner_steps} inner steps; "
-                f"inner_steps = {wanted} holds only for a new run, in another data folder."
+                f"inner_steps = {wanted} applies only to a new run, in another data folder."
             )
         runs.remember_source(source, run)
         return run

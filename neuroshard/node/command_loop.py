@@ -153,37 +153,37 @@ class CommandLoop:
         if self._is_between:
             self._wish.begin(PAUSED_BY_USER, duration_seconds)
             kept = await self._keep_wish()
-            return self._told_between(f"The pause begins as soon as this node has its other layers.{kept}")
+            return self._told_between(f"The pause begins as soon as this node has its new layers.{kept}")
         trainer = self._running()
         trainer.pause(duration_seconds)
         self._throttle()
         kept = await self._keep_wish()
         state = await trainer.wait_until_paused()
         if state is not NodeState.PAUSED and self._wish.holds:
-            return CommandResult(state, "The node is leaving its layers or stopping; what it does next is paused.")
+            return CommandResult(state, "The node is leaving its layers or stopping; afterwards it is paused.")
         if state is not NodeState.PAUSED:
             return CommandResult(state, "The pause did not begin: the node was resumed or stopped meanwhile.")
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
         rule = self._wish.rule_reason
-        also = f" By a rule of yours it would be as well: {rule}" if rule else ""
+        also = f" One of your rules would also pause it: {rule}" if rule else ""
         return CommandResult(state, f"Paused {until}; nothing is lost.{also}{kept}")
 
     async def _resume(self) -> CommandResult:
         if self._is_between:
             self._wish.end()
             kept = await self._keep_wish()
-            return self._told_between(f"Training goes on as soon as this node has its other layers.{kept}")
+            return self._told_between(f"Training resumes as soon as this node has its new layers.{kept}")
         trainer = self._running()
         trainer.resume()
         self._throttle()
         kept = await self._keep_wish()
         if rule := self._wish.rule_reason:
             return CommandResult(
-                trainer.snapshot().state, f"Your pause has ended, but a rule of yours holds: {rule}{kept}"
+                trainer.snapshot().state, f"Your pause has ended, but one of your rules applies: {rule}{kept}"
             )
         state = await trainer.wait_until_resumed()
         if state in (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING):
-            return CommandResult(state, "Training does not go on: the node was paused again or stopped meanwhile.")
+            return CommandResult(state, "Training does not resume: the node was paused again or stopped meanwhile.")
         return CommandResult(state, f"Training goes on.{kept}")
 
     async def _keep_wish(self) -> str:
@@ -208,7 +208,7 @@ class CommandLoop:
 
     def _running(self) -> Trainer:
         if self._is_between:
-            raise NotReadyError("The node goes on to other layers.", "Try again when it has them.")
+            raise NotReadyError("The node is moving to other layers.", "Try again when it has them.")
         if self._node is None:
             raise NotReadyError(
                 "The node is still starting.", "Try again when it trains; the dashboard shows progress."

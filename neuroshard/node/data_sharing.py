@@ -71,13 +71,13 @@ class DataSharing:
         """Open a file at another node. Call it only if `may_have` is true."""
         exchange = self._known()
         if exchange is None:
-            raise AssertionError("nobody may have it")
+            raise AssertionError("no node may have it")
         return exchange.asker.open(name, address)
 
     async def _give(self, sender: NodeId, frame: Frame) -> Frame:
         exchange = self._known()
         if exchange is None:
-            raise RequestRefusedError("This node is of no run yet.")
+            raise RequestRefusedError("This node has no run yet.")
         return await exchange.giver.give(sender, frame)
 
     def _known(self) -> ShardExchange | None:

@@ -84,7 +84,7 @@ class Joining:
             if best is None:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
-                self.tell(f"{_named(self.identity.layers)} were trained, but nobody who answers has them: waiting.")
+                self.tell(f"{_named(self.identity.layers)} were trained, but no node that answers has them: waiting.")
             elif await self._may_go_on(own, standings[best]) or (
                 self._may_begin(standings[best], standings.values()) and await self._joined(best, standings)
             ):
@@ -119,7 +119,7 @@ class Joining:
         counted = sum(told.sequences for told in on_line)
         if may_download_averaged(counted, outer.averaged_sequences, now - self._waits_since):
             return True
-        self.tell(f"{_named(self.identity.layers)} are fetched after the next step of those who train them.")
+        self.tell(f"{_named(self.identity.layers)} will be downloaded after the next step of their replicas.")
         return False
 
     async def _hear_of_others(self) -> None:
@@ -136,13 +136,13 @@ class Joining:
             await self.offload(partial(install, received, self.identity, self.store))
         except LyingDonorError as error:
             self._liars.add(first)
-            log.warning("What node %s gives of %s is not used: %s", first, _named(self.identity.layers), error)
+            log.warning("Node %s sent an unusable state of %s: %s", first, _named(self.identity.layers), error)
         except DonorError as error:
-            self.tell(f"{_named(self.identity.layers)} cannot be fetched at the moment: {error.message}")
-            log.info("Fetching %s is tried again: %s", _named(self.identity.layers), error)
+            self.tell(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
+            log.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
         else:
             step = received.manifest.meta.step
-            log.info("%s came from node %s as of step %s.", _named(self.identity.layers), first, f"{step:,}")
+            log.info("%s were downloaded from node %s at step %s.", _named(self.identity.layers), first, f"{step:,}")
             return True
         return False
 
@@ -168,7 +168,7 @@ class Joining:
         told, meta = standings[first], received.manifest.meta
         if told.root and meta.outer_step == told.outer_step and received.root != told.root:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
-            raise LyingDonorError("Its state is not the one whose root it named.")
+            raise LyingDonorError("Its state does not have the root that it named.")
         return received
 
     async def _add_manifest(self, node: NodeId, manifests: dict[NodeId, SnapshotManifest]) -> None:
@@ -261,7 +261,7 @@ def _named(layers: LayerRange) -> str:
 
 def _told(layers: LayerRange, progress: DownloadProgress) -> str:
     done, total = progress.bytes_done / 1e6, progress.bytes_total / 1e6
-    what = f"Fetching layers {layers.start + 1}-{layers.stop} from others"
+    what = f"Downloading layers {layers.start + 1}-{layers.stop} from other nodes"
     if total == 0:
         return f"{what}."
     digits = 0 if total >= 10 else 1

@@ -46,7 +46,7 @@ def summary(status: NodeStatus) -> str:
     training, checkpoints = status.training, status.checkpoints
     rows = [("steps", f"{training.steps:,}"), ("tokens", f"{training.tokens:,}")]
     if training.loss_ema is not None:
-        rows.append(("training loss", f"{training.loss_ema:.3f} nats a token"))
+        rows.append(("training loss", f"{training.loss_ema:.3f} nats per token"))
     if training.held_out:
         first, last = training.held_out[0], training.held_out[-1]
         later = "" if last is first else f", {last.loss:.3f} at step {last.step}"

@@ -48,10 +48,10 @@ class StandbyNotice:
             return ""
         if replicas and has_lanes:
             return (
-                "Ready, and not needed at present: until the next outer step those who feed text keep to another "
-                "computer with the same layers. This one steps in at once when that one fails."
+                "Ready, but not needed now: until the next outer step the computers that feed text use another one "
+                "with the same layers. This one takes over at once if that one fails."
             )
-        return "Ready: no computer that feeds text to the model sends anything at present."
+        return "Ready: no computer that feeds text to the model sends anything now."
 
 
 PUBLISH_SECONDS = 0.5
@@ -59,8 +59,8 @@ RESTING_SECONDS = 2.0  # a paused node's numbers hardly change; a change of stat
 RESOURCE_SECONDS = 2.0
 RESTING_RESOURCE_SECONDS = 10.0
 _COUNTED = {
-    "refused_files": "Files from the data source that were damaged or wrong and were thrown away",
-    "damaged_cache_files": "Cached shards that were found damaged and were fetched again",
+    "refused_files": "Damaged or wrong files from the data source that were dropped",
+    "damaged_cache_files": "Damaged shards in the cache that were downloaded again",
 }
 
 

@@ -34,7 +34,7 @@ class ListenerHandover:
 def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: bool) -> int:
     """Show the page of the node that already runs on this data folder; return exit code 0."""
     url = dashboard_url(running.host, running.port) if running.port else "its dashboard"
-    does = "already waits to be set up" if running.is_setup else "already runs"
+    does = "already waits for its set-up" if running.is_setup else "already runs"
     sys.stdout.write(f"A node {does} on this data folder (process {running.pid}): {url}\n")
     if open_browser and running.port:
         keyed = entry_address(url, load_or_create_secret(data_dir), running.port, time.time())

@@ -40,8 +40,8 @@ MOST_BYTES = 1_000_000
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 60.0  # after a failed or interrupted sample
 PARTIAL = (
-    "This computer holds a part of the model, and a text would have to pass through other computers: "
-    "no samples are written here. You can still ask the model yourself."
+    "This computer holds only a part of the model, and a text would have to pass through other computers: "
+    "no samples are written here. You can still send a prompt to the model yourself."
 )
 
 
@@ -151,7 +151,7 @@ class SampleTexts:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             await self._offload(partial(write_atomically, self._path, content.encode("utf-8", "replace")))
         except OSError as error:
-            log.warning("What the model wrote cannot be saved in %s: %s.", self._path, error.strerror)
+            log.warning("The texts of the model cannot be saved in %s: %s.", self._path, error.strerror)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
@@ -162,5 +162,5 @@ def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
     except FileNotFoundError:
         return PROMPTS, ()
     except (OSError, ValueError) as error:
-        log.warning("The samples in %s cannot be read (%s): new ones begin.", path, error)
+        log.warning("The samples in %s cannot be read (%s): a new list begins.", path, error)
         return PROMPTS, ()

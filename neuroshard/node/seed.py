@@ -121,7 +121,7 @@ async def _tell_addresses(networking: Networking) -> None:
         addresses = told if network is None else network.transport.addresses()
         if addresses != told:
             if told:
-                log.info("The addresses changed: nodes begin here with --peer %s", " or --peer ".join(addresses))
+                log.info("The addresses changed: nodes can start with --peer %s", " or --peer ".join(addresses))
             told = addresses
             with suppress(BrokenPipeError):  # the reader has closed its end; the log contains changed addresses too
                 sys.stdout.write("".join(f"{address}\n" for address in addresses))

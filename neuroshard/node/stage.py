@@ -130,7 +130,7 @@ async def bring_up_stage(
             "Computing in %s: bf16 is %.2f times as fast as fp32 here.", stage.probe.chosen.value, stage.probe.gain
         )
     if stage.is_restored:
-        log.info("Going on at step %s.", f"{stage.record.progress.steps:,}")
+        log.info("Resuming at step %s.", f"{stage.record.progress.steps:,}")
     service = StageServer(
         compute,
         stage.executor,

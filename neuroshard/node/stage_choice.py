@@ -244,11 +244,11 @@ def _noted(path: Path, stage_count: int) -> StageRange | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s cannot be read: %s. This node goes by its newest checkpoint.", path, error)
+        log.warning("%s cannot be read: %s. This node uses its newest checkpoint.", path, error)
         return None
     match value:
         case {"start": int(start), "stop": int(stop)} if 0 <= start < stop <= stage_count:
             return StageRange(start, stop)
         case _:
-            log.warning("%s names no stages of this run. This node goes by its newest checkpoint.", path)
+            log.warning("%s names no stages of this run. This node uses its newest checkpoint.", path)
             return None

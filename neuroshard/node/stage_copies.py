@@ -247,7 +247,9 @@ class StageCopies:
         was_ahead, duty.is_ahead = duty.is_ahead, kept is not None and work < kept
         if duty.is_ahead and not was_ahead:
             log.warning(
-                "The copy of %s here has more steps than node %s: it is kept until that has.", duty.name, holder
+                "The copy of %s here has more steps than node %s: it stays until the node has caught up.",
+                duty.name,
+                holder,
             )
         return not duty.is_ahead
 

@@ -314,7 +314,7 @@ class StageSwarm:
         missing = missing_sentence(missing_layers(coverage, self.plan))
         if missing:
             is_hopeless = any(stage in self.unobtainable for stage in coverage.missing)
-            return f"{missing} Nobody who answers has their state." if is_hopeless else missing
+            return f"{missing} No node that answers has their state." if is_hopeless else missing
         idle = [layers for stage, layers in enumerate(self.plan) if not self.workers(stage)]
         return missing_sentence(idle, "held only by nodes that are paused")
 

@@ -55,7 +55,7 @@ class Relocating:
             move = should_move(self.swarm.node_id, unrest, now, self.times)
             is_wanted = move is not None and self._fits(move.stages) and self.may_go()
             if move is not None and is_wanted and await self._can_begin(move) and await self._is_first(move, coverage):
-                log.info("Going to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
+                log.info("Moving to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
                 return move.stages
 
     def _coverage(self) -> StageCoverage:
@@ -92,7 +92,7 @@ class Relocating:
         return not await unobtainable(self.swarm, empty.intersection(move.stages), self.has_state)
 
 
-OTHER_LAYERS = "Saving what it has learned, before it goes on with what the swarm needs now."
+OTHER_LAYERS = "Saving its progress before it moves to the layers that the swarm needs now."
 
 
 class PublishedState(Protocol):
@@ -198,7 +198,7 @@ class TrainingLife:
         if trainer.last_save_failed:
             raise StorageError(
                 "The final checkpoint could not be saved; the steps since the one before it are lost.",
-                "The log says why. Older checkpoints are still there: `neuroshard checkpoint list`.",
+                "The log shows the reason. Older checkpoints are still there: `neuroshard checkpoint list`.",
             )
         return elsewhere[0] if elsewhere else None
 

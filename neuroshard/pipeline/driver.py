@@ -411,7 +411,7 @@ class Driver:
         except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError, UnwantedTensorError) as error:
             if isinstance(error, RefusedTensorError) and not run.has_left_first_stage:
                 raise  # no peer has changed the data: they are wrong, and the next ones would be wrong as well
-            _LOG.warning("A microbatch was given up: %s", error)
+            _LOG.warning("A microbatch was dropped: %s", error)
             self._give_up(key)
         else:
             self.flow.accumulated(run)

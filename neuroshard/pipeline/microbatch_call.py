@@ -182,7 +182,7 @@ class MicrobatchCall:
                     raise
                 dispute.note(hop, error)
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
-                    _LOG.debug("Stage %d is asked elsewhere: %s", stage + 1, error)
+                    _LOG.debug("Stage %d: another node is asked: %s", stage + 1, error)
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None
                     del self._seconds[stage]

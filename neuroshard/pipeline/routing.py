@@ -317,7 +317,7 @@ class SwarmRouting:
             busy = [told for told in self._busy.values() if told.is_long(now)]
             return busy[0].sentence if busy else None
         does = "are paused or fail" if self._paused_at else "fail"
-        return self._missing() or f"All nodes that hold a stage {does}; they are tried again."
+        return self._missing() or f"All nodes that hold a stage {does}; this node tries them again."
 
     async def hop(self, stage: int) -> StageClient:
         replica = self._pick(stage)
@@ -335,7 +335,7 @@ class SwarmRouting:
     def busy(self, stage: int, hop: StageClient, error: StageError) -> None:
         now, told = anyio.current_time(), self._busy.get(stage)
         since = now if told is None or now - told.heard > HEARD_SECONDS else told.since
-        self._busy[stage] = _Busy(since, now, f"Stage {stage + 1} is waited for: {error.message}")
+        self._busy[stage] = _Busy(since, now, f"Stage {stage + 1} makes microbatches wait: {error.message}")
 
     def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
         self._choice.lost(stage, hop.node_id)
@@ -345,7 +345,7 @@ class SwarmRouting:
             return
         if (stage, hop.node_id) not in self._failed_at:  # one log line, even if many microbatches fail at once
             self.failures += 1
-            _LOG.info("Stage %d is asked elsewhere for a while: %s", stage + 1, error)
+            _LOG.info("Stage %d: another node is asked for a while: %s", stage + 1, error)
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)
 

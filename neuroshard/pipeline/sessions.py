@@ -65,7 +65,7 @@ class MicrobatchWork:
     def gradient_to_send(self) -> Tensor | None:
         """Gradient for the previous stage, None in the first one. Raises SpoiltMicrobatchError if it is not finite."""
         if self.spoilt:
-            raise SpoiltMicrobatchError("The gradient of this microbatch came out with values that are not numbers.")
+            raise SpoiltMicrobatchError("The gradient of this microbatch contains values that are not numbers.")
         return self.gradient
 
 

@@ -406,7 +406,7 @@ def _check_tensor(tensor: Tensor | None, shape: Shape | None) -> None:
     """Check shape and value range of a tensor. Raises RefusedTensorError."""
     _check_shape(tensor, shape)
     if tensor is not None and not is_within(tensor, LARGEST_RECEIVED):
-        raise RefusedTensorError("It holds values that are too large, or no numbers.")
+        raise RefusedTensorError("It contains values that are too large or not numbers.")
 
 
 def _check_losses(losses: Tensor | None, shape: Shape | None, request: StageRequest) -> None:
@@ -415,14 +415,14 @@ def _check_losses(losses: Tensor | None, shape: Shape | None, request: StageRequ
     if losses is not None and request.labels is not None:
         most = LARGEST_LOSS * request.labels.shape[1]
         if bool(((losses < 0) | ((losses > most) & torch.isfinite(losses))).any()):
-            raise RefusedTensorError("It has losses that cannot be.")
+            raise RefusedTensorError("It has impossible losses.")
 
 
 def _check_loss(loss_sum: float | None, request: StageRequest) -> None:
     if (loss_sum is None) == (request.operation is Operation.LOSS):
-        raise RefusedTensorError("It has a loss that nobody asked for, or none.")
+        raise RefusedTensorError("It has a loss that was not requested, or no loss.")
     if loss_sum is not None and request.labels is not None and not is_loss(loss_sum, request.labels.numel()):
-        raise RefusedTensorError("It has a loss that cannot be.")
+        raise RefusedTensorError("It has an impossible loss.")
 
 
 def _present(tensor: Tensor | None) -> Tensor:

@@ -325,7 +325,7 @@ def read_refusal(frame: Frame) -> StageError | None:
     reason = _text(frame.header, "reason")
     kind = _REFUSALS.get(_text(frame.header, "error"))
     if kind is None or len(reason) > MAX_REASON_CHARACTERS:
-        raise RefusedTensorError("The stage refused in a way that cannot be read.")
+        raise RefusedTensorError("The refusal of the stage cannot be read.")
     return kind(reason)
 
 
@@ -380,7 +380,7 @@ def _operation(kind: str) -> Operation:
     try:
         return Operation(kind)
     except ValueError:
-        raise RefusedTensorError("No stage does this.") from None
+        raise RefusedTensorError("No stage has this operation.") from None
 
 
 def _precision(value: WireValue) -> WirePrecision:
@@ -393,7 +393,7 @@ def _precision(value: WireValue) -> WirePrecision:
 def _number(header: Mapping[str, WireValue], name: str) -> int:
     value = header[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_NUMBER:
-        raise RefusedTensorError(f"The field {name!r} must be a number that counts.")
+        raise RefusedTensorError(f"The field {name!r} must be a whole number of at least 0.")
     return value
 
 

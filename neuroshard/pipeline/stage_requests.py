@@ -184,5 +184,5 @@ def _loss(loss_sum: Tensor, labels: Tensor) -> float:
 
 def _given(tensor: Tensor | None) -> Tensor:
     if tensor is None:
-        raise RefusedTensorError("A tensor that this needs is missing.")
+        raise RefusedTensorError("A required tensor is missing.")
     return tensor

@@ -391,7 +391,7 @@ class StageServer:
         obstacle = self._obstacle(key, kept_bytes)
         if obstacle is not None and not self._refuses_more:
             if self._waiting >= self._limits.waiting:
-                raise StageBusyError(obstacle, "Many others wait already.")
+                raise StageBusyError(obstacle, "Too many requests wait already.")
             self._waiting += 1
             try:
                 with anyio.move_on_after(self._limits.wait_seconds):
@@ -419,7 +419,7 @@ class StageServer:
             return None
         if self.intake.is_open:
             return self._table.obstacle(key, kept_bytes)
-        return self.intake.closed_because or "The stage makes its step."
+        return self.intake.closed_because or "The stage is making its step."
 
     def _is_repeated(self, work: MicrobatchWork, *, is_answered: bool) -> bool:
         """Whether an earlier call has the answer. Raises UnknownMicrobatchError if the microbatch was given up."""
@@ -447,7 +447,7 @@ class StageServer:
             self._book(work)
             self.intake.notify()
         if work.is_refused:
-            raise SpoiltMicrobatchError("This microbatch came out with values that are not numbers.")
+            raise SpoiltMicrobatchError("This microbatch contains values that are not numbers.")
 
     def _keep(self, work: MicrobatchWork, result: PassResult) -> None:
         """Keep the result of a pass. Activations and losses that are not finite are dropped.

@@ -80,7 +80,7 @@ class StageShapes:
         """Check shape and type of activations or their gradient (b, t, d) fp32."""
         self._check(activations, 3, torch.float32, "activations")
         if activations.shape[2] != self.hidden_size:
-            raise RefusedTensorError(f"Activations of {activations.shape[2]} values a token, not {self.hidden_size}.")
+            raise RefusedTensorError(f"Activations of {activations.shape[2]} values per token, not {self.hidden_size}.")
 
     def check_text(self, inputs: Tensor) -> None:
         """Check the inputs of one text, which is a single sequence."""
@@ -116,7 +116,7 @@ class StageShapes:
     def check_bounded(activations: Tensor) -> None:
         """Check that activations or their gradient are finite and at most LARGEST_RECEIVED in magnitude."""
         if not is_within(activations, LARGEST_RECEIVED):
-            raise RefusedTensorError("Values that are too large, or no numbers, were refused.")
+            raise RefusedTensorError("Values that are too large or not numbers were refused.")
 
     def _check(self, tensor: Tensor, dimensions: int, dtype: torch.dtype, what: str) -> None:
         if tensor.dtype is not dtype:

@@ -105,7 +105,7 @@ def choose(stages: Sequence[SavedStage], at: float | None = None) -> StageSelect
         if at is None or stage.generation.time <= at:
             newest.setdefault(stage.layers, stage)
     if not newest:
-        raise CheckpointError("There is no such checkpoint.", "`neuroshard checkpoint list` shows what there is.")
+        raise CheckpointError("There is no such checkpoint.", "`neuroshard checkpoint list` shows the checkpoints.")
     found = [newest[layers] for layers in sorted(newest)]
     layer_count = found[0].architecture.layer_count
     missing = _missing(newest, layer_count)

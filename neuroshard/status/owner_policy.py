@@ -24,7 +24,7 @@ class TrainingDecision:
     """Effect of the owner's rules on training."""
 
     action: Annotated[TrainingAction, about(gauge="training_allowed")] = TrainingAction.RUN
-    reason: Annotated[str, about("a sentence")] = "Nothing holds training up."
+    reason: Annotated[str, about("a sentence")] = "Nothing limits training."
     rule: Annotated[
         str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training')
     ] = ""
@@ -48,7 +48,7 @@ class NetworkDecision:
     """Effect of the owner's rules on the network."""
 
     action: Annotated[NetworkAction, about("small_only: no tensors, states and shards")] = NetworkAction.OPEN
-    reason: str = "Nothing holds the network back."
+    reason: str = "Nothing limits the network."
     rule: Annotated[str, about("setting that decided; empty when nothing limits the network")] = ""
     until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970")] = None
 

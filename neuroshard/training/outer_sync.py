@@ -255,7 +255,7 @@ class OuterSync:
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count an abandoned round. Training continues."""
-        _LOG.warning("Round abandoned, training goes on: %s", outcome.reason)
+        _LOG.warning("Round abandoned, training continues: %s", outcome.reason)
         progress = self.progress
         counted = (progress.inner_steps, progress.sequences) if outcome.is_soon_again else (0, 0)
         self.progress = replace(

@@ -122,7 +122,7 @@ def _verified_reason(evidence: Evidence) -> str:
     difference = _since_start(evidence)
     return (
         f"On text it never trains on, the loss fell from {evidence.evaluations[0].mean:.2f} to "
-        f"{evidence.evaluations[-1].mean:.2f} nats a token: {difference.mean:.2f} "
+        f"{evidence.evaluations[-1].mean:.2f} nats per token: {difference.mean:.2f} "
         f"+- {difference.standard_error:.2f} better than at the start, in two evaluations running."
     )
 
@@ -149,7 +149,7 @@ def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
             reason = "The model was not measured on held-out text yet."
         return VerificationStatus(False, LearningVerdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)
     if _passes(evidence, counting[-1]):
-        reason = f"The held-out loss is {_since_start(evidence).mean:.2f} nats a token better than at the start."
+        reason = f"The held-out loss is {_since_start(evidence).mean:.2f} nats per token better than at the start."
         return VerificationStatus(
             False, LearningVerdict.IMPROVING, reason, "Wait for the next evaluation to confirm it.", trend
         )

@@ -152,7 +152,7 @@ def silent() -> NodeStatus:
     return replace(
         status,
         state=NodeState.WAITING_FOR_STAGES,
-        state_reason="All nodes that hold a stage fail; they are tried again.",
+        state_reason="All nodes that hold a stage fail; this node tries them again.",
         pipeline=replace(status.pipeline, flow=waiting),
     )
 

@@ -159,7 +159,7 @@ def test_an_address_that_is_not_there_is_answered_with_a_page(start_node: StartN
 def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(node.url)
-    expect(page.get_by_text("Nothing holds training up.")).to_be_visible()
+    expect(page.get_by_text("Nothing limits training.")).to_be_visible()
     slowed = TrainingDecision(
         TrainingAction.THROTTLE, "Slowed down to 50% of the time, as set.", "cpu_percent", None, 0.5
     )

@@ -204,7 +204,7 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
         stranger = open_page(url, excused=REFUSALS)  # the same address in another browser: its key is used up
         heading(stranger, "NeuroShard waits to be set up")
         check_page(stranger)
-        check_second_start(desktop, "already waits to be set up")
+        check_second_start(desktop, "already waits for its set-up")
         with started(desktop, "generate", "Once") as command:
             told, _ = command.communicate(timeout=60)
         assert (command.returncode, "`neuroshard` opens it again" in told) == (1, True), told

@@ -160,7 +160,7 @@ def test_several_gaps_are_all_named(start_node: StartNode, open_page: OpenPage) 
     expect(headline).to_have_text(
         "Your computer is ready, but nobody holds layers 1\N{EN DASH}4 and 9\N{EN DASH}12 yet."
     )
-    other = "All nodes that hold a stage fail; they are tried again."
+    other = "All nodes that hold a stage fail; this node tries them again."
     node.publish(lambda _: replace(driver(), state=NodeState.WAITING_FOR_STAGES, state_reason=other))
     expect(headline).to_have_text("Your computer is ready, but it waits for others that hold the rest of the model.")
     expect(page.get_by_role("alert")).to_contain_text(other)
@@ -192,7 +192,7 @@ def test_a_stage_whose_holders_do_not_answer_is_told(start_node: StartNode, open
     for words in ("1 computer does not answer.", f"{short(peer_id(1))} does not answer"):
         expect(panel).to_contain_text(words)
     page.get_by_role("link", name="Overview").click()
-    expect(page.get_by_role("alert")).to_contain_text("All nodes that hold a stage fail; they are tried again.")
+    expect(page.get_by_role("alert")).to_contain_text("All nodes that hold a stage fail; this node tries them again.")
 
 
 def test_a_trainer_holds_nothing_and_tells_the_way(start_node: StartNode, open_page: OpenPage) -> None:

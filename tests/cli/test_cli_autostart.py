@@ -43,7 +43,7 @@ def test_an_entry_whose_program_is_gone_is_told(neuroshard: Command, tmp_path: P
     told = neuroshard("autostart", "status")
     assert told.code == 0
     assert f"starts {gone}, which is not there" in told.err
-    assert "`neuroshard autostart on` writes it anew" in told.err
+    assert "`neuroshard autostart on` writes it again" in told.err
     assert neuroshard("autostart", "status", "--json").json()["missing"] == str(gone)
     gone.parent.mkdir()
     gone.write_text("#!/bin/sh\n")

@@ -56,7 +56,7 @@ def test_a_run_is_made_changed_and_published(owner: Command, small_genesis: Path
     create = ("run", "create", "--out", file, "--genesis", genesis, "--config")
     assert "Signed: run" in run_without_torch(owner, *create, tmp_path / "run.toml")
     assert "version 2" in run_without_torch(owner, *create, tmp_path / "later.toml", "--update", file)
-    assert "is the default one" in run_without_torch(owner, "run", "publish", file, "--genesis", genesis)
+    assert "is now the default run" in run_without_torch(owner, "run", "publish", file, "--genesis", genesis)
     assert "version    2" in run_without_torch(owner, "run", "show", file)
 
 

@@ -101,7 +101,7 @@ def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:
 
 def test_a_pause_can_end_by_itself(neuroshard: Command, node: NodeProcess) -> None:
     assert neuroshard("pause", "--for", "3000").code == 0
-    assert re.search(r"gives way .*\(until (\w+, \d\d \w+, )?\d\d:\d\d\)", neuroshard("status").out)
+    assert re.search(r"rule .*\(until (\w+, \d\d \w+, )?\d\d:\d\d\)", neuroshard("status").out)
     told = neuroshard("pause", "--for", "0.5", "--json").json()
     assert told["state"] == "paused"
     node.wait_for("end of the pause", lambda status: status["state"] == "training", seconds=20)
@@ -207,7 +207,7 @@ def test_the_doctor_asks_the_given_peers_and_ports_when_no_node_runs(
     assert {name for name, finding in findings.items() if not finding["is_well"]} == {"p2p port", "peers"}
     assert nobody in findings["peers"]["action"]
     assert "--p2p-port" in findings["p2p port"]["action"]
-    assert "nobody was there to compare it with" in findings["clock"]["detail"]
+    assert "there was no other clock to compare it with" in findings["clock"]["detail"]
 
 
 @pytest.mark.parametrize(("slow_seconds", "is_well"), [(0, True), (7200, False), (-7200, False)])

@@ -53,7 +53,7 @@ def test_the_node_identity_is_shown_once_there_is_one(neuroshard: Command, tmp_p
     owner = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
     place = NodePaths.below(tmp_path / "node").node_key
     before = owner("wallet", "show", "--data-dir", tmp_path / "node")
-    assert f"node_id      none yet: the first start makes it\nnode_key     {place}\n" in before.out
+    assert f"node_id      none yet: the first start creates it\nnode_key     {place}\n" in before.out
     assert not place.exists()
     key = NodeKey.load_or_create(place)
     shown = owner("wallet", "show", "--data-dir", tmp_path / "node", "--json").json()

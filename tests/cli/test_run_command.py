@@ -52,7 +52,7 @@ def test_a_run_is_made_shown_and_changed(
 
     by_file = neuroshard("run", "show", file)  # needs no token
     assert f"run id     {run_id}" in by_file.out
-    assert "version    2, holds from outer step 12\nbefore     1, holds from outer step 0\n" in by_file.out
+    assert "version    2, from outer step 12\nbefore     1, from outer step 0\n" in by_file.out
     assert any(
         line.split() == ["inner.learning_rate", "0.0001", "(first:", "0.001)"] for line in by_file.out.splitlines()
     )
@@ -141,7 +141,7 @@ def test_a_run_becomes_the_default_of_its_data(
     assert not (genesis / "run.json").exists()
     published = owner(*publish)
     assert published.code == 0, published.err
-    assert f"run {run_id} is the default one" in published.out
+    assert f"run {run_id} is now the default run" in published.out
     assert f"Seed: {SEED}" in published.out
     by_id = owner("run", "publish", run_id, "--genesis", genesis, "--json").json()
     assert (by_id["run_id"], by_id["seeds"], by_id["replaced"]) == (run_id, [], None)

@@ -167,7 +167,7 @@ def test_whoever_would_not_go_for_a_lost_stage_knows_as_well_that_nobody_has_its
             await anyio.sleep(40)
             nodes[2].kill()
             await anyio.sleep(40)
-            assert nodes[0].swarm.missing() == "Layer 3 is missing. Nobody who answers has their state."
+            assert nodes[0].swarm.missing() == "Layer 3 is missing. No node that answers has their state."
             back = world.add_again(nodes[2])
             world.tasks.start_soon(lambda: back.live(2, moves=False))
             await anyio.sleep(20)

@@ -153,7 +153,7 @@ def test_the_words() -> None:
         "Paused while blender runs."
     )
     assert reason(Rules(only_idle=True), HostReadings(idle_seconds=2.0)) == (
-        "Paused while this computer is in use: goes on after 5 minutes without input."
+        "Paused while this computer is in use: resumes after 5 minutes without input."
     )
     assert reason(Rules(cpu_percent=40), HostReadings()) == "Slowed down to 40% of the time, as set."
     hot = Rules(gpu_celsius=70, gpu_watts=200)

@@ -27,7 +27,7 @@ def test_a_pause_survives_a_kill_and_rules_hold_at_once(trained_folder: Path, qu
         assert abs(paused["paused_until"] - until) < 60
         assert paused["kindness"]["decision"]["rule"] == "user"
         change(node, {"training_schedule": [span_without_now()]})
-        told = node.wait_for("rule", lambda _: "rule of yours" in node.post("/api/training/resume")["message"])
+        told = node.wait_for("rule", lambda _: "your rules" in node.post("/api/training/resume")["message"])
         assert told["state"] == "paused"
         held = node.wait_for("its words", lambda status: status["kindness"]["decision"]["rule"] == "training_schedule")
         assert "outside the training schedule" in held["state_reason"]

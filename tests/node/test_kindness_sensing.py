@@ -155,7 +155,7 @@ def test_a_gpu_that_does_not_tell_its_power_and_a_driver_that_restarts() -> None
     driver.has_power = True
     assert sensor.look() == GpuReading(71, 215.4)
     driver.is_lost = True
-    assert sensor.look() == Unknown("the NVIDIA driver says: GPU is lost")
+    assert sensor.look() == Unknown("the NVIDIA driver reports: GPU is lost")
     driver.is_lost = False
     assert sensor.look() == GpuReading(71, 215.4)
     assert driver.begun == 2
@@ -227,7 +227,7 @@ def test_a_real_display_tells_whether_a_window_fills_the_screen(screen: str) -> 
     desktop: Any = Display(screen)
     try:
         root = desktop.screen().root
-        assert seen.is_full_screen() == Unknown("no window manager tells which window is active")
+        assert seen.is_full_screen() == Unknown("no window manager reports which window is active")
         atom = desktop.intern_atom
         root.change_property(atom("_NET_SUPPORTED"), Xatom.ATOM, 32, [atom("_NET_WM_STATE_FULLSCREEN")])
         desktop.sync()

@@ -56,7 +56,7 @@ def test_the_first_rule_that_holds_is_told(moved: int, quota: float, day: int, h
 
 def test_the_words_of_the_network() -> None:
     spent = decide_network(Rules(monthly_quota=50), 50_000_000_000, NOON)
-    assert spent.reason == "The month's 50 GB are used up: nothing large is sent or fetched until 1 December."
+    assert spent.reason == "The month's 50 GB are used up: nothing large is transferred until 1 December."
     off = decide_network(Rules(network_schedule=Schedule.of(["22:00-06:00"])), 0, NOON)
     assert off.reason == "The network is off until 22:00: that is outside the network schedule."
 

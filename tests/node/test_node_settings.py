@@ -116,7 +116,7 @@ def test_changed_settings_hold_now_or_after_a_restart(node: NodeProcess, quick: 
     assert result["details"]["at_once"] == ["max_storage"]
     assert result["details"]["after_restart"] == ["verbose", "memory"]
     assert result["details"]["overridden"] == {"memory": "flag"}
-    assert "memory: stored, but the flag wins." in result["message"]
+    assert "memory: stored, but the flag takes precedence." in result["message"]
     assert settings(node.get("/api/config"), "max_storage", "verbose", "memory") == {
         "max_storage": (55, "config.toml"),
         "verbose": (False, "default"),

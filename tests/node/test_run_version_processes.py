@@ -66,7 +66,7 @@ def test_versions_take_force_with_their_outer_steps_and_a_joiner_gets_them_all(
         reached = owner.wait_for("pause", lambda status: status["state"] == "paused")["diloco"]["outer_steps"]
         starts = (reached + 2, reached + 4)
         told = sign_version(tmp_path, run_id, RATES[1], starts[0])
-        assert f"It holds from outer step {starts[0]} on, and version 1 before." in told
+        assert f"It applies from outer step {starts[0]} on, and version 1 before." in told
         sign_version(tmp_path, run_id, RATES[2], starts[1])
         owner.wait_for("the news", lambda _: is_logged(owner, "signed version 3;"))
         owner.post("/api/training/resume")

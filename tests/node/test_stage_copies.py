@@ -120,7 +120,7 @@ def test_a_stage_without_holder_and_copy_is_named_and_nobody_begins_it_anew(tmp_
             third.kill()
             await anyio.sleep(300)
             assert not world.holders(2)
-            assert watcher.swarm.missing() == "Layer 3 is missing. Nobody who answers has their state."
+            assert watcher.swarm.missing() == "Layer 3 is missing. No node that answers has their state."
             assert [node.stage.index for node in world.alive() if node.stage] == [0, 1, 0]  # nobody has left for it
             back = world.add_again(third)
             world.tasks.start_soon(lambda: back.live(2))
@@ -145,7 +145,7 @@ def test_a_newcomer_that_is_told_to_hold_a_lost_stage_waits_and_says_so(tmp_path
             world.tasks.start_soon(newcomer.take, 2)
             await anyio.sleep(100)
             assert newcomer.stage is None
-            assert "were trained, but nobody who answers has them" in newcomer.told[-1]
+            assert "were trained, but no node that answers has them" in newcomer.told[-1]
             back = world.add_again(nodes[2])
             world.tasks.start_soon(lambda: back.live(2, moves=False))
             await anyio.sleep(80)

@@ -74,7 +74,7 @@ def test_an_averaged_state_of_a_group_is_fetched_in_a_young_step_and_that_of_a_l
             newcomer = world.add()
             world.tasks.start_soon(lambda: newcomer.live(0, moves=False))
             await anyio.sleep(60)
-            is_put_off = any("are fetched after the next step" in told for told in newcomer.told)
+            is_put_off = any("will be downloaded after the next step" in told for told in newcomer.told)
             assert (newcomer.stage is None, is_put_off) == (holders == 2, holders == 2)
             counted = 4
             await anyio.sleep(20)

@@ -266,7 +266,7 @@ def test_a_founding_needs_everybody() -> None:
 
 
 def test_whoever_votes_twice_or_reduces_wrongly_is_accused_with_proof() -> None:
-    for lie, what in (("both_votes", "voted for two values"), ("wrong_results", "another result")):
+    for lie, what in (("both_votes", "voted for two values"), ("wrong_results", "a different result")):
         world = World(NAMES, seed=6, is_open=True)
         world.twist[NodeId("a")] = LIARS[lie]
         world.start_all()

@@ -151,7 +151,7 @@ def test_a_stage_in_a_round_is_waited_for_and_named_and_nobody_is_banned(compute
             told.append(routing.obstacle)
 
     play(main)
-    assert told == [None, "Stage 1 is waited for: The replicas of this stage synchronise."]
+    assert told == [None, "Stage 1 makes microbatches wait: The replicas of this stage synchronise."]
     assert routing.failures == 0
 
 

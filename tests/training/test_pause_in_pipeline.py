@@ -179,7 +179,7 @@ def test_the_only_holder_of_a_stage_is_waited_for_asked_seldom_and_no_failure(co
     assert until <= asked[-1] <= until + 2 * RETRY_SECONDS
     assert len(asked) <= until / RETRY_SECONDS + 2
     assert routing.failures == 0
-    assert obstacles == ["All nodes that hold a stage are paused or fail; they are tried again."]
+    assert obstacles == ["All nodes that hold a stage are paused or fail; this node tries them again."]
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:

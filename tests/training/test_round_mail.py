@@ -40,7 +40,7 @@ def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         total = 2 * PART_BYTES
         post = Post(network, total)
-        with pytest.raises(RequestRefusedError, match="no message of a round"):
+        with pytest.raises(RequestRefusedError, match="not a message of a round"):
             await post.take(C, 1, -1, 0, PIECE)
         for size in (10**14, total + 1):
             with pytest.raises(RequestRefusedError, match="no memory"):

@@ -86,7 +86,7 @@ def test_waiting_callers_are_bounded(compute: ComputeThread) -> None:
             tasks.start_soon(service.forward, key(1), activations())
             tasks.start_soon(service.forward, key(2), activations())
             await wait_all_tasks_blocked()
-            with pytest.raises(StageBusyError, match="Many others"):
+            with pytest.raises(StageBusyError, match="Too many requests"):
                 await service.forward(key(3), activations())
             service.open()
         assert service.intake.missing == 6

@@ -212,7 +212,7 @@ def test_a_paused_stage_sends_whoever_asks_elsewhere_at_once(compute: ComputeThr
             refusals.append(refused.value)
 
         async with trio.open_nursery() as tasks:
-            service.stop_admitting("The stage makes its step.")
+            service.stop_admitting("The stage is making its step.")
             tasks.start_soon(wait_for_room)
             await wait_all_tasks_blocked()
             tasks.start_soon(service.drain, "The node is paused.", DrainReason.PAUSE)

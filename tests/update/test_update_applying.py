@@ -171,7 +171,7 @@ def test_a_node_from_elsewhere_is_left_alone(computer: Computer, tmp_path: Path)
     try:
         until(lambda: (owner := read_lock_owner(computer.data)) is not None and owner.port is not None)
         done = computer.update("apply", "--yes")
-        assert (done.returncode, "not of this installation" in done.stderr) == (1, True)
+        assert (done.returncode, "belongs to another installation" in done.stderr) == (1, True)
         assert node.poll() is None
     finally:
         node.kill()
@@ -231,7 +231,7 @@ def test_a_real_node_goes_on_from_its_checkpoint_as_the_new_version(
             status = connect(computer.data, None).get("/api/status")
             assert status["version"] == "0.2.0"
             logs = (computer.data / "logs/node.log").read_text(encoding="utf-8")
-            assert "Going on at step" in logs.split("NeuroShard 0.2.0")[1]
+            assert "Resuming at step" in logs.split("NeuroShard 0.2.0")[1]
         finally:
             computer.end_node()
             node.kill()

@@ -38,7 +38,7 @@ def test_ctrl_c_during_the_final_checkpoint_has_the_node_start_again(computer: C
         until((computer.data / "asked-to-stop").exists)
         command.send_signal(signal.SIGINT)
         assert command.stderr is not None
-        assert command.stderr.readline() == "The node is started again by the version from before.\n"
+        assert command.stderr.readline() == "The previous version starts the node again.\n"
         gate.touch()
         _, err = command.communicate(timeout=60)
         assert command.returncode == 1
@@ -151,7 +151,7 @@ def test_a_service_is_given_back_to_its_manager(computer: Computer, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("start", "words"),
-    [("echo 'Failed to connect to bus' >&2; exit 1", "Failed to connect to bus"), ("true", "does not get to work")],
+    [("echo 'Failed to connect to bus' >&2; exit 1", "Failed to connect to bus"), ("true", "does not come up")],
     ids=["no bus", "it fails"],
 )
 def test_a_manager_that_does_not_start_its_service_leaves_a_node(

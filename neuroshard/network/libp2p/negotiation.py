@@ -63,5 +63,5 @@ async def _read_line(stream: YamuxStream) -> str:
     while len(data) < size:
         data += await stream.read(size - len(data))
     if not data.endswith(b"\n") or not data.isascii():
-        raise NegotiationError("a line that is no protocol id")
+        raise NegotiationError("a line that is not a protocol id")
     return data[:-1].decode("ascii")

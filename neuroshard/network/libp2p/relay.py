@@ -348,7 +348,7 @@ async def _announce(client: NodeId, stream: YamuxStream) -> None:
     await confirm(stream, STOP_PROTOCOL)
     answer = await read_message(stream, StopMessage())
     if answer.status != Status.OK:
-        raise RelayError("the target does not want it")
+        raise RelayError("the target refused it")
 
 
 async def _send_status(stream: YamuxStream, status: Status.ValueType) -> None:

@@ -90,7 +90,7 @@ class SeenEpoch:
 
 
 Reader: TypeAlias = Callable[[bytes], _Answer | NatPmpRefusal | None]
-"""What a packet says; None when it answers another question, or is none of this protocol."""
+"""Parses a packet; None if it answers another request, or is not a packet of this protocol."""
 
 
 def external_host_question() -> bytes:

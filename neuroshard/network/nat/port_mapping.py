@@ -97,7 +97,7 @@ class PortMapping:
         Raises RouterRefusedError without any port.
         """
         if not self._is_here(router):
-            raise RouterRefusedError(f"The router passes ports on to {router.local_host}, which is not this computer.")
+            raise RouterRefusedError(f"The router forwards ports to {router.local_host}, which is not this computer.")
         try:
             while self._is_here(router) and await self._is_refreshed(router):
                 with anyio.move_on_after(CHECK_SECONDS):
@@ -113,7 +113,7 @@ class PortMapping:
         except RouterRefusedError as error:
             if not self._held:
                 raise
-            _LOG.info("The router no longer passes connections on to this node: %s", error)
+            _LOG.info("The router no longer forwards connections to this node: %s", error)
             return False
         return True
 

@@ -139,7 +139,7 @@ class PeerTransfers:
 
     def begin_anew(self) -> None:
         """The peer has forgotten everything; what never was there as a whole is sent to it once more."""
-        reason = f"Peer {self._peer} has begun anew."
+        reason = f"Peer {self._peer} has restarted."
         for number, pending in self._pending.items():
             if pending.transfer.may_have_arrived:
                 pending.settle(None, _unreachable(reason, pending))
@@ -256,7 +256,7 @@ class PeerTransfers:
             return self._shared.server.limits_of(kind)
         pending = self._pending.get(answers)
         if pending is None:
-            raise RequestRefusedError("Nobody waits for this answer.")
+            raise RequestRefusedError("No request waits for this answer.")
         return REFUSED_LIMITS if kind == REFUSED_KIND else pending.limits
 
     def _has_room(self) -> bool:
@@ -322,5 +322,5 @@ async def _encoded_answer(answer: Frame) -> EncodedFrame:
     try:
         return await encoded(answer)
     except WireError:
-        _LOG.exception("An answer of kind %s cannot travel.", answer.kind)
+        _LOG.exception("An answer of kind %s cannot be sent.", answer.kind)
         return encode(refusal("internal error"))

@@ -160,7 +160,7 @@ class PeerLink:
             return
         if sessions.there != self._session_of_peer:
             self._session_of_peer = sessions.there
-            self._close_all("the peer has begun anew")
+            self._close_all("the peer has restarted")
             self._exchange.begin_anew()
         shared = self._shared
         connection = PoolConnection(next(self._numbers), stream, self._exchange, shared.pacer, shared.options)
@@ -303,7 +303,7 @@ class PeerLink:
     def _cut(self, number: int) -> None:
         connection = self._connections.get(number)
         if connection is not None:
-            connection.close(ConnectionLostError("what it carried came over another one"))
+            connection.close(ConnectionLostError("its bytes arrived over another connection"))
 
     def _blocks_at_a_time(self) -> int:
         """Whole chunks over one connection; small portions over many, so that no slow one is waited for at the end."""

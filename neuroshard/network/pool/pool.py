@@ -194,7 +194,7 @@ class BulkPool:
         digest = certificate_digest(stream.socket.getpeercert(binary_form=True) or b"")
         reception = await greet_as_dialler(stream, self._identity.key, peer, digest, session)
         if reception.verdict is not GreetingVerdict.WELCOME:
-            raise PeerFullError(f"the peer turned this node away: {reception.verdict.name.lower()}")
+            raise PeerFullError(f"the peer refused this node: {reception.verdict.name.lower()}")
         return reception.session
 
     async def _listen(self) -> None:
@@ -260,7 +260,7 @@ class BulkPool:
             for peer in admitted:
                 _decrease(self._inbound, peer)
             if isinstance(error, TimeoutError):
-                raise GreetingError("no greeting in time") from None
+                raise GreetingError("no handshake in time") from None
             raise
         return peer, sessions, stream
 

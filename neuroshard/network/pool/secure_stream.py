@@ -253,7 +253,7 @@ async def greet_as_listener(
     reception = judge(dialler)
     await stream.send_all(bytes((reception.verdict,)) + reception.session.to_bytes(_SESSION_BYTES, "little"))
     if reception.verdict is not GreetingVerdict.WELCOME:
-        raise GreetingError(f"node {dialler} was turned away: {reception.verdict.name.lower()}")
+        raise GreetingError(f"node {dialler} was refused: {reception.verdict.name.lower()}")
     return dialler, Sessions(reception.session, int.from_bytes(answer[-_SESSION_BYTES:], "little"))
 
 

@@ -81,7 +81,7 @@ function Proof({ status }: { status: NodeStatus }) {
         rows={[
           ["Held-out passages", count(sequences)],
           ["Tests so far", count(held.length)],
-          last ? ["Improvement", `${last.improvement.toFixed(3)} ± ${last.standard_error.toFixed(3)} nats a token`] : null,
+          last ? ["Improvement", `${last.improvement.toFixed(3)} ± ${last.standard_error.toFixed(3)} nats per token`] : null,
           last?.measured_by.length ? ["Measured and signed by", last.measured_by.map(shortId).join(", ")] : null,
           ["Loss trend", status.verification.loss_trend.replaceAll("_", " ")],
         ]}
