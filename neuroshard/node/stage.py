@@ -27,7 +27,7 @@ from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.disk_space import StorageLimits, state_folders
 from neuroshard.training.gradient_sync import make_outer_sync
 from neuroshard.training.held_out_vote import HeldOutVote
-from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
 from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
@@ -162,17 +162,17 @@ def _outer_part(
     stage: Stage,
 ) -> tuple[OuterSync, GroupRounds, StateDonor, HeldOutVote]:
     """Build the stage's outer step with its other replicas, and the donor that sends its state to them."""
-    model, record = stage.executor.model, stage.record
+    model = stage.executor.model
     outer_at = _outer_parameters(swarm.versions.at)
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
     outer = make_outer_sync(compute, stage, lone_exchange, swarm.versions.at, index)
-    snapshots = StateDonor(stage.keeper, outer, lambda: record.progress.steps)
+    progress = ReplicaProgress(outer, stage.record)
     replica = Replica(
         GroupMember(home.identity.node_id, home.identity.wallet_id),
         swarm.name_of(index),
         rounds,
         run.parameters.sequences_per_step,
-        snapshots.own,
+        progress.status,
         partial(swarm.replicas, index),
         swarm.wallet_of,
         run.parameters.admission == "strangers",
@@ -189,10 +189,8 @@ def _outer_part(
         book=FileVoteLog(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
-    snapshots.replicas = lambda: 1 + len(swarm.replicas(index))
-    outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
-    group.abandoned = outer.note_abandoned
-    return outer, group, snapshots, vote
+    outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
+    return outer, group, StateDonor(stage.keeper, outer, progress, group.gathering), vote
 
 
 def _outer_parameters(versions: Callable[[int], RunParameters]) -> Callable[[int], OuterOptimization]:

@@ -186,8 +186,6 @@ class StageTraining:
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
         feed, cache = self._feed(ground, drives.start_after(lives[0].record))
         trainer = self._trainer(ground, lives, feed, drives)
-        for number, live in enumerate(lives):
-            live.snapshots.steps = partial(_steps_of, trainer, number)
         if self._wish.holds:
             self._startup.complete()
         else:
@@ -349,10 +347,6 @@ class StageTraining:
 
 def _outer_step_of(outer: OuterSync) -> int:
     return outer.state.outer_step
-
-
-def _steps_of(trainer: Trainer, number: int) -> int:
-    return trainer.records[number].progress.steps
 
 
 def _tell_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:

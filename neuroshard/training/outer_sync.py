@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,8 +32,10 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
 from neuroshard.signals import Signal
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
+from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.status.snapshot import DilocoStatus
+from neuroshard.training.record import TrainingRecord
 
 _LOG = logging.getLogger(__name__)
 
@@ -339,3 +342,31 @@ def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:
     if parameters.lone_outer == "keep":
         return f"Alone: outer steps move the anchor only; there is nobody to synchronise with.{failure}"
     return f"Alone: outer steps apply Nesterov momentum to this node's own progress.{failure}"
+
+
+class ReplicaProgress:
+    """Progress of a stage in training, and the age of its newest copy, as other nodes ask for them."""
+
+    def __init__(self, outer: OuterSync, record: TrainingRecord, now: Callable[[], float] = time.time) -> None:
+        self._outer = outer
+        self._record = record
+        self._now = now  # seconds since the epoch
+        self._copied_at: float | None = None  # time of the newest state of which another node keeps a copy
+
+    def status(self) -> ReplicaStatus:
+        """Status of the stage, without its place in the matchmaking of its replicas."""
+        progress, copied_at = self._outer.progress, self._copied_at
+        return ReplicaStatus(
+            is_live=True,
+            steps=self._record.progress.steps,
+            outer_step=self._outer.state.outer_step,
+            root=progress.state_root,
+            copied_seconds=None if copied_at is None else max(0.0, self._now() - copied_at),
+            sequences=progress.sequences,
+            wallet_rounds=progress.wallet_rounds,
+        )
+
+    def note_copy(self, taken_at: float) -> None:
+        """Record that another node keeps a copy of the state of this time; only the newest copy counts."""
+        taken_at = min(taken_at, self._now())
+        self._copied_at = taken_at if self._copied_at is None else max(self._copied_at, taken_at)

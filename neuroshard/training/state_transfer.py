@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any, cast
 
+from neuroshard.consensus.matchmaking import Matchmaker
 from neuroshard.membership.reports import MAX_LOSS
 from neuroshard.pipeline.executor import Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
@@ -17,57 +17,37 @@ from neuroshard.state.outer_state import OuterProgress, may_serve_averaged
 from neuroshard.state.receiver import ReceivedState
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
 from neuroshard.training.record import Inherited, Progress, StageIdentity, TrainingRecord, to_meta
 from neuroshard.types import NodeId
 
 
-@dataclass(frozen=True)
-class KnownCopy:
-    """The newest copy of a stage on another node."""
-
-    node_id: NodeId
-    taken_at: float  # time of the copied state, seconds since the epoch
-
-
-@dataclass
 class StateDonor:
-    """Offers the states of a stage in training to other nodes.
+    """Offers the states of a stage in training to other nodes."""
 
-    `steps` returns the stage's applied steps; `in_group` returns its status among its replicas.
-    """
-
-    keeper: CheckpointSaver
-    outer: OuterSync
-    steps: Callable[[], int]
-    now: Callable[[], float] = time.time
-    in_group: Callable[[], ReplicaStatus] | None = None
-    replicas: Callable[[], int] = lambda: 1  # of the stage, including this one
-    copy: KnownCopy | None = field(default=None, init=False)
+    def __init__(
+        self,
+        keeper: CheckpointSaver,
+        outer: OuterSync,
+        progress: ReplicaProgress,
+        matchmaker: Matchmaker | None = None,
+    ) -> None:
+        """`matchmaker` knows the stage's other replicas; without it, there are none."""
+        self._keeper = keeper
+        self._outer = outer
+        self._progress = progress
+        self._matchmaker = matchmaker
 
     def standing(self) -> ReplicaStatus:
-        """Status of the stage among its replicas; without a group, its own status."""
-        return self.own() if self.in_group is None else self.in_group()
-
-    def own(self) -> ReplicaStatus:
-        """Status of the stage without its group."""
-        progress = self.outer.progress
-        return ReplicaStatus(
-            is_live=True,
-            steps=self.steps(),
-            outer_step=self.outer.state.outer_step,
-            root=progress.state_root,
-            copied_seconds=None if self.copy is None else max(0.0, self.now() - self.copy.taken_at),
-            sequences=progress.sequences,
-            wallet_rounds=progress.wallet_rounds,
-        )
+        """Status of the stage among its replicas; without a matchmaker, its own status."""
+        return self._progress.status() if self._matchmaker is None else self._matchmaker.standing()
 
     def newest(self) -> CheckpointGeneration | None:
-        generations = self.keeper.store.generations()
+        generations = self._keeper.store.generations()
         return generations[0] if generations else None
 
     def want(self) -> float:
-        return self.keeper.want()
+        return self._keeper.want()
 
     def may_be_taken(self, waited_seconds: float) -> bool:
         """Whether a peer that has waited for this time may fetch the state now.
@@ -75,17 +55,17 @@ class StateDonor:
         Averaged gradients change the whole state at every step, so a transfer may only begin early in a step. This node
         estimates the progress of the step from its own part of it.
         """
-        parameters, replicas = self.outer.parameters, self.replicas()
+        parameters = self._outer.parameters
+        replicas = 1 if self._matchmaker is None else 1 + len(self._matchmaker.replica.peers())
         if parameters.strategy != "averaging" or replicas == 1:
             return True
-        counted = self.outer.progress.sequences * replicas
+        counted = self._outer.progress.sequences * replicas
         return may_serve_averaged(counted, parameters.averaged_sequences, waited_seconds)
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
-        """Record that a peer keeps a copy; only the newest copy counts."""
-        taken_at = min(taken_at, self.now())
-        if self.copy is None or taken_at >= self.copy.taken_at:
-            self.copy = KnownCopy(peer, taken_at)
+        """Record that a peer keeps a copy of the state of this time (seconds since the epoch)."""
+        del peer
+        self._progress.note_copy(taken_at)
 
 
 def adopted_meta(received: ReceivedState, identity: StageIdentity) -> CheckpointMeta:

@@ -305,11 +305,10 @@ def test_a_holder_learns_of_its_second_copy(compute: ComputeThread, tmp_path: Pa
 
 def averaging(compute: ComputeThread, folder: Path, *, replicas: int) -> DonorNode:
     """A donor whose group averages gradients, with 8 of the 10 sequences that a step takes."""
-    donor = donor_node(compute, folder, "a", weights=1)
+    donor = donor_node(compute, folder, "a", weights=1, peers=[NodeId(str(number)) for number in range(1, replicas)])
     donor.save(40)
     parameters = OuterOptimization(strategy="averaging", aggregator="mean", averaged_sequences=10)
     donor.outer._parameters = parameters
-    donor.snapshots.replicas = lambda: replicas
     return donor
 
 

@@ -5,7 +5,7 @@ Real: the stage, its checkpoints and the whole transfer of a state. Simulated: t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,8 +16,12 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.matchmaking import Matchmaker, Replica
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.consensus.sync_strategies import snapshot_layout
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.executor import ComputeThread, Precision
@@ -40,7 +44,7 @@ from neuroshard.state.transfer_messages import (
     ChunkRequest,
     StageName,
 )
-from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
 from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.training.state_transfer import StateDonor
@@ -130,9 +134,19 @@ def _is_in_loop() -> bool:
 
 
 def donor_node(
-    compute: ComputeThread, folder: Path, name: str, *, weights: int, outer: int = 3, outer_seed: int = 0
+    compute: ComputeThread,
+    folder: Path,
+    name: str,
+    *,
+    weights: int,
+    outer: int = 3,
+    outer_seed: int = 0,
+    peers: Sequence[NodeId] = (),
 ) -> DonorNode:
-    """`weights` and `outer_seed` make other weights and moments, and another anchor and velocity."""
+    """`weights` and `outer_seed` make other weights and moments, and another anchor and velocity.
+
+    `peers` are the stage's other replicas.
+    """
     stage = make_stage(compute, folder / name, MODEL, identity_of(name))
     generator = torch.Generator().manual_seed(weights)
     for tensor in stage_tensors(stage.executor.model, stage.executor.optimizer, stage.outer_state).values():
@@ -161,7 +175,8 @@ def donor_node(
     def now() -> float:
         return NOW + anyio.current_time()
 
-    snapshots = StateDonor(stage.keeper, sync, lambda: record.progress.steps, now)
+    progress = ReplicaProgress(sync, record, now)
+    snapshots = StateDonor(stage.keeper, sync, progress, None if not peers else matchmaker_of(name, peers, progress))
     limits = DonorLimits(receivers=2, wait_seconds=5.0)
     strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
     donor = SnapshotServer(
@@ -174,6 +189,31 @@ def donor_node(
     node = DonorNode(NodeId(name), stage, record, sync, snapshots, donor, compute, strangers=strangers, reports=reports)
     node.donor.offer(NAME, snapshots)
     return node
+
+
+def matchmaker_of(name: str, peers: Sequence[NodeId], progress: ReplicaProgress) -> Matchmaker:
+    """A matchmaker that is asked about its replica and never looks at the others."""
+    identity = identity_of(name)
+    rounds = StageRounds(RUN, 1, TensorSchema((), ()), MODEL.outer)
+    replica = Replica(
+        GroupMember(identity.node_id, identity.wallet_id),
+        NAME,
+        rounds,
+        MODEL.sequences_per_step,
+        progress.status,
+        lambda: peers,
+        lambda _: None,
+    )
+    return Matchmaker(replica, ReplicaClient(NoRequester()), lambda _: None)
+
+
+class NoRequester:
+    """No request is sent."""
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        raise AssertionError("no request is expected here")
 
 
 async def _no_rounds(*_: object) -> None:

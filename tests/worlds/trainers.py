@@ -32,6 +32,7 @@ from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.training.held_out_vote import HeldOutVote
+from neuroshard.training.outer_sync import ReplicaProgress
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.training.state_transfer import StateDonor
@@ -162,7 +163,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
     """A stage whose other replica is at the other node."""
     parameters, known, outer = place.parameters, IDENTITIES[place.name], held.outer
     rounds = StageRounds(stage_name.run_id, held.index, TensorSchema.of(stage.executor.model), parameters.outer)
-    snapshots = StateDonor(stage.keeper, outer, lambda: stage.record.progress.steps)
+    progress = ReplicaProgress(outer, stage.record)
 
     def peers() -> Sequence[NodeId]:
         return [node for node in NAMES if node != place.name]
@@ -175,7 +176,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         stage_name,
         rounds,
         parameters.sequences_per_step,
-        snapshots.own,
+        progress.status,
         peers,
         lambda node: IDENTITIES[node].wallet_id,
     )
@@ -189,9 +190,8 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         book=FileVoteLog(place.folder / f"rounds-{held.index}"),
         times=QUICK,
     )
-    outer.exchange, snapshots.in_group = group.exchange, group.gathering.standing
-    group.abandoned = outer.note_abandoned
-    place.donor.offer(stage_name, snapshots)
+    outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
+    place.donor.offer(stage_name, StateDonor(stage.keeper, outer, progress, group.gathering))
     place.door.add(group)
     return replace(held, group=group, vote=vote)
 
