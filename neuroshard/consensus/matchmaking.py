@@ -52,11 +52,11 @@ class Replica:
     standing: Callable[[], ReplicaStatus]  # without is_certified and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
     wallet_of: Callable[[NodeId], WalletId | None]
+    may_take_part: Callable[[], bool]  # whether this node may agree to a round now
     is_open: bool = False  # whether strangers may take part
     # nodes that are downloading this node's state to train the stage
     newcomers: Callable[[], frozenset[NodeId]] = frozenset
     most_members: int = MAX_MEMBERS  # per round
-    may_send_large: Callable[[], bool] = lambda: True
     now: Callable[[], float] = time.time  # seconds since the epoch
 
     @property
@@ -88,7 +88,6 @@ class Matchmaker:
         self.replica = replica
         self.agreement: Agreement | None = None  # agreed and not begun, or in progress
         self.in_round = False
-        self.may_take_part: Callable[[], bool] = lambda: True
         self.locked_step: Callable[[str], str | None] = lambda _root: None  # a step that may have ended elsewhere
         self.step_of: Callable[[ReplicaStatus], Step | None] = lambda _own: (
             None
@@ -226,7 +225,7 @@ class Matchmaker:
             raise RequestRefusedError("This replica is at another step or state.")
         if not self._is_rightful(call):
             raise RequestRefusedError("This node's certificate names other voters.")
-        if own.in_round or not self.may_take_part():
+        if own.in_round or not self.replica.may_take_part():
             raise RequestRefusedError("This node cannot take part now.")
         if promise is not None and promise.caller != sender:
             raise RequestRefusedError("This node has promised to take part in another round.")
@@ -357,7 +356,7 @@ class Matchmaker:
         has_to_follow = voters is None and may_have_missed(own, others)
         # A replica that reports a certificate calls the round itself. Wait for it, however long its round takes, up to
         # `partition_seconds` in case its report is false: a line founded next to the voters would fork the history.
-        if has_promised or waits_for_voters or has_to_follow or not self.may_take_part():
+        if has_promised or waits_for_voters or has_to_follow or not self.replica.may_take_part():
             return
         self._promise = Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self.is_cut_off else voters.members
@@ -366,7 +365,7 @@ class Matchmaker:
         willing = await self._send_call(call)
         missing = len(call.members) - 1 - len(willing)
         present = self.standing()
-        is_same = present.line == own.line and not present.in_round and self.may_take_part()
+        is_same = present.line == own.line and not present.in_round and self.replica.may_take_part()
         final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
         if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
             self._promise = None

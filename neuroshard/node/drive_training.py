@@ -21,7 +21,7 @@ from neuroshard.node.run_arrival import FIRST_STEP
 from neuroshard.node.sample_texts import SampleTexts, author_of
 from neuroshard.node.stage_training import MOST_IN_FLIGHT, NodeContext, RunningNode, text_generator
 from neuroshard.node.training_records import RecordSaver, RotationLog
-from neuroshard.pipeline.control import RequestedPause
+from neuroshard.pipeline.control import Control, RequestedPause
 from neuroshard.pipeline.routing import SwarmRouting, replica_choice
 from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.snapshot import ModelStatus
@@ -59,7 +59,7 @@ def begin_driving(
         identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time())
     )
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
-    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], wish=wish)
+    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], control=Control(wish))
     if wish.holds:
         startup.complete()
     else:

@@ -19,6 +19,7 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.model.weights import TensorSchema
 from neuroshard.node.stage_choice import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.runs.stored_runs import LocalRun
@@ -108,6 +109,7 @@ async def bring_up_stage(
     index: int,
     device: Device,
     work: StageWork,
+    control: Control,
     precision: Precision | None = None,
 ) -> LiveStage:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
@@ -139,7 +141,7 @@ async def bring_up_stage(
         limits=work.limits,
         kept_graphs=work.kept_graphs,
     )
-    outer, group, snapshots, vote = _outer_part(compute, home, run, swarm, index=index, stage=stage)
+    outer, group, snapshots, vote = _outer_part(compute, home, run, swarm, index=index, stage=stage, control=control)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -160,6 +162,7 @@ def _outer_part(
     *,
     index: int,
     stage: Stage,
+    control: Control,
 ) -> tuple[OuterSync, GroupRounds, StateDonor, HeldOutVote]:
     """Build the stage's outer step with its other replicas, and the donor that sends its state to them."""
     model = stage.executor.model
@@ -167,6 +170,11 @@ def _outer_part(
     rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
     outer = make_outer_sync(compute, stage, lone_exchange, swarm.versions.at, index)
     progress = ReplicaProgress(outer, stage.record)
+
+    def may_take_part() -> bool:
+        # no replica may wait for a node that has agreed to a round and then pauses, ends or sends nothing
+        return control.must_hold is None and swarm.may_send_large()
+
     replica = Replica(
         GroupMember(home.identity.node_id, home.identity.wallet_id),
         swarm.name_of(index),
@@ -175,9 +183,9 @@ def _outer_part(
         progress.status,
         partial(swarm.replicas, index),
         swarm.wallet_of,
+        may_take_part,
         run.parameters.admission == "strangers",
         swarm.newcomers,
-        may_send_large=swarm.may_send_large,
     )
     vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size)
     group = GroupRounds(

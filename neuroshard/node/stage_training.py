@@ -29,7 +29,7 @@ from neuroshard.node.stage_choice import StageWork, best_load, megabytes_for, no
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_records import RecordSaver, RotationLog
-from neuroshard.pipeline.control import RequestedPause
+from neuroshard.pipeline.control import Control, RequestedPause
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting, replica_choice
 from neuroshard.pipeline.stage_client import LocalStageClient
@@ -173,7 +173,8 @@ class StageTraining:
         gc.collect()
         with self._startup.stage(CHECKPOINT):
             swarm.go_to(None)  # the move has ended: this node reports the new stages as its own
-            lives = await self._bring_up_all(ground, stages)
+            control = Control(self._wish)
+            lives = await self._bring_up_all(ground, stages, control)
             self._publisher.warn(*note_stages(self._settings.data_dir, self._identity, run, stages))
         self._has_begun = True
         self._publisher.warn(*steps_behind(lives))
@@ -185,7 +186,7 @@ class StageTraining:
             swarm.rounds.add(live.group)
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
         feed, cache = self._feed(ground, drives.start_after(lives[0].record))
-        trainer = self._trainer(ground, lives, feed, drives)
+        trainer = self._trainer(ground, lives, feed, drives, control)
         if self._wish.holds:
             self._startup.complete()
         else:
@@ -223,7 +224,7 @@ class StageTraining:
             self.copies = StageCopies(ground.swarm, self._present_settings, architecture)
             await self.copies.load()
 
-    async def _bring_up_all(self, ground: NodeContext, stages: StageRange) -> list[LiveStage]:
+    async def _bring_up_all(self, ground: NodeContext, stages: StageRange, control: Control) -> list[LiveStage]:
         """Build or restore all stages. They compute in one precision, except those with a checkpoint in another."""
         lives = list[LiveStage]()
         load = best_load(ground.run.parameters, stages, ground.room)
@@ -236,7 +237,9 @@ class StageTraining:
             )
             precision = lives[0].parts.service.executor.precision if lives else None
             work = stage_work(ground.run.parameters, layers, load)
-            lives.append(await self._bring_up(ground, index, home, work, precision, tell_percent=tell_percent))
+            lives.append(
+                await self._bring_up(ground, index, home, work, precision, control=control, tell_percent=tell_percent)
+            )
         return lives
 
     async def _bring_up(
@@ -247,6 +250,7 @@ class StageTraining:
         work: StageWork,
         precision: Precision | None,
         *,
+        control: Control,
         tell_percent: Callable[[int], None],
     ) -> LiveStage:
         """Build a stage from the state that it must continue from; wait while other nodes have but do not send it."""
@@ -271,6 +275,7 @@ class StageTraining:
                 index=index,
                 device=ground.device,
                 work=work,
+                control=control,
                 precision=precision,
             )
             if live.is_restored or not must_restore:
@@ -313,7 +318,9 @@ class StageTraining:
         )
         return feed, cache
 
-    def _trainer(self, ground: NodeContext, lives: list[LiveStage], feed: DataFeed, drives: DriveStore) -> Trainer:
+    def _trainer(
+        self, ground: NodeContext, lives: list[LiveStage], feed: DataFeed, drives: DriveStore, control: Control
+    ) -> Trainer:
         run, swarm = ground.run, ground.swarm
         services = [live.parts.service for live in lives]
         tokenizer = Tokenizer(ground.data.table)
@@ -324,7 +331,7 @@ class StageTraining:
             generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
             versions=swarm.versions.at,
         )
-        return Trainer(parts, [live.record for live in lives], wish=self._wish)
+        return Trainer(parts, [live.record for live in lives], control=control)
 
     def _driving(
         self, run: LocalRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore

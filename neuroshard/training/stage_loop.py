@@ -83,9 +83,6 @@ class StageLoop:
             before.parts.service.changed.feed(parts.service.changed)
         if parts.group is not None:
             parts.group.feed(parts.service.changed)
-            # no replica may wait for a node that has agreed to a round and then pauses, ends or sends nothing
-            replica = parts.group.gathering.replica
-            parts.group.gathering.may_take_part = lambda: control.must_hold is None and replica.may_send_large()
 
     @property
     def parameters(self) -> RunParameters:

@@ -229,17 +229,17 @@ class Trainer:
         *,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        wish: RequestedPause | None = None,
+        control: Control | None = None,
         seconds_before_drop: float = SECONDS_BEFORE_DROP,
     ) -> None:
         """`records` of earlier starts: one per stage, or one for a trainer without stages. New ones by default.
 
-        `wish` is a pause that outlives this trainer. It applies from the start. `seconds_before_drop` is the time of a
+        `control` may already request a pause, which applies from the start. `seconds_before_drop` is the time of a
         pause after which the tensors leave the memory.
         """
         self.parts = parts
         self._seconds_before_drop = seconds_before_drop
-        self._control = Control(wish or RequestedPause(monotonic, wall_clock))
+        self._control = control or Control(RequestedPause(monotonic, wall_clock))
         records = records or [TrainingRecord() for _ in parts.stages or (None,)]
         self._loops = compose(parts, records, LoopContext(self._control, wall_clock, monotonic, self._loop_changed))
         self._state = NodeState.STARTING

@@ -191,12 +191,12 @@ def test_changed_settings_reach_copies_and_stay(small_genesis: Path, tmp_path: P
 def test_a_node_that_may_send_nothing_large_agrees_to_no_round(small_genesis: Path, tmp_path: Path) -> None:
     async def scenario(one: Living) -> None:
         await anyio.lowlevel.checkpoint()
-        gathering, gate = one.present.lives[0].group.gathering, one.node.networking.gate
-        assert gathering.may_take_part()
+        replica, gate = one.present.lives[0].group.gathering.replica, one.node.networking.gate
+        assert replica.may_take_part()
         gate.close("The month's 50 GB are used up.")
-        assert not gathering.may_take_part()
+        assert not replica.may_take_part()
         gate.open()
-        assert gathering.may_take_part()
+        assert replica.may_take_part()
 
     living(small_genesis, tmp_path, scenario, as_is)
 

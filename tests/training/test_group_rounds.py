@@ -92,11 +92,11 @@ def test_newcomers_found_no_line_beside_voters_who_are_busy() -> None:
         for one in newcomers:
             one.follow(voters[0])
         for voter in voters:
-            voter.group.gathering.may_take_part = lambda: False
+            voter.may_take_part = False
         await for_seconds(300, *voters, *newcomers)
         assert {one.state.outer_step for one in newcomers} == {1}
         for voter in voters:
-            voter.group.gathering.may_take_part = lambda: True
+            voter.may_take_part = True
         await for_seconds(60, *voters, *newcomers)
         assert {one.standing().line for one in newcomers} == {voters[0].standing().line}
         assert voters[0].state.outer_step >= 2
@@ -236,7 +236,7 @@ def test_a_replica_without_work_takes_part_in_the_rounds_of_the_other_and_holds_
 def test_a_replica_that_may_not_take_part_is_waited_for_and_then_left_out() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
-        c.group.gathering.may_take_part = lambda: False
+        c.may_take_part = False
         await for_seconds(DUE_SECONDS + 25, a, b, c)
         assert not a.outcomes
         await for_seconds(20, a, b, c)

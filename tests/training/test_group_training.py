@@ -27,11 +27,11 @@ def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:
         trainer = node_of(compute, tmp_path, NAMES[0], network, 0).trainer
         group = trainer.parts.stages[0].group
         assert group is not None
-        assert group.gathering.may_take_part()
+        assert group.gathering.replica.may_take_part()
         trainer.pause()
-        assert not group.gathering.may_take_part()
+        assert not group.gathering.replica.may_take_part()
         trainer.resume()
-        assert group.gathering.may_take_part()
+        assert group.gathering.replica.may_take_part()
     compute.close()
 
 

@@ -203,6 +203,7 @@ def matchmaker_of(name: str, peers: Sequence[NodeId], progress: ReplicaProgress)
         progress.status,
         lambda: peers,
         lambda _: None,
+        lambda: True,
     )
     return Matchmaker(replica, ReplicaClient(NoRequester()), lambda _: None)
 

@@ -86,6 +86,7 @@ class SimulatedReplica:
     is_open: bool = False  # to strangers
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
     newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
+    may_take_part: bool = True  # whether it agrees to rounds
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     dies_at_message: int | None = None  # of its rounds
     book: InMemoryVoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
@@ -113,6 +114,7 @@ class SimulatedReplica:
             self._standing,
             self._peers,
             lambda node: IDENTITIES[node].wallet_id,
+            lambda: self.may_take_part,
             self.is_open,
             lambda: self.newcomers,
             self.most_members,

@@ -25,6 +25,7 @@ from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Transport
+from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, StageClient
@@ -125,6 +126,7 @@ class Place:
     donor: SnapshotServer
     door: RoundRequestHandlers
     parameters: RunParameters
+    control: Control
 
 
 def node_of(
@@ -139,7 +141,8 @@ def node_of(
     identity = replace(IDENTITY, node_id=name)
     cuts = CUTS if parameters.stage_count > 1 else (CUTS[0], CUTS[-1])
     transport, donor, door = network.join(name), SnapshotServer(lambda node: node in NAMES), RoundRequestHandlers()
-    place = Place(name, folder / name, transport, donor, door, parameters)
+    control = Control()
+    place = Place(name, folder / name, transport, donor, door, parameters, control)
     stages, held = list[Stage](), list[StageParts]()
     for number, layers in enumerate(LayerRange(*cut) for cut in pairwise(cuts)):
         known = replace(identity, layers=layers)
@@ -155,7 +158,7 @@ def node_of(
     feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
     routing = FixedRouting([LocalStageClient(part.service) for part in held])
     parts = TrainerParts(parameters, tuple(held), DriverParts(name, feed, routing))
-    node.trainer = Trainer(parts, [stage.record for stage in stages])
+    node.trainer = Trainer(parts, [stage.record for stage in stages], control=control)
     return node
 
 
@@ -179,6 +182,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         progress.status,
         peers,
         lambda node: IDENTITIES[node].wallet_id,
+        lambda: place.control.must_hold is None,
     )
     vote = HeldOutVote(compute, stage.executor, outer, parameters.batch_size)
     group = GroupRounds(
