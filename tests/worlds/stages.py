@@ -96,8 +96,9 @@ def windows(shard: int, count: int = SHARD_WINDOWS) -> Tensor:
 class MemoryFeed:
     """Batches from generated shards, with the resume rule of the real feed."""
 
-    def __init__(self, start: DataPosition | None = None) -> None:
+    def __init__(self, start: DataPosition | None = None, batch_seconds: float = 0.0) -> None:
         self.position = start or DataPosition(0, ShardId(0), 0)
+        self.batch_seconds = batch_seconds  # the time that a batch takes
         self.noted: list[tuple[float, float | None, int]] = []
         self.gate = anyio.Event()  # batches wait for it
         self.gate.set()
@@ -105,6 +106,8 @@ class MemoryFeed:
     async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
         """The next windows; a shard's end starts the next shard."""
         await self.gate.wait()
+        if self.batch_seconds:
+            await anyio.sleep(self.batch_seconds)
         rows = windows(self.position.order)[self.position.window : self.position.window + sequences]
         following = replace(self.position, window=self.position.window + len(rows))
         if following.window >= SHARD_WINDOWS:

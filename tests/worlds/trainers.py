@@ -137,7 +137,9 @@ def node_of(
     shard: int,
     *,
     parameters: RunParameters = TOGETHER,
+    batch_seconds: float = 0.0,
 ) -> Node:
+    """A node whose feed takes `batch_seconds` for a batch."""
     identity = replace(IDENTITY, node_id=name)
     cuts = CUTS if parameters.stage_count > 1 else (CUTS[0], CUTS[-1])
     transport, donor, door = network.join(name), SnapshotServer(lambda node: node in NAMES), RoundRequestHandlers()
@@ -155,7 +157,7 @@ def node_of(
     node = Node(others=[Noted() for _ in held[1:]])
     for noted, part in zip((node, *node.others), held, strict=True):
         note_rounds(noted, part)
-    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0))
+    feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0), batch_seconds)
     routing = FixedRouting([LocalStageClient(part.service) for part in held])
     parts = TrainerParts(parameters, tuple(held), DriverParts(name, feed, routing))
     node.trainer = Trainer(parts, [stage.record for stage in stages], control=control)
