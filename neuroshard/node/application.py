@@ -15,7 +15,7 @@ import trio
 
 from neuroshard import __version__
 from neuroshard.config.settings import Settings
-from neuroshard.errors import NeuroShardError
+from neuroshard.errors import DamagedFileError, NeuroShardError
 from neuroshard.host.computer import peak_megabytes, resident_megabytes
 from neuroshard.host.contribution_recorder import ContributionRecorder
 from neuroshard.host.identity import node_identity
@@ -52,6 +52,8 @@ async def watch_for_updates(
     while True:
         try:
             told = await daily_notice(settings, __version__, wall_clock())
+        except DamagedFileError as error:  # no update is found until the owner has acted
+            publisher.warn(str(error))
         except NeuroShardError as error:
             log.info("The check for a newer version failed: %s", error)
         else:

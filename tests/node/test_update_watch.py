@@ -7,12 +7,14 @@ from pathlib import Path
 
 import anyio
 import pytest
+import trio
+from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
 from neuroshard.node.application import LOOK_SECONDS, watch_for_updates
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.snapshot import NodeStatus
-from neuroshard.update.checking import daily_notice
+from neuroshard.update.checking import daily_notice, memory_file
 from tests.data.hostile_server import HostileServer
 from tests.worlds.releases import MANIFEST, NOW, PUBLISHER, ReleasePlace, archive_of
 
@@ -43,6 +45,20 @@ def test_a_newer_version_becomes_a_warning_that_stays(place: ReleasePlace, tmp_p
 
     anyio.run(until_told)
     assert board.current().warnings == ("Version 9.9.9 is available: install it as you installed this one.",)
+
+
+def test_a_damaged_memory_of_updates_is_a_warning_and_stays_one(place: ReleasePlace, tmp_path: Path) -> None:
+    memory_file(tmp_path).path.write_bytes(b"{")
+    board = StatusBoard(NodeStatus(version="0.1.0", started_at=NOW, time=NOW))
+
+    async def main() -> None:
+        with trio.move_on_after(3.5 * LOOK_SECONDS):
+            await watch_for_updates(settings(place, tmp_path), Publisher(board), lambda: NOW)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    (warning,) = board.current().warnings
+    assert "update.json is damaged" in warning
+    assert "Install the newest version by hand" in warning
 
 
 def test_the_publisher_is_asked_once_a_day_and_the_answer_is_kept(place: ReleasePlace, tmp_path: Path) -> None:
