@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
+from neuroshard.config.state_file import StateFile, make_folder, read_bounded, write_atomically
 from neuroshard.errors import DataError, StorageError
 from neuroshard.identity import SignedRunParameters, Wallet, hash_parts
 from neuroshard.runs.offer import (
@@ -111,12 +112,17 @@ class LocalRun:
         return cls(offer.run_id, offer.parameters, offer, is_joined)
 
 
-@dataclass(frozen=True)
-class SourceMemory:
+class SourceMemory(Struct, frozen=True):
     """Record of a data source from earlier starts: the key that signed it and the file of the run that it fed."""
 
     signing_key: str | None  # hex; once a source was signed, an unsigned manifest is refused
     run_file: str
+    source: str = ""  # for people
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a file outside the folder of the record."""
+        if Path(self.run_file).name != self.run_file:
+            raise ValueError("it names a file outside its folder")
 
 
 class LocalRuns:
@@ -124,6 +130,7 @@ class LocalRuns:
 
     def __init__(self, data_dir: Path, wallet: Wallet) -> None:
         self._folder = data_dir / "runs" / wallet.wallet_id
+        self._data_dir = data_dir
         self._wallet = wallet
         self._known = JoinedRuns(data_dir)  # later versions that the owner signed are stored there
 
@@ -133,7 +140,7 @@ class LocalRuns:
 
     def of_source(self, source: str) -> tuple[SourceMemory, LocalRun | None] | None:
         """A source's record and the run that it feeds; None if the source is new. Raises StorageError for damage."""
-        memory = _read_pointer(self._folder / _source_file(source))
+        memory = self._source_file(source).read()
         return None if memory is None else (memory, self._load(memory.run_file))
 
     def create(self, parameters: RunParameters) -> LocalRun:
@@ -145,8 +152,15 @@ class LocalRuns:
     def remember_source(self, source: str, run: LocalRun) -> None:
         """Record that a source feeds a run. Raises StorageError if it cannot be written."""
         pins = run.parameters.genesis
-        pointer = {"source": source, "signing_key": pins.signing_key, "run_file": _data_file(pins)}
-        _write(self._folder / _source_file(source), json.dumps(pointer).encode())
+        self._source_file(source).write(SourceMemory(pins.signing_key, _data_file(pins), source))
+
+    def _source_file(self, source: str) -> StateFile[SourceMemory]:
+        """Record of a source. Damage stops the start, because the record protects against unsigned data."""
+        name = f"source-{hash_parts('neuroshard/source', source).hex()[:16]}.json"
+        advice = "Delete it to treat this source as a new one."
+        return StateFile(
+            self._folder / name, SourceMemory, "fail", advice, max_bytes=MAX_POINTER_BYTES, data_dir=self._data_dir
+        )
 
     def _load(self, name: str) -> LocalRun | None:
         file = self._folder / name
@@ -183,25 +197,6 @@ def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
 def _data_file(pins: GenesisPins) -> str:
     key = hash_parts("neuroshard/own-run", pins.signing_key or "", pins.tokenizer_sha256)
     return f"own-{key.hex()[:16]}.json"
-
-
-def _source_file(source: str) -> str:
-    return f"source-{hash_parts('neuroshard/source', source).hex()[:16]}.json"
-
-
-def _read_pointer(file: Path) -> SourceMemory | None:
-    """Read the record of a source. Raises StorageError for a damaged one, because it protects against unsigned data."""
-    try:
-        with file.open("rb") as stream:
-            value = json.loads(stream.read(MAX_POINTER_BYTES))
-        signing_key, run_file = value["signing_key"], str(value["run_file"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{file} cannot be used: {error}.", "Delete it to meet this source anew.") from error
-    if Path(run_file).name != run_file:
-        raise StorageError(f"{file} names a file outside its folder.", "Delete it to meet this source anew.")
-    return SourceMemory(None if signing_key is None else str(signing_key), run_file)
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import TokenizerTable, learn_merges
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
-from neuroshard.errors import DataError
+from neuroshard.errors import DamagedFileError, DataError
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.runs.data_opening import OpenedData, open_data
 from neuroshard.runs.run_file import new_parameters
@@ -77,3 +77,19 @@ def test_a_folder_with_other_data_begins_another_run(tmp_path: Path) -> None:
     (tmp_path / "genesis").rename(tmp_path / "old")
     publish(tmp_path / "genesis", 16, GROWN, token=40)
     assert opened(tmp_path, tmp_path / "genesis")[0].run is None
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"[]", b'{"run_file": "own.json"}', b'{"signing_key": null, "run_file": "../own.json"}']
+)
+def test_a_damaged_record_of_a_source_ends_the_start_and_stays(tmp_path: Path, record: bytes) -> None:
+    folder = tmp_path / "genesis"
+    publish(folder, 16, TABLE)
+    data, runs = opened(tmp_path, folder)
+    run = runs.create(new_parameters({"architecture": {"depth": 2}}, data.genesis.pins(data.table.next_merge_id)))
+    runs.remember_source(str(folder), run)
+    (file,) = (tmp_path / "node" / "runs").glob("*/source-*.json")
+    file.write_bytes(record)
+    with pytest.raises(DamagedFileError, match="source-"):
+        runs.of_source(str(folder))
+    assert file.read_bytes() == record
