@@ -242,7 +242,7 @@ def peers(case: Case) -> Finding:
         return Finding("peers", is_well=True, detail=detail)
     if not settings.network:
         return Finding("peers", is_well=True, detail="none: the network is off")
-    known = remembered_addresses(settings.data_dir / PEERS_FILE)
+    known = remembered_addresses(settings.data_dir / PEERS_FILE, on_damage="ignore")
     addresses = tuple(dict.fromkeys([*settings.peer, *known]))[:MOST_DIALS]
     if not addresses:
         return Finding(

@@ -4,7 +4,6 @@ Known addresses come from the owner, from peers and from earlier starts; their n
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -12,13 +11,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Meta, Struct
 
-from neuroshard.config.state_file import write_atomically
-from neuroshard.errors import NetworkRefusedError, NeuroShardError
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import NetworkRefusedError, NeuroShardError, StorageError
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, PeerUnreachableError
@@ -134,28 +134,43 @@ class KnownAddresses:
         return True
 
 
-def remembered_addresses(file: Path) -> tuple[str, ...]:
-    """Return the addresses that an earlier start stored; none if the file is missing or damaged."""
+class RememberedAddresses(Struct, frozen=True):
+    """Addresses of peers that worked, the best first."""
+
+    addresses: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)], ...], Meta(max_length=MAX_REMEMBERED)
+    ]
+
+
+def remembered_addresses(file: Path, on_damage: Literal["set_aside", "ignore"] = "set_aside") -> tuple[str, ...]:
+    """Return the addresses that an earlier start stored; none if the file is missing, damaged or cannot be read."""
     try:
-        with file.open("rb") as stream:
-            value = json.loads(stream.read(MAX_FILE_BYTES))
-    except FileNotFoundError:
+        stored = _addresses_in(file, on_damage).read()
+    except StorageError as error:
+        log.warning("The remembered addresses of peers are not used: %s", error)
         return ()
-    except (OSError, ValueError, RecursionError) as error:
-        log.warning("The remembered addresses in %s cannot be read: %s", file, error)
-        return ()
-    if not isinstance(value, list):
-        return ()
-    return tuple(item for item in cast("list[object]", value)[:MAX_REMEMBERED] if isinstance(item, str))
+    return () if stored is None else stored.addresses
 
 
 def remember_addresses(file: Path, addresses: Iterable[str]) -> None:
     """Store addresses for the next start. A disk error is only logged."""
     try:
-        file.parent.mkdir(exist_ok=True)  # no parents: a data folder that was moved away is not created again
-        write_atomically(file, json.dumps(list(addresses)[:MAX_REMEMBERED]).encode())
-    except OSError as error:
-        log.warning("The addresses of peers cannot be stored in %s: %s", file, error)
+        _addresses_in(file).write(RememberedAddresses(tuple(addresses)[:MAX_REMEMBERED]))
+    except StorageError as error:
+        log.warning("The addresses of peers cannot be stored: %s", error)
+
+
+def _addresses_in(
+    file: Path, on_damage: Literal["set_aside", "ignore"] = "set_aside"
+) -> StateFile[RememberedAddresses]:
+    return StateFile(
+        file,
+        RememberedAddresses,
+        on_damage,
+        "the peers of earlier starts must be found again",
+        max_bytes=MAX_FILE_BYTES,
+        data_dir=file.parent.parent,
+    )
 
 
 WANTED_CONNECTIONS = 8

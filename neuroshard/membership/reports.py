@@ -13,8 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.config.state_file import StateFile
 from neuroshard.data.assignment import MAX_RANGES
+from neuroshard.errors import StorageError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import MAX_SHARDS, LayerRange, NamedRun, Role, ShardId, ShardRange
@@ -133,34 +134,37 @@ class ReportNumbers:
 
 log = logging.getLogger(__name__)
 
-NUMBER_FILE = "network/report-number"
-MOST_DIGITS = 15  # enough for thousands of years in milliseconds; a report allows at most 2**53
+NUMBER_FILE = "network/report-number.json"
+
+
+class ReservedNumber(Struct, frozen=True):
+    """A number that is at least as high as every number this node has used."""
+
+    reserved: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 def kept_report_numbers(data_dir: Path) -> ReportNumbers:
     """Return numbers above those of earlier starts, by a bound kept in the data folder.
 
-    If the disk refuses, the numbers rise over restarts only if the clock does.
+    If the disk refuses or the file is damaged, the numbers rise over restarts only if the clock does.
     """
-    file = data_dir / NUMBER_FILE
+    file = StateFile(
+        data_dir / NUMBER_FILE,
+        ReservedNumber,
+        "set_aside",
+        "other nodes may ignore this node's reports for some minutes if its clock was set back",
+        data_dir=data_dir,
+    )
 
     def keep(number: int) -> None:
         try:
-            make_folder(file.parent, data_dir)
-            write_atomically(file, str(number).encode())
-        except OSError as error:
-            log.warning("The number of this node's last report cannot be written to %s: %s", file, error)
+            file.write(ReservedNumber(number))
+        except StorageError as error:
+            log.warning("The number of this node's last report cannot be stored: %s", error)
 
-    return ReportNumbers(_read(file), keep)
-
-
-def _read(file: Path) -> int:
     try:
-        with file.open("rb") as stored:
-            text = stored.read(MOST_DIGITS + 1)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        log.warning("The number of this node's last report cannot be read: %s", error)
-        return 0
-    return int(text) if text.isdigit() and len(text) <= MOST_DIGITS else 0
+        stored = file.read()
+    except StorageError as error:
+        log.warning("The number of this node's last report is not known: %s", error)
+        stored = None
+    return ReportNumbers(0 if stored is None else stored.reserved, keep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ from pathlib import Path
 import anyio
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.config.state_file import make_folder, write_atomically
-from neuroshard.errors import TooLittleMemoryError
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import StorageError, TooLittleMemoryError
 from neuroshard.identity import NodeIdentity
-from neuroshard.identity.strict_json import parse_json
 from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import StagePlan, plan_of
@@ -202,12 +200,10 @@ _MAX_BYTES = 1024
 
 def note_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun, stages: StageRange) -> tuple[str, ...]:
     """Store the stages that this node holds now. A failure does not stop training; it returns a warning instead."""
-    path = _note(data_dir, identity, run)
     try:
-        make_folder(path.parent, data_dir)
-        write_atomically(path, json.dumps({"start": stages.start, "stop": stages.stop}).encode())
-    except OSError as error:
-        return (f"{path} cannot be written ({error}): a restart may begin with other layers than these.",)
+        _note(data_dir, identity, run).write(stages)
+    except StorageError as error:
+        return (f"{error} A restart may begin with other layers than these.",)
     return ()
 
 
@@ -232,23 +228,20 @@ def kept_stages(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> StageR
     return StageRange(newest, newest + 1)
 
 
-def _note(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> Path:
-    return stage_folder(data_dir, identity.wallet_id, run.run_id, plan_of(run.parameters)[0]).parent / FILE_NAME
+def _note(data_dir: Path, identity: NodeIdentity, run: LocalRun) -> StateFile[StageRange]:
+    folder = stage_folder(data_dir, identity.wallet_id, run.run_id, plan_of(run.parameters)[0]).parent
+    consequence = "this node begins with the layers of its newest checkpoint"
+    return StateFile(folder / FILE_NAME, StageRange, "set_aside", consequence, max_bytes=_MAX_BYTES, data_dir=data_dir)
 
 
-def _noted(path: Path, stage_count: int) -> StageRange | None:
-    """Read the note; None if it is missing or damaged, so that the caller uses the newest checkpoint."""
+def _noted(file: StateFile[StageRange], stage_count: int) -> StageRange | None:
+    """Read the note; None if it is missing, damaged or of another plan: the caller uses the newest checkpoint."""
     try:
-        with path.open("rb") as file:
-            value = parse_json(file.read(_MAX_BYTES + 1), _MAX_BYTES)
-    except FileNotFoundError:
+        note = file.read()
+    except StorageError as error:
+        log.warning("%s This node begins with the layers of its newest checkpoint.", error)
         return None
-    except (OSError, ValueError) as error:
-        log.warning("%s cannot be read: %s. This node uses its newest checkpoint.", path, error)
+    if note is not None and note.stop > stage_count:
+        log.warning("%s names no stages of this run. This node uses its newest checkpoint.", file.path)
         return None
-    match value:
-        case {"start": int(start), "stop": int(stop)} if 0 <= start < stop <= stage_count:
-            return StageRange(start, stop)
-        case _:
-            log.warning("%s names no stages of this run. This node uses its newest checkpoint.", path)
-            return None
+    return note

@@ -108,11 +108,14 @@ def test_a_folder_is_made_for_them_but_no_data_folder_anew(tmp_path: Path) -> No
     assert not (tmp_path / "moved").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1, null]", b"\xff", b"[" * 100_000])
-def test_a_damaged_file_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"addresses": [1]}', b"\xff", b"[" * 100_000])
+def test_a_damaged_file_is_an_empty_one_and_is_kept_aside(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "peers.json"
     file.write_bytes(content)
+    assert remembered_addresses(file, on_damage="ignore") == ()
+    assert file.read_bytes() == content
     assert remembered_addresses(file) == ()
+    assert (tmp_path / "peers.json.damaged").read_bytes() == content
 
 
 def test_with_enough_connections_given_ones_are_due_now_and_then() -> None:

@@ -61,6 +61,8 @@ def test_without_a_note_that_names_stages_the_newest_checkpoint_counts(tmp_path:
     if note is not None:
         path.write_bytes(note)
     assert kept_stages(tmp_path, IDENTITY, RUN) == SINGLE[2]
+    note_stages(tmp_path, IDENTITY, RUN, SINGLE[0])
+    assert kept_stages(tmp_path, IDENTITY, RUN) == SINGLE[0]
 
 
 def test_a_note_of_stages_that_were_never_saved_does_not_hide_what_was(tmp_path: Path) -> None:

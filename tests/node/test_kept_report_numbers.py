@@ -35,12 +35,18 @@ def test_the_disk_is_written_to_seldom(tmp_path: Path) -> None:
     assert len(stored) <= 3600 * 1000 / RESERVED + 1
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"-5", b"many", b"9" * 16, "²".encode(), b"\xff\xfe"])
-def test_a_damaged_file_is_as_none(tmp_path: Path, spoilt: bytes) -> None:
+@pytest.mark.parametrize(
+    "spoilt", [b"", b'{"reserved": -5}', b'{"reserved": "many"}', b"9" * 16, "²".encode(), b"\xff\xfe"]
+)
+def test_a_damaged_file_is_as_none_and_is_kept_aside(
+    tmp_path: Path, spoilt: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / NUMBER_FILE
     file.parent.mkdir()
     file.write_bytes(spoilt)
     assert kept_report_numbers(tmp_path).next(EPOCH) == EPOCH * 1000
+    assert file.with_name(f"{file.name}.damaged").read_bytes() == spoilt
+    assert "may ignore this node's reports" in caplog.text
 
 
 def test_a_disk_that_refuses_is_told_and_the_numbers_rise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -126,7 +126,7 @@ def test_addresses_that_work_are_remembered_soon_and_over_a_kill(
             address = network.transport.addresses()[0]
             file = tmp_path / "peers-2.json"
             async with running(node(2, tmp_path, address)):
-                await until(lambda: file.exists() and address in json.loads(file.read_bytes()))
+                await until(lambda: file.exists() and address in json.loads(file.read_bytes())["addresses"])
                 kept = file.read_bytes()
             file.write_bytes(kept)  # as a power cut left it
             again = node(2, tmp_path)
