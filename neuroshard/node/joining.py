@@ -300,10 +300,10 @@ class StageSafety:
                 holder = self.swarm.sole_holder(stage)
                 if holder is not None and holder != self.swarm.node_id:
                     tasks.start_soon(ask, stage, holder)
-        self.swarm.told_copies = told
+        self.swarm.note_copies(told)
 
     async def _find_unobtainable(self, missing: Iterable[int]) -> None:
-        self.swarm.unobtainable = await unobtainable(self.swarm, missing, self.has_state)
+        self.swarm.note_unobtainable(await unobtainable(self.swarm, missing, self.has_state))
 
 
 async def unobtainable(swarm: StageSwarm, stages: Iterable[int], has_state: Callable[[int], bool]) -> frozenset[int]:

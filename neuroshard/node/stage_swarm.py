@@ -170,6 +170,18 @@ class StageSwarm:
         self.destination = stages
         self.report_soon()
 
+    def note_ready(self, percent: int) -> None:
+        """Record the part of the states fetched that this node needs before it can work, for its reports."""
+        self.ready_percent = percent
+
+    def note_copies(self, copies: Mapping[int, ReportedCopy]) -> None:
+        """Record the copies of stages that another node holds alone, as their holders report them."""
+        self.told_copies = copies
+
+    def note_unobtainable(self, stages: frozenset[int]) -> None:
+        """Record the stages whose state no node that answers has."""
+        self.unobtainable = stages
+
     def release(self) -> None:
         """Stop serving all stages and drop the references to them."""
         for stage in self._local:

@@ -131,8 +131,9 @@ class RunningNode:
         """Apply the changed settings that can take effect while training: limits on storage and checkpoints."""
         self.feed.limit_storage(settings.max_storage * 1_000_000)
         for live in self.lives:
-            live.keeper.store.limits = storage_limits(settings, len(self.lives))
-            live.keeper.change_policy(checkpoint_policy(settings, len(self.lives)))
+            live.keeper.change_limits(
+                checkpoint_policy(settings, len(self.lives)), storage_limits(settings, len(self.lives))
+            )
 
 
 class StageTraining:
@@ -358,4 +359,4 @@ def _outer_step_of(outer: OuterSync) -> int:
 
 def _tell_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:
     """Update this node's progress: `done` of its `stages` are complete, and the next one is at `percent`."""
-    swarm.ready_percent = (100 * done + percent) // stages
+    swarm.note_ready((100 * done + percent) // stages)

@@ -17,6 +17,7 @@ from torch import Tensor
 from neuroshard.errors import StorageError
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, Restoration
+from neuroshard.state.disk_space import StorageLimits
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.system_resources import lower_thread_priority
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
@@ -259,8 +260,9 @@ class CheckpointSaver:
         self._generations = self.store.generations()
         return restoration
 
-    def change_policy(self, policy: CheckpointPolicy) -> None:
-        """Obey other limits from now on."""
+    def change_limits(self, policy: CheckpointPolicy, storage: StorageLimits) -> None:
+        """Apply other limits on writes and on disk space from now on."""
+        self.store.change_limits(storage)
         old = self._schedule
         self._schedule = CheckpointSchedule(
             policy, old.generation_bytes, old.last_step, old.last_started, old.outer_step_waiting

@@ -157,8 +157,16 @@ class CheckpointStore:
         """`data_dir` is the node's data folder above it, which a running node does not create again."""
         self.folder = folder
         self.data_dir = data_dir
-        self.limits = limits or StorageLimits()
+        self._limits = limits or StorageLimits()
         self._known: dict[str, tuple[tuple[int, int], _Entry]] = {}  # by file name: (mtime, size) and the parsed entry
+
+    @property
+    def limits(self) -> StorageLimits:
+        return self._limits
+
+    def change_limits(self, limits: StorageLimits) -> None:
+        """Apply other limits on disk space from the next write on."""
+        self._limits = limits
 
     def generations(self) -> tuple[CheckpointGeneration, ...]:
         """Return complete generations, newest first, without unreadable ones. Changes nothing."""
@@ -354,7 +362,7 @@ class CheckpointStore:
         return path
 
     def _ensure_room(self, new_bytes: int) -> None:
-        for generation in generations_to_delete_for(new_bytes, self.folder, self.generations(), self.limits):
+        for generation in generations_to_delete_for(new_bytes, self.folder, self.generations(), self._limits):
             self._delete(generation)
 
     def _prune(self) -> None:

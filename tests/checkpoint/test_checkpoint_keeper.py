@@ -96,7 +96,7 @@ def test_a_full_disk_is_an_alarm_until_a_write_succeeds(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     keeper = keeper_for(tmp_path, clock, store)
     keeper.save(capture(1))
-    store.limits = StorageLimits(own_bytes=10)
+    store.change_limits(StorageLimits(own_bytes=10))
     clock.now = 100.0
     report = keeper.save(capture(20))
     assert report.generation is None
@@ -107,7 +107,7 @@ def test_a_full_disk_is_an_alarm_until_a_write_succeeds(tmp_path: Path) -> None:
     assert status.last_saved_step == 1
     clock.now = 1000.0
     assert "no checkpoint since step 1" in keeper.status(900, 0.1).could_lose
-    store.limits = StorageLimits()
+    store.change_limits(StorageLimits())
     assert keeper.offer(900, capture(900))
     keeper.close()
     assert keeper.status(900, 0.1).alarm is None

@@ -214,7 +214,7 @@ def test_the_own_limit_deletes_old_generations_but_never_the_newest(tmp_path: Pa
     store = CheckpointStore(tmp_path, StorageLimits(own_bytes=2 * size, reserve_bytes=0))
     write_steps(store, 10, 20, 30)
     assert [item.step for item in store.generations()] == [30, 20]
-    store.limits = StorageLimits(own_bytes=2 * size - 1, reserve_bytes=0)
+    store.change_limits(StorageLimits(own_bytes=2 * size - 1, reserve_bytes=0))
     with pytest.raises(DiskFullError, match="max_checkpoint_storage"):
         write_steps(store, 40)
     assert [item.step for item in store.generations()] == [30, 20]

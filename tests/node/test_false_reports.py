@@ -146,7 +146,7 @@ def test_a_node_that_gets_further_over_a_slow_line_is_waited_for(tmp_path: Path)
             slow = await pretender(world, 2, NodeState.STARTING)
             for percent in (1, 2, 3):
                 await anyio.sleep(PATIENCE_SECONDS * 0.9)
-                slow.swarm.ready_percent = percent
+                slow.swarm.note_ready(percent)
             assert not any(node in nodes for node in world.holders(2))
 
     play(tmp_path, scenario)

@@ -142,7 +142,7 @@ def test_a_checkpoint_is_saved_when_those_of_all_stages_are(compute: ComputeThre
         result = await trainer.save_now()
         assert "3 stages" in result.message
         assert all(step >= 2 for step in saved_steps(tmp_path))
-        stages[1].keeper.store.limits = StorageLimits(own_bytes=1)
+        stages[1].keeper.store.change_limits(StorageLimits(own_bytes=1))
         await steps_reach(trainer, trainer.steps + 1)  # what is on disk already needs no room
         with pytest.raises(StorageError):
             await trainer.save_now()

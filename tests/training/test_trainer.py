@@ -283,7 +283,7 @@ def test_a_checkpoint_that_the_disk_refuses_is_an_error_for_whoever_asked(
 
     async def scenario() -> None:
         await steps_reach(trainer, 2)
-        stage.keeper.store.limits = StorageLimits(own_bytes=1)
+        stage.keeper.store.change_limits(StorageLimits(own_bytes=1))
         with pytest.raises(StorageError):
             await trainer.save_now()
 
