@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, Encoded, GroupMember
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, Encoded, GroupMember, Roster
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
-    MAX_VIEW,
     AggregateSent,
     AggregateWanted,
     Body,
@@ -31,6 +34,7 @@ from neuroshard.consensus.round_messages import (
     StatisticsDigests,
     Value,
     VerifiedBody,
+    View,
     Vote,
     VoteSaid,
 )
@@ -76,20 +80,25 @@ def read_signed(data: bytes, body: type[_Body]) -> VerifiedBody[_Body]:
     return VerifiedBody(GroupMember(said.node_id, said.wallet_id), said.payload, data)
 
 
+class _QuorumFields(Struct, frozen=True, forbid_unknown_fields=True):
+    """A quorum without its votes."""
+
+    value: Value
+    view: View
+    phase: Phase
+
+
 def quorum_to_json(quorum: Quorum) -> JsonValue:
     """The JSON form of a quorum without its votes, whose claims are stored next to it."""
-    return {"value": quorum.value.to_json(), "view": quorum.view, "phase": quorum.phase.value}
+    fields: JsonValue = msgspec.to_builtins(_QuorumFields(quorum.value, quorum.view, quorum.phase))
+    return fields
 
 
 def quorum_from(fields: JsonValue, votes: Sequence[bytes]) -> Quorum:
     """The quorum with these claims, not checked for sufficient votes. Raises MalformedMessageError, ValueError."""
-    read = exact_object(fields, {"value", "view", "phase"}, "a quorum")
-    return Quorum(
-        Value.from_json(read["value"]),
-        whole_field(read["view"], 0, MAX_VIEW, "view"),
-        Phase(line_field(read["phase"], 16, "phase")),
-        tuple(read_signed(vote, Vote) for vote in votes),
-    )
+    read = msgspec.convert(fields, _QuorumFields)
+    value = replace(read.value, members=Roster(read.value.members).members)  # a roster names each member once
+    return Quorum(value, read.view, read.phase, tuple(read_signed(vote, Vote) for vote in votes))
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
+import msgspec
 from blake3 import blake3
+from msgspec import Meta, Struct
 
-from neuroshard.identity import canonical_json, hash_parts
+from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId, RunId, WalletId
 
+MAX_NODE_ID_CHARACTERS = 64
+MAX_WALLET_ID_CHARACTERS = 16
+_PRINTABLE = r"\A[ -~]*\Z"
+NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=_PRINTABLE)]  # the node id in a message
+NamedWallet = Annotated[WalletId, Meta(max_length=MAX_WALLET_ID_CHARACTERS, pattern=_PRINTABLE)]
 
-@dataclass(frozen=True, order=True)
-class GroupMember:
+
+class GroupMember(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
     """A node and the wallet that vouches for it."""
 
-    node_id: NodeId
-    wallet_id: WalletId
+    node_id: NamedNode
+    wallet_id: NamedWallet
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,7 @@ class Roster:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 (32 bytes) of the roster."""
-        names = [[member.node_id, member.wallet_id] for member in self.members]
-        return hash_parts("neuroshard/roster", int(self.is_founding), canonical_json(names))
+        return hash_parts("neuroshard/roster", int(self.is_founding), msgspec.msgpack.encode(self.members))
 
     def quorum(self, tolerated: int) -> int:
         """Number of votes that decide: any two quorums share a voter that is not among the `tolerated` liars (DESIGN

@@ -8,21 +8,20 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, ClassVar, Generic, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
-from neuroshard.consensus.roster import MAX_SLICES, Encoded, GroupMember, Roster, Step
-from neuroshard.identity import canonical_json, hash_parts
-from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
-from neuroshard.types import HexDigest, JsonValue, NodeId, WalletId
+from neuroshard.consensus.roster import MAX_SLICES, Encoded, GroupMember, NamedNode, Roster, Step
+from neuroshard.identity import hash_parts
+from neuroshard.types import HexDigest, NodeId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
-MAX_NODE_ID_CHARACTERS = 64
 LARGEST = 10**15
 MAX_VIEW = 10_000
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
-_Node = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=r"\A[ -~]*\Z")]
+_Reason = Annotated[str, Meta(max_length=200, pattern=r"\A[ -~]*\Z")]
 
 
 class Phase(StrEnum):
@@ -51,7 +50,7 @@ class NewView(Struct, frozen=True, forbid_unknown_fields=True):
     kind: ClassVar[str] = "round/new-view"
     step_id: HexDigest
     view: Annotated[int, Meta(ge=1, le=MAX_VIEW)]
-    missing: Annotated[tuple[_Node, ...], Meta(max_length=MAX_MEMBERS)]
+    missing: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)]
 
 
 class RoundProposal(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,78 +102,33 @@ class Vote(Struct, frozen=True, forbid_unknown_fields=True):
 Body: TypeAlias = Intent | NewView | RoundProposal | StatisticsDigests | ResultDigests | Vote
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The subject of a vote: one aggregate, its contributors, and the state that it leads to."""
 
-    step_id: str
-    root: str  # hex, of the state from which the members started
-    round_id: str
-    aggregate: tuple[str, ...]  # hex digests of the encoded slices
-    members: tuple[GroupMember, ...]  # the contributors, who are the voters of the next step
-    accepted: tuple[NodeId, ...]
-    refused: tuple[tuple[NodeId, str], ...]  # with the reasons
-    next_root: str  # hex
-    sequences: int  # trained per member since the step before: the median of the accepted members' claims
+    step_id: HexDigest
+    root: HexDigest  # of the state from which the members started
+    round_id: HexDigest
+    aggregate: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_SLICES)]  # digests of the encoded slices
+    # the contributors, who are the voters of the next step
+    members: Annotated[tuple[GroupMember, ...], Meta(max_length=MAX_MEMBERS)]
+    accepted: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)]
+    refused: Annotated[tuple[tuple[NamedNode, _Reason], ...], Meta(max_length=MAX_MEMBERS)]
+    next_root: HexDigest
+    sequences: _Number  # trained per member since the step before: the median of the accepted members' claims
 
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all fields."""
-        return hash_parts("neuroshard/value", canonical_json(self.to_json())).hex()
+        return hash_parts("neuroshard/value", msgspec.msgpack.encode(self)).hex()
 
     def next_roster(self) -> Roster:
         """The voters of the step after this one."""
         return Roster(self.members)
 
-    def to_json(self) -> JsonValue:
-        """The JSON form."""
-        return {
-            "step": self.step_id,
-            "root": self.root,
-            "round": self.round_id,
-            "aggregate": list(self.aggregate),
-            "members": [[member.node_id, member.wallet_id] for member in self.members],
-            "accepted": list(self.accepted),
-            "refused": [[node, reason] for node, reason in self.refused],
-            "next_root": self.next_root,
-            "sequences": self.sequences,
-        }
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> Value:
-        """Parse the JSON form. Raises ValueError that names the faulty field."""
-        names = {"step", "root", "round", "aggregate", "members", "accepted", "refused", "next_root", "sequences"}
-        fields = exact_object(value, names, "a value")
-        refused = [list_field(one, 2, "refused") for one in list_field(fields["refused"], MAX_MEMBERS, "refused")]
-        members = [list_field(one, 2, "members") for one in list_field(fields["members"], MAX_MEMBERS, "members")]
-        if not members or any(len(pair) != 2 for pair in (*refused, *members)):
-            raise ValueError("members and refused must be pairs, and there are members")
-        return cls(
-            step_id=hash_field(fields["step"], "step"),
-            root=hash_field(fields["root"], "root"),
-            round_id=hash_field(fields["round"], "round"),
-            aggregate=tuple(
-                hash_field(one, "aggregate") for one in list_field(fields["aggregate"], MAX_SLICES, "aggregate")
-            ),
-            members=Roster(tuple(GroupMember(_node(node), _wallet(wallet)) for node, wallet in members)).members,
-            accepted=tuple(_node(one) for one in list_field(fields["accepted"], MAX_MEMBERS, "accepted")),
-            refused=tuple((_node(node), line_field(reason, 200, "refused")) for node, reason in refused),
-            next_root=hash_field(fields["next_root"], "next_root"),
-            sequences=whole_field(fields["sequences"], 0, LARGEST, "sequences"),
-        )
-
 
 def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
     """Hex hash of the digests of all encoded slices. With it, any slice can be checked that comes with the list."""
     return hash_parts("neuroshard/contribution", *slice_digests).hex()
-
-
-def _node(value: JsonValue) -> NodeId:
-    return NodeId(line_field(value, MAX_NODE_ID_CHARACTERS, "node"))
-
-
-def _wallet(value: JsonValue) -> WalletId:
-    return WalletId(line_field(value, 16, "wallet"))
 
 
 AnyBody_co = TypeVar("AnyBody_co", bound=Body, covariant=True)

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from neuroshard.consensus.message_frames import MalformedMessageError, from_frame, limits_for, to_frame
-from neuroshard.consensus.roster import GroupMember, Roster
+from neuroshard.consensus.roster import MAX_NODE_ID_CHARACTERS, MAX_WALLET_ID_CHARACTERS, GroupMember, Roster
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     MAX_MEMBERS,
-    MAX_NODE_ID_CHARACTERS,
     CertificateSaid,
     Phase,
     Quorum,
@@ -199,7 +198,10 @@ def _members(value: JsonValue, where: str) -> tuple[GroupMember, ...]:
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"{where} must be pairs of node and wallet")
     return tuple(
-        GroupMember(NodeId(line_field(node, MAX_NODE_ID_CHARACTERS, where)), WalletId(line_field(wallet, 16, where)))
+        GroupMember(
+            NodeId(line_field(node, MAX_NODE_ID_CHARACTERS, where)),
+            WalletId(line_field(wallet, MAX_WALLET_ID_CHARACTERS, where)),
+        )
         for node, wallet in pairs
     )
 

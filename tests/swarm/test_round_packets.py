@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from neuroshard.consensus.message_frames import (
     MAX_CLAIM_BYTES,
@@ -16,10 +18,9 @@ from neuroshard.consensus.message_frames import (
     signed_by,
     to_frame,
 )
-from neuroshard.consensus.roster import MAX_SLICES, GroupMember, Roster, Step
+from neuroshard.consensus.roster import MAX_NODE_ID_CHARACTERS, MAX_SLICES, GroupMember, Roster, Step
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
-    MAX_NODE_ID_CHARACTERS,
     MAX_VIEW,
     AggregateSent,
     AggregateWanted,
@@ -44,7 +45,7 @@ from neuroshard.consensus.round_messages import (
     VoteSaid,
 )
 from neuroshard.messages import Frame, TensorPart, TensorSpec, WireError, decode, encode
-from neuroshard.types import NodeId, RunId
+from neuroshard.types import NodeId, RunId, WalletId
 from tests.worlds.identities import identity_of
 
 NOW = 1_700_000_000.0
@@ -185,16 +186,42 @@ def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
     assert not replace(twice, votes=twice.votes * 3).is_valid_for(STEP)
     assert not replace(votes(Phase.COMMIT), phase=Phase.PREPARE).is_valid_for(STEP)
     assert not replace(votes(Phase.COMMIT), view=3).is_valid_for(STEP)
-    assert not replace(votes(Phase.COMMIT), value=replace(VALUE, next_root=HASH)).is_valid_for(STEP)
+    assert not replace(votes(Phase.COMMIT), value=structs.replace(VALUE, next_root=HASH)).is_valid_for(STEP)
     others = replace(STEP, roster=Roster(tuple(GroupMember(NodeId(f"n{i}"), MEMBERS[0].wallet_id) for i in range(3))))
     assert not votes(Phase.COMMIT).is_valid_for(others)
-    foreign = tuple(replace(vote, member=replace(vote.member, wallet_id=MEMBERS[0].wallet_id)) for vote in twice.votes)
+    foreign = tuple(
+        replace(vote, member=structs.replace(vote.member, wallet_id=MEMBERS[0].wallet_id)) for vote in twice.votes
+    )
     assert not replace(twice, votes=(*foreign, *twice.votes)).is_valid_for(STEP)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"members": []}, "at least one member"),
+        ({"members": [["a", "b"], ["a", "c"]]}, "each once"),
+        ({"members": [["a", "b", "c"]]}, r"`\$\.value\.members\[0\]`"),
+        ({"members": [["a", "b" * 17]]}, r"`\$\.value\.members\[0\]\[1\]`"),
+        ({"accepted": ["a\n"]}, r"`\$\.value\.accepted\[0\]`"),
+        ({"refused": [["a"]]}, r"`\$\.value\.refused\[0\]`"),
+        ({"aggregate": [HASH] * (MAX_SLICES + 1)}, r"`\$\.value\.aggregate`"),
+        ({"sequences": -1}, r"`\$\.value\.sequences`"),
+        ({"more": 1}, "unknown field `more`"),
+    ],
+)
+def test_a_malformed_value_names_the_field(change: dict[str, object], path: str) -> None:
+    frame = to_frame(CertificateSaid(votes(Phase.COMMIT)))
+    certificate: Any = frame.header["fields"]["certificate"]  # type: ignore[index,call-overload]
+    spoilt = {**certificate, "value": {**certificate["value"], **change}}
+    with pytest.raises(MalformedMessageError, match=path):
+        from_frame(replace(frame, message={**frame.header, "fields": {"certificate": spoilt}}))
 
 
 def test_golden_digests() -> None:
     """Other versions of the program have to come to the same."""
     assert isinstance(to_frame(MESSAGES[0]), Frame)
-    step = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster((GroupMember(NodeId("a"), MEMBERS[0].wallet_id),)))
-    value = replace(VALUE, members=(GroupMember(NodeId("a"), MEMBERS[0].wallet_id),), accepted=(), refused=())
-    assert (step.id[:16], replace(value, step_id=HASH).digest[:16]) == ("0ab7fc71ed2a354b", "2ddbf38799163b2a")
+    step = Step(RunId("1" * 64), 0, 3, HASH, "int8", Roster((GroupMember(NodeId("a"), WalletId("0123456789abcdef")),)))
+    value = structs.replace(
+        VALUE, members=(GroupMember(NodeId("a"), WalletId("0123456789abcdef")),), accepted=(), refused=()
+    )
+    assert (step.id[:16], structs.replace(value, step_id=HASH).digest[:16]) == ("814235c2ce183338", "d31e9911ba446e6d")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from neuroshard.aggregation import GateVerdict, MiddleMean, RejectionReason
 from neuroshard.consensus.effects import Judged, RoundPhase, RoundProgress
@@ -101,7 +102,7 @@ def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
 
 def test_who_did_too_little_to_count_is_not_shown_as_missing() -> None:
     """Neither accepted nor refused, in the value that was agreed on and in what this node judged by itself."""
-    value = replace(certificate().value, accepted=(A.node_id, B.node_id))
+    value = structs.replace(certificate().value, accepted=(A.node_id, B.node_id))
     record = watched((101.0, exchange())).completed(replace(certificate(), value=value), END)
     assert [one.part for one in record.members] == [
         MemberPart.ACCEPTED,
@@ -120,7 +121,7 @@ def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds
     again = watched((111.0, RoundProgress(1, RoundPhase.EXCHANGE, (A, B))))  # called once more, without C
     again.continues_from(first)
     assert again.has_refused(C.node_id)
-    value = replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
+    value = structs.replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
     record = again.completed(replace(certificate(), value=value), END)
     told = {one.node_id: (one.part, one.refusal) for one in record.members}
     assert told[C.node_id] == (MemberPart.REFUSED, "norm")
