@@ -283,6 +283,10 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
     told = (frame.kind, header["session"], header["microbatch"])
     if told != (request.operation.value, request.session, request.microbatch):
         raise RefusedTensorError("The answer is for another microbatch.")
+    try:
+        claim = b64decode(_text(header, "claim"), validate=True)
+    except ValueError:
+        raise RefusedTensorError("The field 'claim' must be base64.") from None
     parts = _parts(frame)
     loss_sum = header["loss_sum"]
     return StageAnswer(
@@ -295,7 +299,7 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
         _seconds(header["compute_seconds"]),
         _seconds(header["recompute_seconds"]),
         _seconds(header["seconds"]),
-        _raw(header, "claim"),
+        claim,
     )
 
 
@@ -402,13 +406,6 @@ def _text(header: Mapping[str, WireValue], name: str) -> str:
     if not isinstance(value, str):
         raise RefusedTensorError(f"The field {name!r} must be text.")
     return value
-
-
-def _raw(header: Mapping[str, WireValue], name: str) -> bytes:
-    try:
-        return b64decode(_text(header, name), validate=True)
-    except ValueError:
-        raise RefusedTensorError(f"The field {name!r} must be base64.") from None
 
 
 def _real(value: WireValue) -> float:
