@@ -28,7 +28,7 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.types import NodeId, RunId
 
 STARTS = size(3, 1)
-WAIT_SECONDS = 180.0
+WAIT_SECONDS = size(180.0, 800.0)
 LOOK_SECONDS = 0.05
 ONLOOKER = 250  # its number
 WAY = (

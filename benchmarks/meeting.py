@@ -30,7 +30,7 @@ RECORDS = 20  # of hivemind's DHT
 NEIGHBOURS = size(50, 2)  # of the idle node
 SETTLED_SECONDS = size((45.0, 180.0), (0.0,))  # once all know all: while they still look round often, and after that
 IDLE_SECONDS = size(60.0, 0.5)
-WAIT_SECONDS = 240.0  # 50 nodes on two cores, each of which verifies what all others say
+WAIT_SECONDS = size(240.0, 800.0)  # 50 nodes on two cores, each of which verifies what all others say
 LOOK_SECONDS = 0.05
 
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import httpx
 
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
+from benchmarks.sizes import size
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import SignedRunParameters, Wallet, parse_token
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns, LocalRuns
 from neuroshard.types import Architecture
 
-START_SECONDS = 180.0
+START_SECONDS = size(180.0, 800.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,14 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
-NEVER_TINY = {
+NOT_RUN = {
     "pipeline_takeovers": "a second copy of a stage is made every 30 s, and a silent node is given up after 60 s",
+    "node_speed_16m": "node_speed_5m is the same code, and at the tiny size the same model",
+    "utilisation_int4": "utilisation_int8 is the same code with another codec",
 }
 MAY_BE_UNAVAILABLE = {  # what another computer may not have
     "line_speed": "network namespaces and the link emulator",
     "utilisation_int8": "network namespaces and the link emulator",
-    "utilisation_int4": "network namespaces and the link emulator",
     "node_speed_350m": "a GPU",
     "population": "Hugging Face tokenizers",
     "dashboards": "a browser",
@@ -31,15 +32,15 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
     "lines": ("meeting", "line_speed", "loopback_speed", "tensor_round_trip", "rounds"),
     "demo": ("start", "learning", "kill"),
     "computer": ("dashboards", "foreground", "paused"),
-    "nodes": ("node_speed_5m", "node_speed_16m", "node_speed_350m", "first_record", "state_joining"),
-    "homes": ("utilisation_int8", "utilisation_int4"),
+    "nodes": ("node_speed_5m", "node_speed_350m", "first_record", "state_joining"),
+    "homes": ("utilisation_int8",),
     "pipeline": ("pipeline_speed", "pipeline_join"),
     "kills": ("pipeline_kills",),
 }
 
 
 @pytest.mark.process
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("group", GROUPS)
 def test_benchmarks_run_at_their_tiny_size(group: str) -> None:
     names, before = GROUPS[group], stored_results()
@@ -55,7 +56,7 @@ def test_benchmarks_run_at_their_tiny_size(group: str) -> None:
 
 def test_every_benchmark_is_run_or_named() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted([*grouped, *NEVER_TINY]) == sorted(BENCHMARKS)
+    assert sorted([*grouped, *NOT_RUN]) == sorted(BENCHMARKS)
 
 
 def test_help_lists_every_benchmark_in_one_line() -> None:
