@@ -109,7 +109,7 @@ def judge_statistics(
     *,
     judges_direction: bool = True,
 ) -> GateVerdict:
-    """Verdict over n contributions from the statistics of the whole vector, by the gates in their order (DESIGN 4.4).
+    """Verdict over n contributions from the statistics of the whole vector, by the gates in their order.
 
     The gates: finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
     max(0, half the median cosine); then clipping to the median norm. A median covers the rows that passed the gates

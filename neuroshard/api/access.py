@@ -14,7 +14,7 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Final
 
-from neuroshard.api.address import HostPolicy, is_loopback, origin_of
+from neuroshard.api.address import HostPolicy, is_loopback_name, origin_of
 from neuroshard.api.problems import AccessDeniedError, MissingSecretError
 from neuroshard.config.folders import NodePaths
 from neuroshard.errors import StorageError
@@ -153,7 +153,9 @@ class AccessPolicy:
     def for_server(cls, host: str, port: int, secret: str, public_paths: Iterable[str]) -> AccessPolicy:
         """Make the policy of a server bound to `host` and `port`."""
         hosts = HostPolicy.for_host(host, port)
-        return cls(hosts, SessionKeys(secret, port), not is_loopback(host), frozenset({SESSION_PATH, *public_paths}))
+        return cls(
+            hosts, SessionKeys(secret, port), not is_loopback_name(host), frozenset({SESSION_PATH, *public_paths})
+        )
 
     def check(self, request: RequestFacts, now: float) -> None:
         """Return if the request is allowed. Raises AccessDeniedError (403) or MissingSecretError (401) otherwise."""

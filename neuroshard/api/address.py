@@ -81,7 +81,7 @@ def is_address(name: str) -> bool:
     return True
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback_name(host: str) -> bool:
     """Whether only this computer can reach a server bound to `host`."""
     if host == "localhost":
         return True

@@ -83,7 +83,7 @@ def layers_named(layers: LayerRange) -> str:
     return f"layer {layers_text(layers)}" if len(layers) == 1 else f"layers {layers_text(layers)}"
 
 
-def facts_of(stage: SavedStage) -> dict[str, object]:
+def as_facts(stage: SavedStage) -> dict[str, object]:
     """Facts of a saved state for the JSON output."""
     place = {"run_id": stage.run_id, "layers": [stage.layers.start, stage.layers.stop]}
     return {**asdict(stage.generation), **place, "layer_count": stage.architecture.layer_count}
@@ -146,7 +146,7 @@ def export(
     for warning in spread_warnings(stages):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
-        written = {"out": str(out.absolute()), "format": format_name, "stages": [facts_of(stage) for stage in stages]}
+        written = {"out": str(out.absolute()), "format": format_name, "stages": [as_facts(stage) for stage in stages]}
         typer.echo(json.dumps(written))
     else:
         typer.echo(f"{steps_named(stages)} written to {out}.")
@@ -208,7 +208,7 @@ def list_checkpoints(
     """List the saved states of all stages with their local times, newest first."""
     found = saved(from_folders, data_dir, demo=demo)
     if as_json:
-        typer.echo(json.dumps([facts_of(stage) for stage in found]))
+        typer.echo(json.dumps([as_facts(stage) for stage in found]))
         return
     if not found:
         typer.echo(none_found(from_folders, data_dir, demo=demo))
@@ -223,7 +223,7 @@ def list_checkpoints(
 
 
 @app.command("verify")
-def verify(
+def verify_checkpoints(
     from_folders: From = None, data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False
 ) -> None:
     """Read every saved state completely and check its digest. Exit code 5 if one is damaged."""
@@ -256,7 +256,7 @@ def verify(
 
 
 @app.command("restore")
-def restore(
+def restore_checkpoint(
     at: Annotated[datetime, typer.Option("--at", help="Go back to the newest state at or before this local time.")],
     data_dir: DataDir = None,
     demo: DemoNode = False,

@@ -24,7 +24,7 @@ READ_SECONDS = 30.0
 COMMAND_SECONDS = 70.0  # the node itself gives up on a command after at most 60 s
 
 
-class RequestRefusedError(NeuroShardError):
+class NodeRefusedError(NeuroShardError):
     """The node answered with an error."""
 
 
@@ -46,13 +46,13 @@ class NodeClient:
         weakref.finalize(self, self.http.close)  # commands do not close their client themselves
 
     def get(self, path: str) -> dict[str, Any]:
-        """Send a GET and return its JSON. Raises NetworkRefusedError if no node answers, or RequestRefusedError."""
+        """Send a GET and return its JSON. Raises NetworkRefusedError if no node answers, or NodeRefusedError."""
         return self._request("GET", path, None, READ_SECONDS)
 
     def post(
         self, path: str, body: Mapping[str, object] | None = None, seconds: float = COMMAND_SECONDS
     ) -> dict[str, Any]:
-        """Send a POST and return its JSON. Raises NetworkRefusedError if no node answers, or RequestRefusedError."""
+        """Send a POST and return its JSON. Raises NetworkRefusedError if no node answers, or NodeRefusedError."""
         return self._request("POST", path, body or {}, seconds)
 
     def answers(self) -> bool:
@@ -70,7 +70,7 @@ class NodeClient:
         return read_lock_owner(self.folder) is not None
 
     def refuse(self, response: httpx.Response) -> NoReturn:
-        """Raise RequestRefusedError with the text of an error response."""
+        """Raise NodeRefusedError with the text of an error response."""
         raise _refusal(response)
 
     def headers(self) -> dict[str, str]:
@@ -99,14 +99,14 @@ def no_node(base_url: str) -> NetworkRefusedError:
     )
 
 
-def _refusal(response: httpx.Response) -> RequestRefusedError:
+def _refusal(response: httpx.Response) -> NodeRefusedError:
     """Convert the node's problem document to an error."""
     try:
         problem = cast("dict[str, Any]", response.json())
     except ValueError:
         problem = {}
     detail = problem.get("detail") or problem.get("title") or problem.get("error") or response.reason_phrase
-    return RequestRefusedError(f"The node refused: {detail}", str(problem.get("action") or ""))
+    return NodeRefusedError(f"The node refused: {detail}", str(problem.get("action") or ""))
 
 
 def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:

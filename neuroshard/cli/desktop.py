@@ -50,12 +50,11 @@ def off(as_json: AsJson = False) -> None:
 
 
 @autostart_app.command("status")
-def status(as_json: AsJson = False) -> None:
+def show_autostart(as_json: AsJson = False) -> None:
     """Show whether a node starts at login, and the file or registry key that starts it."""
-    from neuroshard.host.autostart import places_of_this_computer
-    from neuroshard.host.autostart import status as autostart_status
+    from neuroshard.host.autostart import places_of_this_computer, read_autostart
 
-    _print_autostart(autostart_status(places_of_this_computer(os.environ)), as_json=as_json)
+    _print_autostart(read_autostart(places_of_this_computer(os.environ)), as_json=as_json)
 
 
 def _print_autostart(found: AutostartStatus, *, as_json: bool) -> None:

@@ -123,10 +123,10 @@ def autostart(_case: Case) -> Finding:
 
     from neuroshard.cli.desktop import AUTOSTART_REMEDY
     from neuroshard.errors import UsageError
-    from neuroshard.host.autostart import places_of_this_computer, status
+    from neuroshard.host.autostart import places_of_this_computer, read_autostart
 
     try:
-        found = status(places_of_this_computer(os.environ))
+        found = read_autostart(places_of_this_computer(os.environ))
     except UsageError as error:  # an operating system without a supported autostart
         return Finding("autostart", is_well=True, detail=f"off. {error.message}")
     if found.missing:

@@ -252,7 +252,7 @@ class _ProgressLine:
 PlaceArgument = Annotated[str, typer.Argument(metavar="DEST", help="A folder, http(s)://... or s3://bucket/prefix.")]
 
 
-def verify(
+def check_genesis(
     place: PlaceArgument,
     sample: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Check N shards drawn at random instead of all.")
@@ -265,13 +265,13 @@ def verify(
 ) -> None:
     """Compare the digests of shards, pages and tables, and the counts, with the manifest. Exit code 6: not sound."""
     from neuroshard.data.manifest import ManifestTrust
-    from neuroshard.dataset import VerificationSample, verify
+    from neuroshard.dataset import VerificationSample, verify_data_set
     from neuroshard.dataset.destination import open_place
     from neuroshard.errors import DataError
 
     opened = open_place(place, s3_endpoint=s3_endpoint)
     try:
-        found = verify(
+        found = verify_data_set(
             opened,
             trust=ManifestTrust(signing_key=None if key is None else key.lower()),
             sample=None if sample is None else VerificationSample(sample, SystemRandom()),
@@ -284,7 +284,7 @@ def verify(
         raise DataError("The data set is not sound.", "Build it again, or download it again.")
 
 
-def status(place: PlaceArgument, s3_endpoint: S3Endpoint = None, as_json: AsJson = False) -> None:
+def show_genesis(place: PlaceArgument, s3_endpoint: S3Endpoint = None, as_json: AsJson = False) -> None:
     """Show the progress of each source of a data set."""
     from neuroshard.dataset import read_status
     from neuroshard.dataset.destination import open_place
@@ -348,8 +348,8 @@ FolderArgument = Annotated[Path, typer.Argument(help="A Genesis folder.")]
 app.command("build")(build)
 
 
-app.command("verify")(verify)
-app.command("status")(status)
+app.command("verify")(check_genesis)
+app.command("status")(show_genesis)
 
 
 @app.command("serve")

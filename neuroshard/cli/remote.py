@@ -282,7 +282,7 @@ def generate(
 
 
 def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
-    """Yield the text as it arrives. Raises NetworkRefusedError without a node, RequestRefusedError for its refusal."""
+    """Yield the text as it arrives. Raises NetworkRefusedError without a node, NodeRefusedError for its refusal."""
     import httpx
 
     from neuroshard.cli.client import no_node
@@ -305,12 +305,12 @@ def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
 
 
 def _text_of(line: str) -> str:
-    """The text in one line of the event stream. Raises RequestRefusedError if the line reports an error."""
-    from neuroshard.cli.client import RequestRefusedError
+    """The text in one line of the event stream. Raises NodeRefusedError if the line reports an error."""
+    from neuroshard.cli.client import NodeRefusedError
 
     if not line.startswith(_EVENT) or line == f"{_EVENT}[DONE]":
         return ""
     event = cast("dict[str, Any]", json.loads(line[len(_EVENT) :]))
     if "error" in event:
-        raise RequestRefusedError(f"The node stopped the text: {event['error']['message']}")
+        raise NodeRefusedError(f"The node stopped the text: {event['error']['message']}")
     return "".join(choice["text"] for choice in event.get("choices", []))

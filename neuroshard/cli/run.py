@@ -75,7 +75,7 @@ def create(
 
 
 @app.command("show")
-def show(
+def show_run(
     run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from neuroshard.cli.client import NodeClient, RequestRefusedError, connect
+from neuroshard.cli.client import NodeClient, NodeRefusedError, connect
 from neuroshard.errors import NetworkRefusedError, NeuroShardError, StorageError, UsageError
 
 PAUSE_SECONDS = 3600.0
@@ -69,7 +69,7 @@ class TrayNode:
             return tray_view(self._client().get("/api/status"))
         except (NetworkRefusedError, StorageError, UsageError):
             return tray_view(None)
-        except RequestRefusedError as error:
+        except NodeRefusedError as error:
             return TrayView(f"NeuroShard: {error.message}"[:MOST_TITLE_CHARACTERS], Mood.TROUBLE, False, False, True)
 
     def pause_an_hour(self) -> str:

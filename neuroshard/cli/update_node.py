@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from neuroshard.cli.client import RequestRefusedError, connect
+from neuroshard.cli.client import NodeRefusedError, connect
 from neuroshard.config.folders import VERSIONS
 from neuroshard.config.instance_lock import read_lock_owner
 from neuroshard.errors import NetworkRefusedError, UsageError
-from neuroshard.update.applying import RunningNode
+from neuroshard.update.applying import StoppableNode
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import UpdateFailedError
 
@@ -33,7 +33,7 @@ GETTING_READY = frozenset({"starting", "waiting_for_data", "waiting_for_stages"}
 
 
 @dataclass(frozen=True)
-class FoundNode:
+class NodeCommand:
     """Command line, environment, working folder and service of a running node, for starting it again."""
 
     arguments: tuple[str, ...]
@@ -49,7 +49,7 @@ class LocalNode:
         self._data_dir = data_dir
         self._versions = installation.root / VERSIONS
 
-    def running(self) -> FoundNode | None:
+    def running(self) -> NodeCommand | None:
         """Find the node that holds the data folder. Raises UpdateFailedError if it could not be started again."""
         owner = read_lock_owner(self._data_dir)
         if owner is None:
@@ -63,9 +63,9 @@ class LocalNode:
             line, environment, folder = process.cmdline(), process.environ(), process.cwd()
         except psutil.Error as error:
             raise UpdateFailedError(f"The status of the running node cannot be read: {error}.", BY_HAND) from error
-        return FoundNode(self._arguments(line), _clean(environment), Path(folder), _unit_of(process.pid))
+        return NodeCommand(self._arguments(line), _clean(environment), Path(folder), _unit_of(process.pid))
 
-    def stop(self, node: RunningNode) -> None:
+    def stop(self, node: StoppableNode) -> None:
         """Stop the process that holds the data folder, if any, after a final checkpoint. Raises UpdateFailedError."""
         del node
         deadline = time.monotonic() + STOP_SECONDS
@@ -76,9 +76,9 @@ class LocalNode:
             is_asked = is_asked or _ask_to_stop(self._data_dir)
             time.sleep(LOOK_SECONDS)
 
-    def start(self, program: Path, version: str, node: RunningNode) -> None:
+    def start(self, program: Path, version: str, node: StoppableNode) -> None:
         """Start the node with this program and wait until it works. Raises UpdateFailedError; it is then ended."""
-        if not isinstance(node, FoundNode):
+        if not isinstance(node, NodeCommand):
             raise TypeError("a node of this control is needed")
         output = self._data_dir / "logs" / OUTPUT
         process = _spawn(program, node.arguments, node.environment, node.folder, output)
@@ -94,13 +94,13 @@ class LocalNode:
             _wait_until_up(process, Path(folder) / "demo", version, output)
             _end(process)
 
-    def settle(self, program: Path, version: str, node: RunningNode) -> str:
+    def settle(self, program: Path, version: str, node: StoppableNode) -> str:
         """Return the node to the service manager that had started it, if any.
 
         If the service cannot start it, it is started without the service, and the returned sentence reports this.
         Raises UpdateFailedError.
         """
-        if not isinstance(node, FoundNode) or node.unit is None:
+        if not isinstance(node, NodeCommand) or node.unit is None:
             return ""
         try:
             self.stop(node)
@@ -209,7 +209,7 @@ def _state(data_dir: Path, version: str) -> str | None:
     """State of the node with this folder; None until it answers as this version."""
     try:
         status = connect(data_dir, None).get("/api/status")
-    except (NetworkRefusedError, RequestRefusedError, UsageError):
+    except (NetworkRefusedError, NodeRefusedError, UsageError):
         return None  # not yet
     return str(status.get("state")) if status.get("version") == version else None
 
@@ -218,7 +218,7 @@ def _ask_to_stop(data_dir: Path) -> bool:
     """Ask the node to stop, and return whether it accepted. A node that is starting or ending may not answer."""
     try:
         connect(data_dir, None).post("/api/shutdown")
-    except (NetworkRefusedError, RequestRefusedError, UsageError):
+    except (NetworkRefusedError, NodeRefusedError, UsageError):
         return False
     return True
 

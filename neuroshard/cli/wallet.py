@@ -50,7 +50,7 @@ def new(
 
 
 @app.command("show")
-def show(
+def show_wallet(
     token: TokenOption = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
@@ -100,7 +100,7 @@ def backup(
 
 
 @app.command("restore")
-def restore(
+def restore_wallet(
     file: Annotated[Path, typer.Argument(help="File that `wallet backup` wrote.")],
     passphrase_file: PassphraseFile = None,
     data_dir: DataDir = None,
@@ -110,12 +110,12 @@ def restore(
     from neuroshard.config.instance_lock import read_lock_owner
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.errors import UsageError
-    from neuroshard.host.identity import restore as put_back
+    from neuroshard.host.identity import restore_identity
 
     folder = resolve_data_dir(data_dir)
     if read_lock_owner(folder) is not None:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.")
-    identity = put_back(file, lambda: _passphrase(passphrase_file, is_new=False), folder)
+    identity = restore_identity(file, lambda: _passphrase(passphrase_file, is_new=False), folder)
     told = f"{folder} has wallet {identity.wallet_id}{_and_key(identity)}: start with `neuroshard`."
     _print_identity(identity, told, as_json=as_json)
 

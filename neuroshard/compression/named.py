@@ -15,7 +15,7 @@ from neuroshard.compression.integers import Int4Codec, Int8Codec
 from neuroshard.compression.sparse import SparseCodec, TopKCodec
 from neuroshard.config.run_parameters import CodecName
 
-TOP_K_DECAY = 0.95  # per round (DESIGN 4.5)
+TOP_K_DECAY = 0.95  # per round
 
 
 def make_codec(name: CodecName) -> Codec:

@@ -209,7 +209,7 @@ def projection(plan: FactorPlan, vector: Tensor, basis: Tensor) -> Tensor:
     return _finite(found)
 
 
-def restored(plan: FactorPlan, projected: Tensor, basis: Tensor) -> Tensor:
+def restored_vector(plan: FactorPlan, projected: Tensor, basis: Tensor) -> Tensor:
     """The vector (d,) that a projection represents, the same bits on every machine.
 
     The products are of whole numbers so small that float64 represents every sum of them: their order does not
@@ -295,5 +295,5 @@ __all__ = [
     "next_right",
     "orthonormal_basis",
     "projection",
-    "restored",
+    "restored_vector",
 ]

@@ -113,7 +113,7 @@ def make_folder(folder: Path, data_dir: Path | None) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def reason_of(error: OSError, data_dir: Path | None) -> str:
+def failure_reason(error: OSError, data_dir: Path | None) -> str:
     """Reason why a write in a data folder failed, in words that end a sentence."""
     if data_dir is not None and not data_dir.is_dir():
         return _moved_hint(data_dir)

@@ -1,4 +1,4 @@
-"""Gradient averaging: replicas average the vector of the AdamW step and make the same step (DESIGN 4.7). Pure.
+"""Gradient averaging: replicas average the vector of the AdamW step and make the same step. Pure.
 
 The gradient goes through PowerSGD, whose two phases are two outer steps: the first ends with a basis that all
 replicas have, the second with the gradient. A member's contribution counts only in the second step, including its
@@ -25,7 +25,7 @@ from neuroshard.compression.power_sgd import (
     next_right,
     orthonormal_basis,
     projection,
-    restored,
+    restored_vector,
 )
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.model.weights import TensorSchema
@@ -152,7 +152,7 @@ class GradientAveraging:
 
     def gradient(self, state: OuterState, projected: Tensor) -> Tensor:
         """The gradient (d,) that a projection represents in the second phase from `state`."""
-        return restored(self.plan, projected, self.parts(state)[BASIS])
+        return restored_vector(self.plan, projected, self.parts(state)[BASIS])
 
     def learning_rate(self, steps: int) -> float:
         """Learning rate after this number of steps, in 7 digits: the cosines of two machines may differ in the last
@@ -163,8 +163,8 @@ class GradientAveraging:
     def parts(self, state: OuterState) -> Mapping[str, Tensor]:
         """Views of the parts of a state beside the weights. Raises ValueError for the state of another strategy."""
         sizes = _sizes(self.plan)
-        if state.velocity.shape != (kept_length(self.plan),):
-            raise ValueError(f"gradient averaging keeps {kept_length(self.plan)} numbers beside the weights")
+        if state.velocity.shape != (averaging_kept_length(self.plan),):
+            raise ValueError(f"gradient averaging keeps {averaging_kept_length(self.plan)} numbers beside the weights")
         bounds = zip(sizes.items(), accumulate(sizes.values()), strict=True)
         return {name: state.velocity[end - size : end] for (name, size), end in bounds}
 
@@ -223,7 +223,7 @@ def first_state(
     return OuterState(anchor, _joined(parts), steps * (2 if plan.matrices else 1))
 
 
-def kept_length(plan: FactorPlan) -> int:
+def averaging_kept_length(plan: FactorPlan) -> int:
     """Number of values that a state keeps beside the weights."""
     return sum(_sizes(plan).values())
 

@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 LEAST_VIEW_SECONDS = 20.0
 SLOWEST_BYTES_PER_SECOND = 250_000
-DEVIATIONS = 4.0  # k of DESIGN 4.5, point 8
+DEVIATIONS = 4.0  # median absolute deviations above the median, see `_timing`
 # training waits this number of view durations for a round; then it continues, and so does the round
 WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
@@ -205,7 +205,7 @@ class GroupRounds:
     async def catch_up(self) -> bool:
         """Ask how the step from this replica's state has ended. Returns True if the end is known and can be adopted.
 
-        A replica that missed rounds adopts their aggregates in this way, one after the other (DESIGN 4.6). It asks
+        A replica that missed rounds adopts their aggregates in this way, one after the other. It asks
         about a step whose voters it knows: by the certificate before, which other replicas have too, or because it
         voted.
         """

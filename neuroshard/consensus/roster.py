@@ -55,9 +55,7 @@ class Roster:
         return hash_parts("neuroshard/roster", int(self.is_founding), msgspec.msgpack.encode(self.members))
 
     def quorum(self, tolerated: int) -> int:
-        """Number of votes that decide: any two quorums share a voter that is not among the `tolerated` liars (DESIGN
-        4.5).
-        """
+        """Number of votes that decide: any two quorums share a voter that is not among the `tolerated` liars."""
         size = len(self.members)
         return size if self.is_founding else (size + tolerated) // 2 + 1
 
@@ -69,7 +67,7 @@ def has_one_node_per_wallet(members: Iterable[GroupMember]) -> bool:
 
 
 def tolerated_liars(size: int, *, is_open_to_strangers: bool) -> int:
-    """F of DESIGN 4.5: 0 in a closed run, a quarter of the roster if strangers may join."""
+    """Number F of liars that a round tolerates: 0 among friends, a quarter of the roster if strangers may join."""
     return size // 4 if is_open_to_strangers else 0
 
 

@@ -57,7 +57,7 @@ class RoundTimes:
     retry_seconds: float = 5.0  # after an abandoned round; doubles each time
     longest_retry_seconds: float = 300.0
     behind_seconds: float = 15.0  # a replica on another line than the others for this long follows them
-    # without a quorum, until the remaining replicas continue on their own (DESIGN 4.5)
+    # without a quorum, until the remaining replicas continue on their own
     partition_seconds: float = 600.0
 
 

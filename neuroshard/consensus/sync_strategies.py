@@ -15,8 +15,7 @@ from torch import Tensor
 
 from neuroshard.compression import has_outer_momentum, next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.gradient_averaging import AveragingPhase, factor_plan, first_state
-from neuroshard.consensus.gradient_averaging import kept_length as averaging_kept_length
+from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.adamw import EagerAdamW
@@ -51,7 +50,7 @@ def snapshot_layout(
     return TensorLayout.of(stage_tensors(model, optimizer, OuterState(anchor, kept, 0)))
 
 
-SPARTA_STEPS = 20  # between two rounds (DESIGN 4.7)
+SPARTA_STEPS = 20  # between two rounds
 
 
 class Exchanged(Protocol):
@@ -85,7 +84,7 @@ class OuterStep(Exchanged, Protocol):
         ...
 
     def next_weights(self, local: Tensor, before: OuterState, after: OuterState, included: Tensor | None) -> Tensor:
-        """The weights (d,) after the step: a' + (w_now - w_sent) (DESIGN 4.3), in the exchanged part.
+        """The weights (d,) after the step: a' + (w_now - w_sent), in the exchanged part.
 
         `included` (k,) is the distance from the old anchor of the work in the aggregate; None: up to `local`.
         """

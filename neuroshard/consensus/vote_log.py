@@ -45,7 +45,7 @@ class SavedContribution:
     parts: tuple[bytes, ...]
 
 
-def write_offer(folder: Path, offer: SavedContribution) -> None:
+def write_contribution(folder: Path, offer: SavedContribution) -> None:
     """Store the contribution and replace the one before. Raises OSError."""
     fields = {
         "step": offer.step_id,
@@ -55,7 +55,7 @@ def write_offer(folder: Path, offer: SavedContribution) -> None:
     write_atomically(folder / FILE, (json.dumps(fields).encode() + b"\n", *offer.parts))
 
 
-def read_offer(folder: Path, step_id: str) -> SavedContribution | None:
+def read_contribution(folder: Path, step_id: str) -> SavedContribution | None:
     """Read the contribution to this step; None if the stored one is for another.
 
     Raises OSError, ValueError, DataError.
@@ -87,7 +87,7 @@ def read_offer(folder: Path, step_id: str) -> SavedContribution | None:
 _LOG = logging.getLogger(__name__)
 
 KEPT_VOTES = 8  # steps: a node changes between steps from one state when members join and leave
-KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up (DESIGN 4.6)
+KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up
 ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
 MAX_TEXT_BYTES = 16 << 20
 MAX_PROOFS_BYTES = 1 << 20
@@ -265,7 +265,7 @@ class FileVoteLog:
     def keep_offer(self, offer: SavedContribution) -> None:
         try:
             make_folder(self._folder, self._data_dir)
-            write_offer(self._folder, offer)
+            write_contribution(self._folder, offer)
         except OSError as error:
             raise StorageError(
                 f"A contribution could not be written to {self._folder}: {error}.", "Make room."
@@ -273,7 +273,7 @@ class FileVoteLog:
 
     def offer(self, step_id: str) -> SavedContribution | None:
         try:
-            return read_offer(self._folder, step_id)
+            return read_contribution(self._folder, step_id)
         except (OSError, ValueError, DataError) as error:
             _LOG.warning("The contribution in %s cannot be read: %s", self._folder, error)
             return None

@@ -20,7 +20,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     return UnwritableError(f"{path} cannot be written: {error.strerror or error}.")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_shared_file(path: Path, data: bytes) -> None:
     """Write a file that others may read, with its folder and parent: a reader sees the old content or the new.
 
     Folders above those are not created: the data folder may have been moved. Raises DiskFullError or StorageError.
@@ -89,7 +89,7 @@ class MetadataStore:
             _LOG.warning("The storage limit leaves no room for a copy of %s; it will be fetched again.", name)
             return
         try:
-            write_atomically(self.folder / name, data)
+            write_shared_file(self.folder / name, data)
         except StorageError as error:
             _LOG.warning("A copy of the data set's description was not kept: %s", error)
 

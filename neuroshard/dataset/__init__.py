@@ -5,7 +5,7 @@ from neuroshard.dataset.build_folder import BuildReport, read_report
 from neuroshard.dataset.build_text import Document, FolderText, StageProgress, StandardLibraryText, TextSource
 from neuroshard.dataset.server import GenesisServer
 from neuroshard.dataset.status import DataSetStatus, read_status
-from neuroshard.dataset.verification import Verification, VerificationSample, verify, verify_folder
+from neuroshard.dataset.verification import Verification, VerificationSample, verify_data_set, verify_folder
 
 __all__ = [
     "STAGES",
@@ -24,6 +24,6 @@ __all__ = [
     "build_genesis",
     "read_report",
     "read_status",
-    "verify",
+    "verify_data_set",
     "verify_folder",
 ]

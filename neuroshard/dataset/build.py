@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.manifest import SourceCount
 from neuroshard.data.shard_file import ShardFormat
-from neuroshard.data.storage import storage_error, write_atomically
+from neuroshard.data.storage import storage_error, write_shared_file
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, count_words, learn_from_counts
 from neuroshard.dataset.build_folder import (
     REPORT_NAME,
@@ -202,5 +202,5 @@ def _write(
         tokens_per_shard=plan.tokens_per_shard,
         unigram_entropy=unigram_entropy(counts),
     )
-    write_atomically(folder / REPORT_NAME, report.to_json())
+    write_shared_file(folder / REPORT_NAME, report.to_json())
     return report

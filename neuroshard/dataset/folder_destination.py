@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX, try_lock
-from neuroshard.data.storage import storage_error, write_atomically
+from neuroshard.data.storage import storage_error, write_shared_file
 from neuroshard.dataset.object_store import Condition, ExpectedVersion, StoredObject, Version, checked_name, holder_name
 from neuroshard.errors import ConflictError, DataError, StorageError
 
@@ -54,7 +54,7 @@ class FolderDestination:
         path = self._folder / checked_name(name)
         if expected is not Condition.ANY and _version_of(path) != expected:
             raise ConflictError(f"{path} was changed by somebody else.", "Start again to continue from what is there.")
-        write_atomically(path, content)
+        write_shared_file(path, content)
         return _checked(path, content)
 
     def names(self, prefix: str = "") -> Iterator[str]:

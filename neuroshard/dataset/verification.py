@@ -124,10 +124,10 @@ def verify_folder(
     folder: Path, *, trust: ManifestTrust | None = None, progress: Fraction = lambda _: None
 ) -> Verification:
     """Hash every shard of a folder again. Raises DataError only when there is no readable manifest."""
-    return verify(FolderDestination(folder), trust=trust or ManifestTrust(), progress=progress)
+    return verify_data_set(FolderDestination(folder), trust=trust or ManifestTrust(), progress=progress)
 
 
-def verify(
+def verify_data_set(
     place: ObjectReader,
     *,
     trust: ManifestTrust,

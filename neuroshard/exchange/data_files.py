@@ -83,13 +83,13 @@ def part_size(file_bytes: int, start: int) -> int:
     return max(0, min(PART_BYTES, file_bytes - start))
 
 
-def answer_frame(given: DataPart) -> Frame:
+def file_answer_frame(given: DataPart) -> Frame:
     """Encode a part as the answer's frame."""
     part = TensorPart(TensorSpec("part", "uint8", (len(given.data),)), given.data)
     return Frame(DATA, DataPartAnswer(given.file_bytes), (part,))
 
 
-def read_answer(frame: Frame, start: int) -> DataPart:
+def read_file_answer(frame: Frame, start: int) -> DataPart:
     """Decode the part that begins at `start`. Raises UnexpectedTensorError."""
     file_bytes = frame.read(DataPartAnswer).file_bytes
     expected = TensorSpec("part", "uint8", (part_size(file_bytes, start),))
@@ -214,7 +214,7 @@ class DataServer:
             raise RequestRefusedError(f"{wanted.name} is not here any more.") from None
         await self._pacer.spend(size)
         self.bytes_given += size
-        return answer_frame(DataPart(file.size, data))
+        return file_answer_frame(DataPart(file.size, data))
 
     def _admit(self, receiver: NodeId) -> None:
         """Reserve a place for a receiver. Raises RequestRefusedError when all places are taken."""
@@ -312,7 +312,7 @@ class DataClient:
                 answer = await self.requester.request(
                     peer, Frame(DATA, wanted), reply=ANSWER_LIMITS, timeout_seconds=PART_SECONDS
                 )
-                given = read_answer(answer, wanted.start)
+                given = read_file_answer(answer, wanted.start)
                 self.bytes_received += len(given.data)
                 return given
         except (PeerUnreachableError, PeerRefusedError, TransportClosedError) as error:

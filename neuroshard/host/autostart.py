@@ -355,7 +355,7 @@ class AutostartStatus:
         return f"The {self.kind} {self.path} starts {self.missing}, which is not there."
 
 
-def status(places: Sequence[Place]) -> AutostartStatus:
+def read_autostart(places: Sequence[Place]) -> AutostartStatus:
     """Read the present state of the places. Raises StorageError."""
     found = ((place, content) for place in places if (content := place.read()) is not None)
     place, content = next(found, (places[0], None))
@@ -371,14 +371,14 @@ def turn_on(places: Sequence[Place], command: Sequence[str]) -> AutostartStatus:
         if place.read() is not None:
             place.remove()
     first.write(command)
-    return status(places)
+    return read_autostart(places)
 
 
 def turn_off(places: Sequence[Place]) -> AutostartStatus:
     """Clear all places. Raises StorageError."""
     for place in places:
         place.remove()
-    return status(places)
+    return read_autostart(places)
 
 
 def start_command(loaded: LoadedSettings) -> tuple[str, ...]:
@@ -408,8 +408,8 @@ __all__ = [
     "Place",
     "places_here",
     "places_of_this_computer",
+    "read_autostart",
     "start_command",
-    "status",
     "turn_off",
     "turn_on",
 ]

@@ -54,7 +54,7 @@ def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -
     return identity
 
 
-def restore(file: Path, passphrase: Callable[[], str], data_dir: Path) -> Identity:
+def restore_identity(file: Path, passphrase: Callable[[], str], data_dir: Path) -> Identity:
     """Write the identity of a backup into a data folder, so that the next start there needs no token.
 
     Raises ConflictError if the folder contains another wallet or node key; then nothing is overwritten. Raises

@@ -45,14 +45,14 @@ async def keep_running(
             seconds = pause_after(failures)
             expected = isinstance(first_cause(error), NeuroShardError)
             told = None if expected else error  # a defect: whoever mends it needs to know where
-            log.warning("%s failed and is tried again in %.0f s: %s", name, seconds, reason_of(error), exc_info=told)
-            on_failure(reason_of(error), seconds)
+            log.warning("%s failed and is tried again in %.0f s: %s", name, seconds, cause_words(error), exc_info=told)
+            on_failure(cause_words(error), seconds)
             await anyio.sleep(seconds)
         else:
             return
 
 
-def reason_of(error: BaseException) -> str:
+def cause_words(error: BaseException) -> str:
     """The first cause inside groups of errors, in words."""
     cause = first_cause(error)
     return str(cause) or type(cause).__name__

@@ -18,7 +18,7 @@ from neuroshard.model.architecture import parameter_count
 from neuroshard.model.memory_limit import least_limit_mb, planned_bytes
 from neuroshard.model.memory_need import MEGABYTE, driving_bytes
 from neuroshard.node.run_arrival import FIRST_STEP
-from neuroshard.node.sample_texts import SampleTexts, author_of
+from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
 from neuroshard.node.stage_training import MOST_IN_FLIGHT, NodeContext, RunningNode, text_generator
 from neuroshard.node.training_records import RecordSaver, RotationLog
 from neuroshard.pipeline.control import Control, RequestedPause
@@ -75,7 +75,7 @@ def begin_driving(
         sampler=ResourceSampler(ground.device, settings.data_dir, ground.threads),
         rotations=RotationLog(settings.data_dir, ground.run.run_id, identity),
         startup=startup,
-        samples=SampleTexts(settings.data_dir, ground.run.run_id, publisher, author_of(trainer, is_whole=False)),
+        samples=SampleTexts(settings.data_dir, ground.run.run_id, publisher, sample_writer_of(trainer, is_whole=False)),
         keeper=RecordSaver(store, trainer),
     )
 

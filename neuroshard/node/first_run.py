@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from neuroshard.api.access import entry_address, load_or_create_secret
-from neuroshard.api.address import dashboard_url, is_loopback
+from neuroshard.api.address import dashboard_url, is_loopback_name
 from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.api.setup import Finished, SetupDraft, SetupFacts
@@ -21,7 +21,7 @@ from neuroshard.config.loading import LoadedSettings, read_config
 from neuroshard.config.saving import FirstSettings, store_first_settings
 from neuroshard.config.settings import SECRET_KEYS, Settings
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
-from neuroshard.host.autostart import Place, places_of_this_computer, start_command, status, turn_on
+from neuroshard.host.autostart import Place, places_of_this_computer, read_autostart, start_command, turn_on
 from neuroshard.host.computer import default_threads
 from neuroshard.host.desktop import can_show_pages, open_browser_at
 from neuroshard.model.memory_limit import available_mb, probe_memory
@@ -68,7 +68,7 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Rea
     with ExitStack() as undo:
         undo.callback(lock.release)
         secret = load_or_create_secret(settings.data_dir)
-        host = settings.host if is_loopback(settings.host) else LOOPBACK
+        host = settings.host if is_loopback_name(settings.host) else LOOPBACK
         listener = undo.enter_context(bind(host, settings.port))
         port = int(listener.getsockname()[1])
         lock.announce(host, port, is_setup=True)
@@ -111,7 +111,7 @@ def _show_page(url: str, secret: str, port: int) -> None:
 
 def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> socket.socket | None:
     """Return the listener if the stored settings have the same address; otherwise close it."""
-    if (settings.host if is_loopback(settings.host) else None) == host and settings.port in (port, 0):
+    if (settings.host if is_loopback_name(settings.host) else None) == host and settings.port in (port, 0):
         return listener
     listener.close()
     return None
@@ -140,7 +140,7 @@ def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
     if isinstance(places, str):
         return SetupFacts(measured, autostart_possible=False, autostart_how=places)
     try:
-        now = status(places)
+        now = read_autostart(places)
     except StorageError as error:  # no reason not to set the node up
         return SetupFacts(measured, autostart_possible=False, autostart_how=str(error))
     return SetupFacts(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")

@@ -62,7 +62,7 @@ class SampleWriter:
     generate: Callable[[Generate], Awaitable[GenerationSummary]]
 
 
-def author_of(trainer: Trainer, *, is_whole: bool) -> SampleWriter | None:
+def sample_writer_of(trainer: Trainer, *, is_whole: bool) -> SampleWriter | None:
     """Give access to a trainer's model; None if this node does not hold the whole model."""
 
     def look() -> SampleSource:

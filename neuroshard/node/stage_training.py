@@ -23,7 +23,7 @@ from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
 from neuroshard.node.joining import Joining
 from neuroshard.node.run_arrival import CHECKPOINT, FIRST_STEP
-from neuroshard.node.sample_texts import SampleTexts, author_of
+from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_choice import StageWork, best_load, megabytes_for, note_stages, stage_work
 from neuroshard.node.stage_copies import StageCopies
@@ -207,7 +207,7 @@ class StageTraining:
                 self._settings.data_dir,
                 run.run_id,
                 self._publisher,
-                author_of(trainer, is_whole=len(stages) == len(swarm.plan)),
+                sample_writer_of(trainer, is_whole=len(stages) == len(swarm.plan)),
             ),
         )
 

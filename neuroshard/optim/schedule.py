@@ -43,7 +43,7 @@ def scaled_learning_rate(hidden_size: int) -> float:
 
 
 def stage_clip_norm(stage: int, stage_count: int, max_norm: float) -> float:
-    """Clipping norm of one of S stages: max_norm / sqrt(S), and 5 / sqrt(S) times it for the last (DESIGN 4.1)."""
+    """Clipping norm of one of S stages: max_norm / sqrt(S), and 5 / sqrt(S) times it for the last."""
     if not 0 <= stage < stage_count:
         raise ValueError(f"stage must be in 0..{stage_count - 1}, got {stage}")
     if stage_count == 1:

@@ -87,7 +87,7 @@ def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecisi
         raise RefusedTensorError(f"The tensor {name!r} is not what {precision.value} activations are.")
     values = tensor_of(part)
     if precision is WirePrecision.INT8:
-        return restored(values, tensor_of(parts[name + _SCALES]))
+        return restored_activations(values, tensor_of(parts[name + _SCALES]))
     return values.to(torch.float32)
 
 
@@ -104,7 +104,7 @@ def quantised(activations: Tensor) -> tuple[Tensor, Tensor]:
     return values.flatten(2)[..., :size].to(torch.int8), scales
 
 
-def restored(values: Tensor, scales: Tensor) -> Tensor:
+def restored_activations(values: Tensor, scales: Tensor) -> Tensor:
     """Restore activations (b, t, d) fp32 from the output of `quantised`, with an error of at most scale / 2."""
     return values.to(torch.float32) * scales.repeat_interleave(BLOCK, dim=2)[..., : values.shape[2]]
 

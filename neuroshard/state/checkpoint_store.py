@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from neuroshard.config.folders import NodePaths
 from neuroshard.config.state_file import (
     TEMPORARY_PREFIX,
+    failure_reason,
     is_disk_full,
     make_folder,
-    reason_of,
     sync_folder,
     write_atomically,
 )
@@ -208,7 +208,7 @@ class CheckpointStore:
                 raise DiskFullError(
                     f"The disk of {self.folder} is full: a checkpoint needs {need:.0f} MB.", "Free some space."
                 ) from error
-            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
+            raise StorageError(f"{self.folder} cannot be written: {failure_reason(error, self.data_dir)}.") from error
         self._prune()
         return generation
 
@@ -227,7 +227,7 @@ class CheckpointStore:
             tensors.replace(final)
             return self._commit(meta, TensorFile(final.name, file_bytes, digest))
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
+            raise StorageError(f"{self.folder} cannot be written: {failure_reason(error, self.data_dir)}.") from error
 
     def ensure_room(self, new_bytes: int) -> None:
         """Delete old generations so that one of this size fits. Raises DiskFullError, StorageError."""
@@ -235,7 +235,7 @@ class CheckpointStore:
             make_folder(self.folder, self.data_dir)
             self._ensure_room(new_bytes)
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written: {reason_of(error, self.data_dir)}.") from error
+            raise StorageError(f"{self.folder} cannot be written: {failure_reason(error, self.data_dir)}.") from error
 
     def load_newest(self, expected: Expectation, staging: StagingBuffers) -> Restoration:
         """Restore the newest whole generation into the buffers.

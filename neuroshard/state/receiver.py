@@ -27,7 +27,7 @@ from neuroshard.state.transfer_messages import (
     copy_report_frame,
     manifest_limits,
     manifest_request,
-    read_manifest,
+    read_snapshot_manifest,
     received_frame,
 )
 from neuroshard.types import NodeId
@@ -61,7 +61,7 @@ class StateReceiver:
         expected = self.file.expected
         with self.asking.blaming(donor):
             answer = await self.asking.ask(donor, request, manifest_limits(expected), MANIFEST_SECONDS)
-            return await self.asking.offload(lambda: read_manifest(answer, expected))
+            return await self.asking.offload(lambda: read_snapshot_manifest(answer, expected))
 
     async def fetch(
         self, first: NodeId, manifests: Mapping[NodeId, SnapshotManifest], into: PartialFile, reuse: Sequence[Path] = ()

@@ -195,7 +195,7 @@ def manifest_frame(manifest: SnapshotManifest) -> Frame:
     return Frame(MANIFEST, ManifestAnswer(manifest.age_seconds), parts)
 
 
-def read_manifest(frame: Frame, expected: Expected) -> SnapshotManifest:
+def read_snapshot_manifest(frame: Frame, expected: Expected) -> SnapshotManifest:
     """Decode the manifest in an answer. Raises LyingDonorError for one that is not of the expected stage."""
     try:
         return _checked(_manifest_in(frame, expected.file_bytes), expected)

@@ -23,7 +23,7 @@ from neuroshard.errors import StorageError
 from neuroshard.pipeline.driver import Feed
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.record import LossHistory, Progress, TrainingRecord
+from neuroshard.training.record import LossCurve, Progress, TrainingRecord
 from neuroshard.types import DataPosition, NodeId, RunId, WalletId
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class DriveStore:
         if stored is not None:
             record = TrainingRecord(
                 stored.progress,
-                LossHistory(stored.history),
+                LossCurve(stored.history),
                 EvaluationRecord(stored.evaluations),
                 stored.evaluation_seconds,
                 stored.node_id,

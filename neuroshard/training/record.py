@@ -25,7 +25,7 @@ SNAPSHOT_POINTS = 1_000
 RECENT_POINTS = 200
 
 
-class LossHistory:
+class LossCurve:
     """Points of the loss curve, oldest first. `tokens` of a point is the total up to its step.
 
     All points stand for the same number of steps. At the capacity, neighbours are merged, and each later point stands
@@ -212,7 +212,7 @@ class TrainingRecord:
     """Training state without tensors. Only the trainer writes it."""
 
     progress: Progress = field(default_factory=Progress)
-    history: LossHistory = field(default_factory=LossHistory)
+    history: LossCurve = field(default_factory=LossCurve)
     evaluations: EvaluationRecord = field(default_factory=EvaluationRecord)
     evaluation_seconds: float | None = None  # duration of the last evaluation
     node_id: NodeId | None = None  # node whose data position a restored record contains
@@ -293,7 +293,7 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
         )
         record = TrainingRecord(
             progress,
-            LossHistory(meta.history),
+            LossCurve(meta.history),
             EvaluationRecord.from_json(extra["evaluations"]),
             extra["evaluation_seconds"],
             meta.node_id,

@@ -16,7 +16,7 @@ import anyio
 from neuroshard.config.folders import is_frozen
 from neuroshard.config.state_file import try_lock
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
-from neuroshard.update.fetching import FetchProgress, fetch_artefact, flush_to_disk, unpack
+from neuroshard.update.fetching import FetchProgress, fetch_artefact, flush_to_disk, unpack_archive
 from neuroshard.update.installation import LOCK, Installation
 from neuroshard.update.manifest import AvailableUpdate, UpdateFailedError
 
@@ -27,22 +27,22 @@ BOOTSTRAP = "bootstrap.py"  # in archives of environments: creates the environme
 OnStep = Callable[[str], None]
 
 
-class RunningNode(Protocol):
+class StoppableNode(Protocol):
     """A node as the control found it: everything needed to start it again in the same way."""
 
 
 class NodeControl(Protocol):
     """Finds, stops and starts the node of this computer."""
 
-    def running(self) -> RunningNode | None:
+    def running(self) -> StoppableNode | None:
         """The process that holds the data folder. Raises UpdateFailedError if it could not be started again."""
         ...
 
-    def stop(self, node: RunningNode) -> None:
+    def stop(self, node: StoppableNode) -> None:
         """End the process that holds the data folder after a final checkpoint. Raises NeuroShardError if it stays."""
         ...
 
-    def start(self, program: Path, version: str, node: RunningNode) -> None:
+    def start(self, program: Path, version: str, node: StoppableNode) -> None:
         """Start the node with this program and wait until it is up. Raises UpdateFailedError; then no node runs."""
         ...
 
@@ -50,7 +50,7 @@ class NodeControl(Protocol):
         """Show with a separate test node that this program starts. Raises UpdateFailedError."""
         ...
 
-    def settle(self, program: Path, version: str, node: RunningNode) -> str:
+    def settle(self, program: Path, version: str, node: StoppableNode) -> str:
         """The version is chosen: give the node back to what had started it, a service manager perhaps.
 
         Where that does not work it is started as before, and the sentence that comes back says so; else that is empty.
@@ -148,7 +148,7 @@ class _Trial:
 
     installation: Installation
     control: NodeControl
-    node: RunningNode
+    node: StoppableNode
     on_step: OnStep
 
 
@@ -187,7 +187,7 @@ def _install(installation: Installation, version: str, archive: Path, unpacked_s
     folder = installation.folder(version)
     try:
         installation.discard(version)  # remains of an earlier attempt
-        unpack(archive, folder, unpacked_size)
+        unpack_archive(archive, folder, unpacked_size)
         if (folder / BOOTSTRAP).is_file():
             _prepare(folder)
         flush_to_disk(folder)  # after a power cut, the mark and the pointer must not refer to files without content

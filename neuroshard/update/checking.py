@@ -20,7 +20,7 @@ from neuroshard.update.manifest import (
     UpdateRefusedError,
     judge,
     newest_seen,
-    read_manifest,
+    read_update_manifest,
     safe_url,
     version_number,
 )
@@ -106,7 +106,7 @@ async def look_for_update(settings: Settings, current: str, now: float) -> Avail
     file = memory_file(settings.data_dir)
     memory = file.read() or NEVER_ASKED
     file.write(replace(memory, asked_at=now))  # also when nobody answers: once a day is enough
-    manifest = read_manifest(await fetch_manifest(publisher.url), publisher.key)
+    manifest = read_update_manifest(await fetch_manifest(publisher.url), publisher.key)
     update = judge(manifest, current=current, platform=platform_name(), seen=memory.seen, now=now)
     seen = newest_seen(manifest, memory.seen)
     file.write(UpdateMemory(now, seen, update.version if update else ""))

@@ -166,7 +166,7 @@ def _digest(path: Path) -> str:
 MAX_FILES = 100_000
 
 
-def unpack(archive: Path, folder: Path, most_bytes: int) -> None:
+def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> None:
     """Unpack a .tar.gz into a new `folder`.
 
     Raises UpdateRefusedError if it is damaged, too large or leaves the folder.

@@ -92,7 +92,7 @@ class UpdateManifest:
         return canonical_json({"manifest": value, "signature": signature})
 
 
-def read_manifest(data: bytes, key: bytes) -> UpdateManifest:
+def read_update_manifest(data: bytes, key: bytes) -> UpdateManifest:
     """Verify and parse a published manifest. Raises UpdateRefusedError with the reason."""
     try:
         fields = exact_object(parse_json(data, MAX_MANIFEST_BYTES), {"manifest", "signature"}, "the update manifest")

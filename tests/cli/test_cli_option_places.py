@@ -9,7 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from neuroshard.api.setup import FIELDS
-from neuroshard.cli.client import RequestRefusedError
+from neuroshard.cli.client import NodeRefusedError
 from neuroshard.cli.failures import ExitCode, exit_code
 from neuroshard.cli.main import app
 from neuroshard.cli.options import settings_given
@@ -102,7 +102,7 @@ def test_the_documented_exit_codes_are_those_that_there_are() -> None:
 
 
 def test_every_kind_of_error_has_its_exit_code() -> None:
-    kinds = (RequestRefusedError, UsageError, TokenError, NetworkRefusedError, CheckpointError, DataUnavailableError)
+    kinds = (NodeRefusedError, UsageError, TokenError, NetworkRefusedError, CheckpointError, DataUnavailableError)
     assert [exit_code(kind("it")) for kind in kinds] == [1, 2, 3, 4, 5, 6]
 
 
@@ -115,5 +115,5 @@ def test_log_lines_tell_the_time_in_words() -> None:
 def test_an_error_in_the_middle_of_a_text_is_told() -> None:
     assert _text_of('data: {"choices": [{"text": "word"}]}') == "word"
     assert _text_of("data: [DONE]") == ""
-    with pytest.raises(RequestRefusedError, match="stopping"):
+    with pytest.raises(NodeRefusedError, match="stopping"):
         _text_of('data: {"error": {"message": "The node is stopping."}}')

@@ -26,7 +26,7 @@ from neuroshard.compression.power_sgd import (
     orthonormal,
     orthonormal_basis,
     projection,
-    restored,
+    restored_vector,
 )
 
 PLAN = FactorPlan.of([(300, 211), (7,), (97, 500), (64, 64)], 16)
@@ -43,7 +43,7 @@ def digests() -> list[str]:
     """Of the first Q, a basis, a gradient and the next Q."""
     left, projected = (torch.from_numpy(made(n, n)) for n in (PLAN.left_length, PLAN.projection_length))
     basis = orthonormal_basis(PLAN, left)
-    agreed = first_right(PLAN, 5), basis, restored(PLAN, projected, basis), next_right(PLAN, projected, 5, 1)
+    agreed = first_right(PLAN, 5), basis, restored_vector(PLAN, projected, basis), next_right(PLAN, projected, 5, 1)
     return [sha256(vector.numpy().tobytes()).hexdigest() for vector in agreed]
 
 
@@ -93,7 +93,7 @@ def test_matrices_of_the_rank_or_less_come_back(rank: int, rows: int, columns: i
     plan = FactorPlan.of([(rows, columns), (7,)], 6)
     vector = torch.cat([of_rank(rank, rows, columns, seed).flatten(), normal(7, seed=seed)])
     basis, mean = averaged(plan, [vector], first_right(plan, seed))
-    back = restored(plan, mean, basis)
+    back = restored_vector(plan, mean, basis)
     torch.testing.assert_close(back, vector, atol=2e-5 * float(vector.abs().max()), rtol=0)
     assert torch.equal(back[-7:], vector[-7:])  # the plain numbers, to the bit
 
@@ -107,7 +107,7 @@ def test_the_gradient_is_the_mean_projected_and_what_is_lost_is_shorter(
     vectors = [normal(rows * columns, seed=seed * 10 + member) for member in range(members)]
     basis, mean = averaged(plan, vectors, first_right(plan, seed))
     whole = torch.stack(vectors).mean(dim=0).double()
-    back = restored(plan, mean, basis).double()
+    back = restored_vector(plan, mean, basis).double()
     span = basis.view(3, rows).double()
     torch.testing.assert_close(back.view(rows, columns), span.T @ (span @ whole.view(rows, columns)), atol=1e-5, rtol=0)
     # |M|^2 = |projected|^2 + |lost|^2
@@ -126,7 +126,7 @@ def test_the_basis_follows_the_largest_directions() -> None:
     right, lost = first_right(plan, 0), list[float]()
     for step in range(1, 20):
         basis, mean = averaged(plan, [vector], right)
-        lost.append(float((vector - restored(plan, mean, basis)).square().sum()))
+        lost.append(float((vector - restored_vector(plan, mean, basis)).square().sum()))
         right = next_right(plan, mean, 0, step)
     assert lost[0] > 1.02 * best
     assert lost[-1] == pytest.approx(best, rel=1e-3)
@@ -141,8 +141,8 @@ def test_what_is_lost_comes_later() -> None:
     for step in range(1, 41):
         vectors = [with_residual(g, residual) for g, residual in zip(gradients, residuals, strict=True)]
         basis, mean = averaged(plan, vectors, right)
-        residuals = [next_residual(v, restored(plan, projection(plan, v, basis), basis)) for v in vectors]
-        applied += restored(plan, mean, basis)
+        residuals = [next_residual(v, restored_vector(plan, projection(plan, v, basis), basis)) for v in vectors]
+        applied += restored_vector(plan, mean, basis)
         right = next_right(plan, mean, 0, step)
         kept = torch.stack([residual for residual in residuals if residual is not None]).mean(dim=0)
         torch.testing.assert_close(
@@ -188,7 +188,7 @@ def test_columns_without_a_direction_are_drawn_anew() -> None:
     assert all(bool(row.any()) for right in nexts for row in right.reshape(-1, 30))
     other = torch.cat([vector[:900], normal(900)])  # what the second matrix learns later is not lost
     basis, mean = averaged(plan, [other], nexts[0].reshape(-1))
-    assert float(restored(plan, mean, basis)[900:].norm()) > 0.2 * float(other[900:].norm())
+    assert float(restored_vector(plan, mean, basis)[900:].norm()) > 0.2 * float(other[900:].norm())
 
 
 def test_the_next_q_has_the_directions_of_the_mean_and_ordinary_sizes() -> None:
@@ -205,7 +205,7 @@ def test_odd_sizes(shapes: list[tuple[int, ...]]) -> None:
     plan = FactorPlan.of(shapes, 2)
     vector = normal(plan.length)
     basis, mean = averaged(plan, [vector], first_right(plan, 0))
-    back = restored(plan, mean, basis)
+    back = restored_vector(plan, mean, basis)
     assert back.isfinite().all()
     assert float((vector - back).norm()) <= float(vector.norm()) * (1 + 1e-5)
     if not plan.matrices:
@@ -216,11 +216,11 @@ def test_zeros_and_one_huge_value() -> None:
     plan = FactorPlan.of([(40, 30), (3,)], 2)
     vector = torch.zeros(plan.length)
     basis, mean = averaged(plan, [vector], first_right(plan, 0))
-    assert torch.equal(restored(plan, mean, basis), vector)
+    assert torch.equal(restored_vector(plan, mean, basis), vector)
     vector[77] = LARGEST
     vector[-1] = -LARGEST
     basis, mean = averaged(plan, [vector], first_right(plan, 0))
-    back = restored(plan, mean, basis)
+    back = restored_vector(plan, mean, basis)
     torch.testing.assert_close(back, vector, rtol=1e-6, atol=LARGEST * 1e-6)
     assert back.isfinite().all()
 
@@ -247,7 +247,7 @@ def test_what_was_agreed_on_and_is_not_finite_shows_in_the_result() -> None:
     assert not basis.any()
     mean = torch.zeros(plan.projection_length)
     mean[3] = torch.inf
-    back = restored(plan, mean, basis)
+    back = restored_vector(plan, mean, basis)
     assert back[:1200].isnan().all()
     assert not back[1200:].any()
     assert next_right(plan, mean, 0, 1).isfinite().all()
@@ -263,7 +263,7 @@ def test_vectors_that_do_not_fit(wrong: torch.Tensor) -> None:
         lambda: orthonormal_basis(plan, wrong),
         lambda: projection(plan, wrong, basis),
         lambda: projection(plan, torch.zeros(1203), wrong),
-        lambda: restored(plan, wrong, basis),
+        lambda: restored_vector(plan, wrong, basis),
         lambda: next_right(plan, wrong, 0, 1),
     ):
         with pytest.raises(ValueError, match=r"numbers here|fp32 CPU"):
@@ -287,7 +287,7 @@ def test_a_product_is_exact_in_any_order() -> None:
     mean = normal(plan.projection_length)
     order = torch.randperm(rank, generator=torch.Generator().manual_seed(1))
     shuffled = basis.view(rank, 300)[order].flatten(), mean.view(rank, 280)[order].flatten()
-    assert torch.equal(restored(plan, mean, basis), restored(plan, shuffled[1], shuffled[0]))
+    assert torch.equal(restored_vector(plan, mean, basis), restored_vector(plan, shuffled[1], shuffled[0]))
 
 
 def test_kernels_and_threads_change_no_bit_of_what_is_agreed() -> None:

@@ -52,8 +52,8 @@ from neuroshard.network.libp2p.directory import (
 from neuroshard.network.libp2p.relay_messages import (
     MAX_MESSAGE_BYTES,
     RelayError,
-    bytes_of,
     encode_message,
+    encoded_node_id,
     node_of,
     read_message,
 )
@@ -225,7 +225,7 @@ def check_relay_message(data: bytes) -> None:
         return
     with suppress(RelayError):
         node = node_of(message.peer.id)
-        assert bytes_of(node) == message.peer.id
+        assert encoded_node_id(node) == message.peer.id
     if isinstance(message, HopMessage):
         check_addresses(message.reservation.addrs, None)
 
@@ -239,7 +239,7 @@ def check_addresses(addresses: Any, peer: NodeId | None) -> None:
 
 def relay_message_seeds() -> tuple[bytes, ...]:
     """The messages of a whole talk."""
-    peer = PeerId(id=bytes_of(PEER.node_id), addrs=[Multiaddr(_ADDRESS).to_bytes()])
+    peer = PeerId(id=encoded_node_id(PEER.node_id), addrs=[Multiaddr(_ADDRESS).to_bytes()])
     place = Reservation(expire=1_700_000_000, addrs=[Multiaddr(_ADDRESS).to_bytes()])
     address = Multiaddr("/ip4/192.0.2.7/tcp/4001").to_bytes()
     messages = (

@@ -43,7 +43,7 @@ from neuroshard.network.libp2p.gossip_messages import (
 )
 from neuroshard.network.libp2p.gossip_router import MOST_DEGREE, GossipRouter, Sends
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
-from neuroshard.network.libp2p.negotiation import MAX_LINE_BYTES, NegotiationError, accept, confirm, proposal
+from neuroshard.network.libp2p.negotiation import MAX_LINE_BYTES, NegotiationError, accept_protocol, confirm, proposal
 from neuroshard.network.libp2p.peer_limits import ConnectionLimits, StreamAdmission
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.mdns import MAX_ADDRESSES, announcement, question, read_packet
@@ -467,7 +467,7 @@ def check_negotiation(data: bytes) -> None:
             at_once(confirm(stream, "/one/1"))
             assert data[1:].startswith(proposal("/one/1"))
         else:
-            agreed: Any = at_once(accept(stream, SUPPORTED))
+            agreed: Any = at_once(accept_protocol(stream, SUPPORTED))
             assert agreed in SUPPORTED
             assert talker.written.endswith(proposal(agreed)[-len(agreed) - 2 :])
     except (NegotiationError, MuxedStreamEOF):

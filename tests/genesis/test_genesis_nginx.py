@@ -22,7 +22,7 @@ from neuroshard.data.manifest import MAX_PAGE_BYTES, ManifestTrust
 from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import open_source
 from neuroshard.data.transfer import RetryPolicy
-from neuroshard.dataset import verify
+from neuroshard.dataset import verify_data_set
 from neuroshard.dataset.destination import open_place
 from neuroshard.dataset.served_files import cache_control
 from neuroshard.types import ShardId
@@ -49,7 +49,7 @@ def nginx(tmp_path: Path) -> Iterator[Nginx]:
 def test_a_node_reads_all_of_it_and_so_does_verify(nginx: Nginx, tmp_path: Path) -> None:
     assert read_everything(nginx.url, tmp_path / "node").total_shards == 5
     place = open_place(nginx.url)
-    found = verify(place, trust=ManifestTrust())
+    found = verify_data_set(place, trust=ManifestTrust())
     place.close()
     assert found.shards_checked == 5
     assert [told for told in found.problems if "shard" in told or "pages" in told] == []

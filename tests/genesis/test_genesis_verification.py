@@ -15,7 +15,7 @@ from neuroshard.cli.main import main
 from neuroshard.data.manifest import MAX_PAGE_BYTES, ManifestTrust, parse_manifest, serialise_manifest
 from neuroshard.data.tokenizer import TokenizerTable
 from neuroshard.data.transfer import RetryPolicy
-from neuroshard.dataset import GenesisServer, Verification, VerificationSample, verify
+from neuroshard.dataset import GenesisServer, Verification, VerificationSample, verify_data_set
 from neuroshard.dataset.destination import FolderDestination, ReadOnlyPlace, open_place
 from neuroshard.dataset.http_reader import HttpReader
 from neuroshard.errors import DataError, DataUnavailableError
@@ -43,11 +43,11 @@ def folder(tmp_path: Path) -> Path:
 def check(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[], Verification]]:
     """Verify the folder, as it lies and as it is served."""
     if request.param == "folder":
-        yield lambda: verify(FolderDestination(folder), trust=ManifestTrust())
+        yield lambda: verify_data_set(FolderDestination(folder), trust=ManifestTrust())
         return
     with GenesisServer(folder) as server:
         place = open_place(server.url)
-        yield lambda: verify(place, trust=ManifestTrust())
+        yield lambda: verify_data_set(place, trust=ManifestTrust())
         place.close()
 
 
@@ -86,11 +86,11 @@ def test_damaged_cut_and_missing_shards_are_named(check: Callable[[], Verificati
 
 def test_a_wrong_key_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="this run trusts"):
-        verify(FolderDestination(folder), trust=ManifestTrust(signing_key=TestSigner(2).public_key.hex()))
+        verify_data_set(FolderDestination(folder), trust=ManifestTrust(signing_key=TestSigner(2).public_key.hex()))
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     (folder / "manifest.json").write_bytes(serialise_manifest(manifest, TestSigner(2)))
     with pytest.raises(DataError, match="is signed by"):
-        verify(FolderDestination(folder), trust=ManifestTrust(signing_key=TestSigner().public_key.hex()))
+        verify_data_set(FolderDestination(folder), trust=ManifestTrust(signing_key=TestSigner().public_key.hex()))
 
 
 def test_an_old_manifest_with_newer_shards_is_told(check: Callable[[], Verification], folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_tables_are_checked(check: Callable[[], Verification], folder: Path) -> 
 def test_a_table_that_does_not_continue_its_predecessor_is_named(tmp_path: Path) -> None:
     write(tmp_path, 2, FULL_TABLE)
     write(tmp_path, 4, NEW_TABLE)
-    told = verify(FolderDestination(tmp_path), trust=ManifestTrust()).problems
+    told = verify_data_set(FolderDestination(tmp_path), trust=ManifestTrust()).problems
     assert told[0] == "The table of shard 2 and later does not continue the one before it."
 
 
@@ -144,7 +144,7 @@ def test_ids_are_compared_with_the_table_of_their_own_shard(tmp_path: Path) -> N
     """The samples' ids go up to 999: beyond the first table, within the second one."""
     write(tmp_path, 2, OLD_TABLE)
     write(tmp_path, 4, NEW_TABLE)
-    told = verify(FolderDestination(tmp_path), trust=ManifestTrust()).problems
+    told = verify_data_set(FolderDestination(tmp_path), trust=ManifestTrust()).problems
     assert told == ("shard_0.bin has token ids outside 0..329.", "shard_1.bin has token ids outside 0..329.")
 
 
@@ -161,7 +161,7 @@ def test_counts_are_checked(folder: Path, name: str, value: object, told: str) -
     manifest = json.loads((folder / "manifest.json").read_bytes())
     unsigned = {key: item for key, item in manifest.items() if key != "signature"} | {name: value}
     (folder / "manifest.json").write_text(json.dumps(unsigned))
-    problems = verify(FolderDestination(folder), trust=ManifestTrust()).problems
+    problems = verify_data_set(FolderDestination(folder), trust=ManifestTrust()).problems
     assert len(problems) == 1
     assert told in problems[0]
 
@@ -169,12 +169,12 @@ def test_counts_are_checked(folder: Path, name: str, value: object, told: str) -
 def test_a_sample_checks_as_many_as_asked_and_finds_what_it_meets(folder: Path) -> None:
     (folder / "shard_4.bin").unlink()
     found = [
-        verify(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(2, Random(s)))
+        verify_data_set(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(2, Random(s)))
         for s in range(40)
     ]
     assert {verification.shards_checked for verification in found} == {2}
     assert {verification.problems for verification in found} == {(), ("shard_4.bin is missing.",)}
-    whole = verify(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(100, Random(1)))
+    whole = verify_data_set(FolderDestination(folder), trust=ManifestTrust(), sample=VerificationSample(100, Random(1)))
     assert whole.shards_checked == 6
 
 
@@ -183,7 +183,7 @@ def test_a_place_that_goes_away_is_told(folder: Path) -> None:
         place: ReadOnlyPlace = open_place(server.url)
     quick = HttpReader(place.description, policy=RetryPolicy(first_seconds=0.001, longest_seconds=0.001))
     with pytest.raises(DataUnavailableError, match="cannot be reached"):
-        verify(quick, trust=ManifestTrust())
+        verify_data_set(quick, trust=ManifestTrust())
     for reader in (place, quick):
         reader.close()
 

@@ -28,9 +28,9 @@ from neuroshard.host.autostart import (
     program_of_entry,
     program_of_run_key,
     program_of_unit,
+    read_autostart,
     run_key_value,
     start_command,
-    status,
     systemd_unit,
     turn_off,
     turn_on,
@@ -114,7 +114,7 @@ def test_the_run_key_holds_a_command_line_of_windows() -> None:
     assert turn_on([place], command).is_on
     expected = r'"C:\Program Files\NeuroShard\neuroshard.exe" --headless --data-dir "D:\big disk"'
     assert values.values == {"Another": "other.exe", RUN_VALUE: expected}
-    assert status([place]).content == run_key_value(command)
+    assert read_autostart([place]).content == run_key_value(command)
     assert not turn_off([place]).is_on
     assert values.values == {"Another": "other.exe"}
     with pytest.raises(UsageError, match="at most 260 characters"):
@@ -132,7 +132,7 @@ def test_the_run_key_holds_a_command_line_of_windows() -> None:
 def test_on_and_off_in_a_home_folder(tmp_path: Path, platform: str, expected: list[str]) -> None:
     home = tmp_path / "home"
     places = places_here(platform, home, {})
-    assert not status(places).is_on
+    assert not read_autostart(places).is_on
     assert turn_on(places, AWKWARD).path == str(home / expected[0])
     turn_on(places, AWKWARD)  # a second time changes nothing
     assert files(home) == expected
@@ -145,7 +145,7 @@ def test_systemd_is_preferred_and_nothing_starts_twice(tmp_path: Path, runtime: 
     home = tmp_path / "home"
     turn_on(places_here("linux", home, {}), AWKWARD)
     with_systemd = places_here("linux", home, runtime)
-    assert status(with_systemd).kind == "desktop autostart entry"
+    assert read_autostart(with_systemd).kind == "desktop autostart entry"
     on = turn_on(with_systemd, AWKWARD)
     unit = home / ".config/systemd/user/neuroshard.service"
     link = unit.parent / "default.target.wants/neuroshard.service"
@@ -174,7 +174,7 @@ def test_the_unit_of_a_package_that_was_switched_on_is_seen_and_switched_off(
     link = tmp_path / "home/.config/systemd/user/default.target.wants/neuroshard.service"
     link.parent.mkdir(parents=True)
     link.symlink_to(packaged)
-    found = status(places)
+    found = read_autostart(places)
     assert (found.is_on, found.path, found.missing) == (True, str(link), None)
     assert not turn_off(places).is_on
     assert packaged.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from neuroshard.cli.checkpoint import restore
+from neuroshard.cli.checkpoint import restore_checkpoint
 from tests.worlds.nodes import EPOCH, StageWorld, copies_of, living, play, steps_of
 
 
@@ -23,7 +23,7 @@ def test_stages_that_were_taken_back_stay_there_although_there_were_second_copie
             at = datetime.fromtimestamp(EPOCH + 115).astimezone()
             for node in nodes:
                 node.kill()
-                restore(at=at, data_dir=node.data_dir)
+                restore_checkpoint(at=at, data_dir=node.data_dir)
                 assert "stop them all" in capsys.readouterr().out
             again = [world.add_again(node) for node in nodes]
             for stage, node in enumerate(again):

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neuroshard.network.tasks import LONGEST_PAUSE_SECONDS, keep_running, pause_after, reason_of
+from neuroshard.network.tasks import LONGEST_PAUSE_SECONDS, cause_words, keep_running, pause_after
 
 
 def run_virtual(main: object, *arguments: object) -> object:
@@ -65,4 +65,4 @@ def test_pauses_are_bounded() -> None:
 
 
 def test_the_reason_is_the_first_cause_inside_groups() -> None:
-    assert reason_of(ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("port in use")])])) == "port in use"
+    assert cause_words(ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("port in use")])])) == "port in use"

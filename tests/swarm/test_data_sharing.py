@@ -33,8 +33,8 @@ from neuroshard.exchange.data_files import (
     DataServer,
     DataServerLimits,
     DataStore,
-    answer_frame,
-    read_answer,
+    file_answer_frame,
+    read_file_answer,
 )
 from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
@@ -242,7 +242,7 @@ def test_while_the_source_works_nobody_else_is_asked_and_it_is_again_when_it_is_
 def flipped(frame: Frame) -> Frame:
     data = bytearray(frame.tensors[0].data)
     data[len(data) // 2] ^= 1
-    return answer_frame(DataPart(read_answer(frame, 0).file_bytes, bytes(data)))
+    return file_answer_frame(DataPart(read_file_answer(frame, 0).file_bytes, bytes(data)))
 
 
 def test_a_node_that_gives_other_contents_is_refused_accused_and_left_alone(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.record import LossHistory, merge_neighbours, successive_noise
+from neuroshard.training.record import LossCurve, merge_neighbours, successive_noise
 
 
 def points(count: int) -> list[LossPoint]:
@@ -17,7 +17,7 @@ def points(count: int) -> list[LossPoint]:
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12_000))
 def test_memory_is_bounded_and_nothing_falls_out_at_either_end(count: int) -> None:
-    history = LossHistory(capacity=200)
+    history = LossCurve(capacity=200)
     for point in points(count):
         history.add(point)
     assert len(history) <= 200
@@ -30,7 +30,7 @@ def test_memory_is_bounded_and_nothing_falls_out_at_either_end(count: int) -> No
 
 
 def test_the_snapshot_has_at_most_1000_points_and_is_made_once() -> None:
-    history = LossHistory(points(1_999))
+    history = LossCurve(points(1_999))
     first = history.snapshot()
     assert len(first) == 1_000
     assert history.snapshot() is first
@@ -54,11 +54,11 @@ def test_noise_does_not_see_a_trend() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 5_000), st.integers(0, 3_000))
 def test_a_restored_curve_goes_on_as_evenly(before: int, after: int) -> None:
-    history = LossHistory(capacity=200)
+    history = LossCurve(capacity=200)
     every = points(before + after)
     for point in every[:before]:
         history.add(point)
-    history = LossHistory(history.snapshot(), capacity=200)
+    history = LossCurve(history.snapshot(), capacity=200)
     for point in every[before:]:
         history.add(point)
     steps = [point.step for point in history.snapshot()]
@@ -70,7 +70,7 @@ def test_a_restored_curve_goes_on_as_evenly(before: int, after: int) -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 6_000), st.integers(1, 700))
 def test_a_snapshot_that_adds_to_the_last_one_equals_one_made_at_once(count: int, every: int) -> None:
-    looked_at, fresh = LossHistory(), LossHistory()
+    looked_at, fresh = LossCurve(), LossCurve()
     for index, point in enumerate(points(count)):
         looked_at.add(point)
         fresh.add(point)

@@ -1,4 +1,4 @@
-"""The outer step and its root are the same bytes whatever threads and CPU kernels compute them (DESIGN 4.3)."""
+"""The outer step and its root are the same bytes whatever threads and CPU kernels compute them."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ class BesideTraining:
 
 
 def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute: ComputeThread) -> None:
-    """w <- a' + (w_now - w_sent), and counts and residual are those of what was sent (DESIGN 4.3)."""
+    """w <- a' + (w_now - w_sent), and counts and residual are those of what was sent."""
     model = model_of()
     others = 0.01 * torch.randn(len(flatten(model)), generator=torch.Generator().manual_seed(9))
     rounds_, parameters = BesideTraining(others), OuterOptimization(codec="int8", overlap=True)

@@ -11,7 +11,7 @@ from neuroshard.pipeline.stage_protocol import (
     WirePrecision,
     from_wire,
     quantised,
-    restored,
+    restored_activations,
     to_wire,
     wire_bytes,
     wire_specs,
@@ -49,7 +49,7 @@ def test_the_error_of_int8_is_half_a_scale_of_its_own_block(hidden: int, size: f
     activations[0, 0] = 0.0
     values, scales = quantised(activations)
     assert values.dtype == torch.int8
-    found = restored(values, scales)
+    found = restored_activations(values, scales)
     assert bool((found[0, 0] == 0).all())
     each = scales.repeat_interleave(BLOCK, dim=2)[..., :hidden]
     assert bool(((found - activations).abs() <= 0.501 * each).all())

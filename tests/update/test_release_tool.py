@@ -13,7 +13,7 @@ import pytest
 from installers.release import artefact_of
 from neuroshard.identity.signing import SigningKey
 from neuroshard.update.checking import platform_name
-from neuroshard.update.manifest import SeenManifest, UpdateManifest, judge, read_manifest
+from neuroshard.update.manifest import SeenManifest, UpdateManifest, judge, read_update_manifest
 from tests.worlds.releases import archive_of
 
 TOOL = Path(__file__).parents[2] / "installers/release.py"
@@ -27,7 +27,7 @@ def test_a_release_that_was_signed_is_an_update(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("Better.\n")
     options = ("--key", tmp_path / "key", "--notes", tmp_path / "notes", "--out", tmp_path / "update.json")
     tool("sign", *options, "--base-url", "https://releases.example.org", archive)
-    manifest = read_manifest((tmp_path / "update.json").read_bytes(), bytes.fromhex(key))
+    manifest = read_update_manifest((tmp_path / "update.json").read_bytes(), bytes.fromhex(key))
     update = judge(manifest, current="0.1.0", platform="linux-x86_64", seen=SeenManifest(), now=time.time())
     assert update is not None
     assert (update.version, update.notes, update.artefact.unpacked_size) == ("0.2.0", "Better.", 5000)
@@ -52,7 +52,7 @@ def test_what_is_built_on_linux_is_an_update_there(
     update = judge(manifest, current="0.0.1", platform=here, seen=SeenManifest(), now=now)
     assert update is not None
     assert update.artefact == artefact
-    assert read_manifest(manifest.signed(key), key.public_key) == manifest
+    assert read_update_manifest(manifest.signed(key), key.public_key) == manifest
 
 
 def test_the_payloads_have_the_names_that_nodes_look_for(monkeypatch: pytest.MonkeyPatch) -> None:

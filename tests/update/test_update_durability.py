@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.update.applying import RunningNode, apply_update
+from neuroshard.update.applying import StoppableNode, apply_update
 from neuroshard.update.fetching import flush_to_disk
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import AvailableUpdate
@@ -19,19 +19,19 @@ from tests.worlds.releases import HERE, archive_of, installed, manifest_of, prog
 class NoNode:
     """A computer on which no node runs, and every program comes up."""
 
-    def running(self) -> RunningNode | None:
+    def running(self) -> StoppableNode | None:
         return None
 
-    def stop(self, node: RunningNode) -> None:
+    def stop(self, node: StoppableNode) -> None:
         raise AssertionError
 
-    def start(self, program: Path, version: str, node: RunningNode) -> None:
+    def start(self, program: Path, version: str, node: StoppableNode) -> None:
         raise AssertionError
 
     def prove(self, program: Path, version: str) -> None:
         pass
 
-    def settle(self, program: Path, version: str, node: RunningNode) -> str:
+    def settle(self, program: Path, version: str, node: StoppableNode) -> str:
         raise AssertionError
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from neuroshard.errors import DataUnavailableError, DiskFullError
 from neuroshard.update import fetching
-from neuroshard.update.fetching import fetch_artefact, fetch_manifest, unpack
+from neuroshard.update.fetching import fetch_artefact, fetch_manifest, unpack_archive
 from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
 from tests.data.hostile_server import HostileServer, answers, drops_after, ignores_range, never_ends, serves
 from tests.worlds.releases import archive_of
@@ -120,7 +120,7 @@ def test_what_to_do_about_a_redirect_elsewhere_is_what_helps_here(
 def test_an_archive_that_unpacks_to_more_than_signed_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(archive_of({"neuroshard": bytes(5_000_000)}))
     with pytest.raises(UpdateRefusedError, match="more than was signed"):
-        unpack(tmp_path / NAME, tmp_path / "version", 1_000_000)
+        unpack_archive(tmp_path / NAME, tmp_path / "version", 1_000_000)
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/escaped", "a/../../escaped"])
@@ -128,7 +128,7 @@ def test_an_archive_that_escapes_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / NAME).write_bytes(archive_of({name: b"x"}))
     folder = tmp_path / "below" / "version"
     with pytest.raises(UpdateRefusedError, match="outside"):
-        unpack(tmp_path / NAME, folder, 1000)
+        unpack_archive(tmp_path / NAME, folder, 1000)
     outside = [path for path in tmp_path.rglob("escaped") if not path.is_relative_to(folder)]
     assert outside == []
 
@@ -136,4 +136,4 @@ def test_an_archive_that_escapes_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_broken_archive_is_told(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(archive_of({"neuroshard": b"x" * 5000}, padding=5000)[:-600])
     with pytest.raises(UpdateRefusedError, match="cannot be unpacked"):
-        unpack(tmp_path / NAME, tmp_path / "version", 10**6)
+        unpack_archive(tmp_path / NAME, tmp_path / "version", 10**6)

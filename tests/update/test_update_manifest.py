@@ -19,7 +19,7 @@ from neuroshard.update.manifest import (
     UpdateRefusedError,
     judge,
     newest_seen,
-    read_manifest,
+    read_update_manifest,
     version_number,
 )
 from tests.worlds.releases import DAY, NOW, PUBLISHER, manifest_of
@@ -29,13 +29,13 @@ HERE = platform_name()
 
 
 def test_a_signed_manifest_comes_back_whole() -> None:
-    assert read_manifest(MANIFEST.signed(PUBLISHER), PUBLISHER.public_key) == MANIFEST
+    assert read_update_manifest(MANIFEST.signed(PUBLISHER), PUBLISHER.public_key) == MANIFEST
 
 
 def test_the_pinned_key_is_a_key_whose_secret_is_nowhere_here() -> None:
     assert len(bytes.fromhex(RELEASE_KEY)) == 32
     with pytest.raises(UpdateRefusedError, match="not signed by the publisher"):
-        read_manifest(MANIFEST.signed(PUBLISHER), bytes.fromhex(RELEASE_KEY))
+        read_update_manifest(MANIFEST.signed(PUBLISHER), bytes.fromhex(RELEASE_KEY))
 
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
@@ -43,7 +43,7 @@ def test_no_changed_bit_is_believed(position: int, bit: int) -> None:
     data = bytearray(MANIFEST.signed(PUBLISHER))
     data[position % len(data)] ^= 1 << bit
     try:
-        read = read_manifest(bytes(data), PUBLISHER.public_key)
+        read = read_update_manifest(bytes(data), PUBLISHER.public_key)
     except UpdateRefusedError:
         return
     assert read == MANIFEST  # the same value written differently
@@ -52,7 +52,7 @@ def test_no_changed_bit_is_believed(position: int, bit: int) -> None:
 @given(st.binary(max_size=300))
 def test_nonsense_is_refused_in_words(data: bytes) -> None:
     with pytest.raises(UpdateRefusedError, match="manifest"):
-        read_manifest(data, PUBLISHER.public_key)
+        read_update_manifest(data, PUBLISHER.public_key)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_nonsense_is_refused_in_words(data: bytes) -> None:
 )
 def test_a_field_that_cannot_be_is_refused(name: str, value: object, words: str) -> None:
     with pytest.raises(UpdateRefusedError, match=words):
-        read_manifest(_signed({**MANIFEST.to_value(), name: value}), PUBLISHER.public_key)
+        read_update_manifest(_signed({**MANIFEST.to_value(), name: value}), PUBLISHER.public_key)
 
 
 @pytest.mark.parametrize(
@@ -91,24 +91,24 @@ def test_a_field_that_cannot_be_is_refused(name: str, value: object, words: str)
 def test_an_artefact_that_cannot_be_is_refused(name: str, value: object) -> None:
     artefact = {**json.loads(json.dumps(MANIFEST.to_value()["artefacts"]))[HERE], name: value}
     with pytest.raises(UpdateRefusedError, match=r"artefact|https"):
-        read_manifest(_signed({**MANIFEST.to_value(), "artefacts": {HERE: artefact}}), PUBLISHER.public_key)
+        read_update_manifest(_signed({**MANIFEST.to_value(), "artefacts": {HERE: artefact}}), PUBLISHER.public_key)
 
 
 def test_an_oversized_manifest_is_not_even_parsed() -> None:
     with pytest.raises(UpdateRefusedError, match=f"at most {MAX_MANIFEST_BYTES}"):
-        read_manifest(b" " * (MAX_MANIFEST_BYTES + 1), PUBLISHER.public_key)
+        read_update_manifest(b" " * (MAX_MANIFEST_BYTES + 1), PUBLISHER.public_key)
 
 
 def test_a_signature_for_another_purpose_does_not_count() -> None:
     value = MANIFEST.to_value()
     signature = PUBLISHER.sign(purpose_message("run-parameters", value)).hex()
     with pytest.raises(UpdateRefusedError, match="not signed"):
-        read_manifest(canonical_json({"manifest": value, "signature": signature}), PUBLISHER.public_key)
+        read_update_manifest(canonical_json({"manifest": value, "signature": signature}), PUBLISHER.public_key)
 
 
 def test_a_stranger_s_signature_does_not_count() -> None:
     with pytest.raises(UpdateRefusedError, match="not signed"):
-        read_manifest(MANIFEST.signed(SigningKey.generate()), PUBLISHER.public_key)
+        read_update_manifest(MANIFEST.signed(SigningKey.generate()), PUBLISHER.public_key)
 
 
 def test_a_newer_version_is_offered_and_the_same_or_an_older_one_is_not() -> None:

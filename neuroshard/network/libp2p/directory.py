@@ -30,8 +30,8 @@ from neuroshard.network.libp2p.kademlia import (
     RoutingTable,
     StoredRecord,
     key_of,
-    origin_of,
-    reason_of,
+    record_origin,
+    record_score_reason,
 )
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import (
@@ -277,7 +277,7 @@ class KademliaDirectory:
         try:
             record = StoredRecord.checked(data, self._now(), owner, self._accepts)
         except DataError as error:
-            reason = reason_of(error)
+            reason = record_score_reason(error)
             self.refused[reason] += 1
             self._report(giver, reason)
             return None
@@ -304,7 +304,7 @@ class KademliaDirectory:
         record = self._checked(peer, given.record, peer)
         if record is None:
             raise RequestRefusedError("The record was refused.")
-        if not self._store.put(given.namespace, record, origin_of(self._host_of(peer))):
+        if not self._store.put(given.namespace, record, record_origin(self._host_of(peer))):
             raise RequestRefusedError("This node is in as many namespaces as are kept.")
         return Frame(STORE_KIND, Stored())
 

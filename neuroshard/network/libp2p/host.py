@@ -34,7 +34,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.muxer import BoundedMuxer
-from neuroshard.network.libp2p.negotiation import accept, confirm, proposal
+from neuroshard.network.libp2p.negotiation import accept_protocol, confirm, proposal
 from neuroshard.network.libp2p.peer_limits import contain_errors
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.streams import YamuxStream
@@ -197,7 +197,7 @@ class NodeHost(BasicHost):
 
     async def _serve(self, net_stream: NetStream) -> None:
         with anyio.fail_after(HANDSHAKE_SECONDS):
-            protocol = TProtocol(await accept(stream_of(net_stream), self.multiselect.handlers))
+            protocol = TProtocol(await accept_protocol(stream_of(net_stream), self.multiselect.handlers))
         handler = self.multiselect.handlers[protocol]
         if handler is not None:
             net_stream.set_protocol(protocol)

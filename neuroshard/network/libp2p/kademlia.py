@@ -143,7 +143,7 @@ REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
 )
 
 
-def reason_of(error: DataError) -> ScoreReason:
+def record_score_reason(error: DataError) -> ScoreReason:
     """The reputation reason for a peer that sent an unacceptable record."""
     return REASON_OF.get(type(error), ScoreReason.BAD_RECORD)
 
@@ -250,7 +250,7 @@ class RecordStore:
             del self._of_node[node_id]
 
 
-def origin_of(host: str | None) -> str:
+def record_origin(host: str | None) -> str:
     """The origin whose records share a quota: an IPv4 address or an IPv6 network; None behind a relay is one origin."""
     if host is None:
         return "relayed"

@@ -31,7 +31,7 @@ async def confirm(stream: YamuxStream, protocol: str) -> None:
             raise NegotiationError(f"the peer answers {line!r} to {expected!r}")
 
 
-async def accept(stream: YamuxStream, supported: Container[str]) -> str:
+async def accept_protocol(stream: YamuxStream, supported: Container[str]) -> str:
     """Read proposals until one is supported, and return it. Raises NegotiationError."""
     if await _read_line(stream) != _MULTISTREAM:
         raise NegotiationError("the peer does not speak multistream-select")

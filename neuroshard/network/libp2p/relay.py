@@ -35,8 +35,8 @@ from neuroshard.network.libp2p.relay_messages import (
     STOP_PROTOCOL,
     RelayedBytes,
     RelayError,
-    bytes_of,
     encode_message,
+    encoded_node_id,
     node_of,
     read_message,
 )
@@ -134,7 +134,7 @@ class RelayClient:
         stream = await muxer.open_stream()
         is_connected = False
         try:
-            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=bytes_of(address.peer)))
+            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(address.peer)))
             await self._ask(stream, question)
             raw = _circuit(stream, initiator=True, address=address.text)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(address.peer))
@@ -343,7 +343,7 @@ class RelayServer:
 
 
 async def _announce(client: NodeId, stream: YamuxStream) -> None:
-    announcement = StopMessage(type=StopMessage.CONNECT, peer=PeerId(id=bytes_of(client)))
+    announcement = StopMessage(type=StopMessage.CONNECT, peer=PeerId(id=encoded_node_id(client)))
     await stream.write(proposal(STOP_PROTOCOL) + encode_message(announcement))
     await confirm(stream, STOP_PROTOCOL)
     answer = await read_message(stream, StopMessage())

@@ -55,7 +55,7 @@ def node_of(peer_id: bytes) -> NodeId:
     return NodeId(str(ID(peer_id)))
 
 
-def bytes_of(node: NodeId) -> bytes:
+def encoded_node_id(node: NodeId) -> bytes:
     """A node's id as it is encoded in messages."""
     return ID.from_base58(node).to_bytes()
 

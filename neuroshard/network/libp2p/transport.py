@@ -69,7 +69,7 @@ def transfer_seconds(byte_count: int) -> float:
     return HEAD_SECONDS + byte_count / LEAST_RATE
 
 
-def reason_of(error: WireError) -> ScoreReason:
+def frame_score_reason(error: WireError) -> ScoreReason:
     """The reputation reason for the sender of an unacceptable frame."""
     return REASON_OF.get(type(error), ScoreReason.MALFORMED_FRAME)
 
@@ -165,7 +165,7 @@ class RequestStreams:
         except (RequestRefusedError, MessageTooLargeError) as error:
             return refusal(str(error))
         except WireError as error:
-            self._report(peer, reason_of(error))
+            self._report(peer, frame_score_reason(error))
             return refusal(str(error))
         except TimeoutError:
             self._report(peer, ScoreReason.TOO_SLOW)
@@ -323,7 +323,7 @@ class Libp2pTransport:
             try:
                 answer = await self._ask(peer, frame, reply or FrameLimits(), timeout_seconds)
             except BadAnswerError as error:
-                self._report(peer, reason_of(error.cause))
+                self._report(peer, frame_score_reason(error.cause))
                 raise error.cause from None
             except PeerUnreachableError as error:
                 self._report(peer, ScoreReason.UNREACHABLE)

@@ -32,7 +32,7 @@ _QUESTION = Struct("!BB2xHHI")
 _Answer = TypeVar("_Answer")
 
 
-class Operation(IntEnum):
+class NatPmpOperation(IntEnum):
     """The operations of a gateway."""
 
     EXTERNAL_HOST = 0
@@ -95,17 +95,17 @@ Reader: TypeAlias = Callable[[bytes], _Answer | NatPmpRefusal | None]
 
 def external_host_question() -> bytes:
     """Request for the gateway's external address."""
-    return bytes((0, Operation.EXTERNAL_HOST))
+    return bytes((0, NatPmpOperation.EXTERNAL_HOST))
 
 
 def mapping_question(inner: int, wish: int, seconds: int) -> bytes:
     """Request for a TCP port. A lifetime of 0 s with the preferred port 0 deletes the mapping."""
-    return _QUESTION.pack(0, Operation.MAP_TCP, inner, wish, seconds)
+    return _QUESTION.pack(0, NatPmpOperation.MAP_TCP, inner, wish, seconds)
 
 
 def read_external_host(packet: bytes) -> ExternalHost | NatPmpRefusal | None:
     """Parse the answer to `external_host_question`."""
-    header = _header(packet, Operation.EXTERNAL_HOST)
+    header = _header(packet, NatPmpOperation.EXTERNAL_HOST)
     if header is None or isinstance(header, NatPmpRefusal):
         return header
     if len(packet) < _HOST.size:
@@ -116,7 +116,7 @@ def read_external_host(packet: bytes) -> ExternalHost | NatPmpRefusal | None:
 
 def read_mapping(packet: bytes, inner: int) -> MappedPort | NatPmpRefusal | None:
     """Parse the answer to `mapping_question` for this inner port. A refusal does not always name the port."""
-    header = _header(packet, Operation.MAP_TCP)
+    header = _header(packet, NatPmpOperation.MAP_TCP)
     if header is None or isinstance(header, NatPmpRefusal):
         return header
     if len(packet) < _MAPPING.size:
@@ -125,7 +125,7 @@ def read_mapping(packet: bytes, inner: int) -> MappedPort | NatPmpRefusal | None
     return MappedPort(inner, outer, seconds, header) if mapped == inner else None
 
 
-def _header(packet: bytes, operation: Operation) -> int | NatPmpRefusal | None:
+def _header(packet: bytes, operation: NatPmpOperation) -> int | NatPmpRefusal | None:
     """The epoch of a successful answer."""
     if len(packet) < _HEADER.size:
         return None

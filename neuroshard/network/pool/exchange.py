@@ -187,7 +187,7 @@ class PeerTransfers:
         return {number for number in over if number is not None}
 
     def next_packet(self, connection: PoolConnection) -> OutgoingPacket | None:
-        """See Exchange: offers first, so that the peer can make room; then blocks, in the order of the transfers."""
+        """The next packet to send: offers first, so that the peer can allocate memory; then blocks in order."""
         for transfer in self._outgoing.values():
             if transfer.needs_offer:
                 return transfer.offer(connection.number)
@@ -201,15 +201,15 @@ class PeerTransfers:
         return None
 
     def place(self, connection: PoolConnection, header: PacketHeader) -> memoryview | None:
-        """See Exchange."""
+        """The memory for the content of a received packet; None if the packet is dropped."""
         return self.receiver.place(connection, header)
 
     def filled(self, connection: PoolConnection, header: PacketHeader) -> None:
-        """See Exchange."""
+        """Handle a packet whose content is now in its place."""
         self.receiver.filled(connection, header)
 
     def read_offer(self, connection: PoolConnection, header: PacketHeader) -> OfferReading:
-        """See Exchange."""
+        """A reader for the head of an offered frame."""
         return self.receiver.read_offer(connection, header)
 
     def heard(self, connection: PoolConnection, header: PacketHeader, payload: bytes) -> None:

@@ -144,7 +144,7 @@ class PeerLink:
         )
 
     async def request(self, endpoint: Endpoint | None, frame: EncodedFrame, limits: FrameLimits) -> Frame:
-        """See BulkPool.request. Without an endpoint it needs a connection that the peer opened."""
+        """Send a request to the peer and return its answer. Without an endpoint it needs a connection from the peer."""
         self._endpoint = endpoint or self._endpoint
         self.busy_at = anyio.current_time()
         if self._endpoint is None and not self._connections:
@@ -226,7 +226,7 @@ class PeerLink:
         return max(wanted, min(by_peer, options.max_connections_per_peer))
 
     def _let_rest(self) -> None:
-        """Of the connections that are open, only as many send as the law says: else it would judge what is not so."""
+        """Let only the chosen number of connections send: their measured rate decides on the next number."""
         most = self._shared.options.fixed_connections or self._size.connections
         for rank, connection in enumerate(self._connections.values()):
             connection.take_part(is_resting=rank >= most, is_alone=min(most, self.connection_count) == 1)

@@ -201,7 +201,7 @@ class BulkPool:
         with self._listener:
             while True:
                 try:
-                    raw, address = await tcp.accept(self._listener)
+                    raw, address = await tcp.accept_connection(self._listener)
                 except OSError:
                     await anyio.sleep(NO_ROOM_PAUSE_SECONDS)
                     continue

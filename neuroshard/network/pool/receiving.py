@@ -363,7 +363,7 @@ class OfferReading:
         self._error: WireError | RequestRefusedError | None = None
 
     def feed(self, data: memoryview) -> None:
-        """See OfferReader; after an error the rest is skipped."""
+        """Read a part of the head; after an error the rest is skipped."""
         if self._error is not None:
             return
         try:
@@ -373,7 +373,7 @@ class OfferReading:
             self._error = error
 
     def end(self) -> None:
-        """See OfferReader."""
+        """Accept or refuse the offered transfer, once its head is complete."""
         if isinstance(self._error, RequestRefusedError):
             self._receiver.refuse(self._connection, self._header.transfer, str(self._error))
         elif self._error is not None or self._decoder.head is None:

@@ -126,7 +126,7 @@ def listen(endpoint: Endpoint) -> socket.socket:
     return listener
 
 
-async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
+async def accept_connection(listener: socket.socket) -> tuple[socket.socket, str]:
     """The next connection and the IP address it comes from. Raises OSError when the system has no room for it."""
     while True:
         try:

@@ -41,7 +41,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class PacketKind(IntEnum):
-    """See above."""
+    """Kind of a packet, in its first byte."""
 
     OFFER = 1
     PIECE = 2

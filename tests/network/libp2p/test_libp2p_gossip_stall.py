@@ -14,7 +14,7 @@ from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, STALE_SECONDS, Lib
 from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, packed, topic_id
 from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_SECOND, GossipRouter
 from neuroshard.network.libp2p.muxer import BoundedMuxer
-from neuroshard.network.libp2p.negotiation import accept, proposal
+from neuroshard.network.libp2p.negotiation import accept_protocol, proposal
 from neuroshard.network.reputation import Reputation
 from neuroshard.types import NodeId
 from tests.worlds.libp2p_nodes import connected, run
@@ -69,7 +69,7 @@ async def linked() -> AsyncIterator[tuple[Libp2pGossip, Listener, Line, BoundedM
         async def serve(muxer: BoundedMuxer, gossip: Libp2pGossip, peer: NodeId, wrapped: Callable[[Any], Any]) -> None:
             while True:
                 stream: Any = await muxer.accept_stream()
-                await accept(stream, {GOSSIP_PROTOCOL})
+                await accept_protocol(stream, {GOSSIP_PROTOCOL})
                 known = SimpleNamespace(muxed_conn=SimpleNamespace(peer_id=peer), muxed_stream=wrapped(stream))
                 tasks.start_soon(gossip.handle_stream, known)
 

@@ -21,8 +21,8 @@ from neuroshard.network.libp2p.kademlia import (
     StoredRecord,
     closest,
     key_of,
-    origin_of,
-    reason_of,
+    record_origin,
+    record_score_reason,
 )
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
@@ -209,9 +209,9 @@ def test_a_full_namespace_keeps_those_who_share_their_address_with_few() -> None
 
 
 def test_who_shares_an_ipv6_network_shares_its_room() -> None:
-    assert origin_of("2001:db8:1:2::5") == origin_of("2001:db8:1:2:ffff::1") != origin_of("2001:db8:1:3::5")
-    assert len({origin_of("192.0.2.1"), origin_of("192.0.2.2"), origin_of(None), ""}) == 4
-    assert origin_of("fe80::1%eth0")
+    assert record_origin("2001:db8:1:2::5") == record_origin("2001:db8:1:2:ffff::1") != record_origin("2001:db8:1:3::5")
+    assert len({record_origin("192.0.2.1"), record_origin("192.0.2.2"), record_origin(None), ""}) == 4
+    assert record_origin("fe80::1%eth0")
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_who_shares_an_ipv6_network_shares_its_room() -> None:
 def test_false_records_are_refused_for_what_they_are(lie: bytes, reason: ScoreReason) -> None:
     with pytest.raises(DataError) as refused:
         StoredRecord.checked(lie, NOW, identity_of(1).node_id)
-    assert reason_of(refused.value) is reason
+    assert record_score_reason(refused.value) is reason

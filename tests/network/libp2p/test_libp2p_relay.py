@@ -12,7 +12,7 @@ from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
-from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, bytes_of, encode_message, read_message
+from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
 from neuroshard.status.snapshot import ConnectionKind
 from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
@@ -171,7 +171,7 @@ def test_a_relay_gives_each_node_only_so_many_circuits() -> None:
         async with behind_a_relay() as (relay, hidden, other):
             await other.transport.connect(address_of(relay))
             muxer = other.transport._connections.of(relay.transport.local_id)
-            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=bytes_of(hidden.transport.local_id)))
+            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(hidden.transport.local_id)))
             answers = []
             for _ in range(28):
                 stream = await muxer.open_stream()

@@ -99,7 +99,7 @@ def test_a_replayed_greeting_is_turned_away() -> None:
 
 async def accepted_by_the_middle(listener: socket.socket) -> tuple[SecureStream, bytes]:
     """The connection, and the digest of the certificate that the middle showed."""
-    raw, _ = await tcp.accept(listener)
+    raw, _ = await tcp.accept_connection(listener)
     raw.setblocking(False)
     tls = ListenerTls.create()
     stream = SecureStream(tls.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False))
