@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from neuroshard.status.values import Number, about
+from neuroshard.status.values import Number, about, derived
 from neuroshard.types import ShardId, ShardRange
 
 
@@ -26,7 +26,9 @@ class RefreshState(StrEnum):
 class RefreshStatus:
     """The newest description of the data that its source gave."""
 
-    state: RefreshState = RefreshState.PENDING
+    state: Annotated[RefreshState, about("result of the last check of the data source", gauge="data_refresh")] = (
+        RefreshState.PENDING
+    )
     explanation: str = "The source was not looked at again since the start."
     checked_at: Annotated[float | None, about("time of the last check", "s since 1970")] = None
     next_at: Annotated[float | None, about("time of the next check", "s since 1970")] = None
@@ -116,7 +118,7 @@ class DataStatus:
     cached_bytes: Annotated[int, about("size of the cache", "bytes", gauge="data_cached_bytes")] = 0
     cache_limit_bytes: Annotated[int, about("limit that the owner set", "bytes", gauge="data_cache_limit_bytes")] = 0
     next_shard_ready: Annotated[bool, about("the next shard is in the cache", gauge="data_next_shard_ready")] = False
-    downloads: tuple[DownloadStatus, ...] = ()
+    downloads: Annotated[tuple[DownloadStatus, ...], about("files that are being fetched", gauge="data_downloads")] = ()
     shared: Annotated[tuple[ShardRange, ...], about("shards that other nodes can get from this node")] = ()
     files_from_nodes: Annotated[
         int, about("files that other nodes gave because the source failed", counter="data_files_from_nodes")
@@ -124,3 +126,8 @@ class DataStatus:
     shards: Annotated[tuple[ShardStatus, ...], about("in the order of use, then those that were read; at most 24")] = ()
     refresh: RefreshStatus = field(default_factory=RefreshStatus)
     coverage: Annotated[DataCoverage | None, about("null before the node is in a swarm")] = None
+
+    @derived("files whose source failed; each is tried again", gauge="data_downloads_waiting")
+    @property
+    def downloads_waiting(self) -> int:
+        return sum(one.retry_at is not None for one in self.downloads)

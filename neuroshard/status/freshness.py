@@ -8,7 +8,7 @@ from math import nan
 from typing import TYPE_CHECKING, TypeVar
 
 from neuroshard.status.snapshot import NetworkState, NodeState, NodeStatus, PeerStatus
-from neuroshard.status.values import Stale, declarations, facts_of
+from neuroshard.status.values import Stale, declarations
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -56,8 +56,7 @@ def hidden(value: T, stale: Set[Stale]) -> T:
     """A status value with NaN in its fields that are stale under one of these conditions."""
     if not stale:
         return value
-    declared = declarations(type(value)).items()
-    names = [name for name, field in declared if facts_of(field).get("stale_when") in stale]
+    names = [declared.name for declared in declarations(type(value)) if declared.stale_when in stale]
     return replace(value, **dict.fromkeys(names, nan))
 
 

@@ -69,4 +69,6 @@ class OwnerPolicyStatus:
     decision: TrainingDecision = TrainingDecision()
     readings: tuple[SensorReading, ...] = ()
     network: NetworkDecision = NetworkDecision()
-    transferred_megabytes: Annotated[int, about("sent and received in this calendar month", "MB")] = 0
+    transferred_megabytes: Annotated[
+        int, about("sent and received in this calendar month", "MB", gauge="transferred_month_bytes")
+    ] = 0

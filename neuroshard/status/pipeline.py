@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import computed_field
-
-from neuroshard.status.values import EXCLUDED, Number, Stale, about
+from neuroshard.status.values import EXCLUDED, Number, Stale, about, derived
 from neuroshard.types import LayerRange, NodeId
 
 
@@ -16,18 +14,22 @@ from neuroshard.types import LayerRange, NodeId
 class StateCopyStatus:
     """The copy that another node keeps of a stage with a single holder."""
 
-    age_seconds: float | None  # the work since then would be lost with the holder; None: no copy yet
+    age_seconds: Annotated[
+        float | None, about("age of the copy: the work that would be lost with the holder; null: no copy yet", "s")
+    ]
 
 
 @dataclass(frozen=True)
 class PipelineStage:
     """One stage of the run's plan and the nodes that hold it, this node before the others."""
 
-    index: int
+    index: Annotated[int, about("counted from 0", label="stage")]
     layers: LayerRange
-    ready: tuple[NodeId, ...] = ()  # nodes that can work on it now
-    paused: tuple[NodeId, ...] = ()  # nodes that hold its weights and do not work now
-    joining: tuple[NodeId, ...] = ()  # nodes that prepare for it
+    ready: Annotated[tuple[NodeId, ...], about("can work on it now", gauge="pipeline_holders{state=ready}")] = ()
+    paused: Annotated[
+        tuple[NodeId, ...], about("have its weights and do not work now", gauge="pipeline_holders{state=paused}")
+    ] = ()
+    joining: Annotated[tuple[NodeId, ...], about("prepare for it", gauge="pipeline_holders{state=joining}")] = ()
     copy: StateCopyStatus | None = None  # None: no copy is needed, or its holder has not reported one
 
     @property
@@ -99,9 +101,7 @@ class MicrobatchTrace:
     takeovers: tuple[Takeover, ...] = ()
     failures: Annotated[int, about("requests after which another node was asked")] = 0
 
-    @computed_field(
-        description="time outside the stages: routing, repeated requests, lost work", json_schema_extra={"unit": "s"}
-    )
+    @derived("time outside the stages: routing, repeated requests, lost work", "s")
     @property
     def other_seconds(self) -> Number:
         """Seconds outside the stages: routing, repeated requests, and lost work of nodes that were replaced."""
@@ -112,10 +112,14 @@ class MicrobatchTrace:
 class StageLoad:
     """Mean times of one stage for a microbatch, over all its nodes."""
 
-    stage: int
-    compute_seconds: Annotated[Number, about(unit="s")]
-    wait_seconds: Annotated[Number, about("behind other work or an optimizer step", "s")]
-    wire_seconds: Annotated[Number, about("packing and transfer in both directions", "s")]
+    stage: Annotated[int, about("counted from 0", label="stage")]
+    compute_seconds: Annotated[Number, about("compute time", "s", gauge="pipeline_stage_seconds{part=compute}")]
+    wait_seconds: Annotated[
+        Number, about("behind other work or an optimizer step", "s", gauge="pipeline_stage_seconds{part=wait}")
+    ]
+    wire_seconds: Annotated[
+        Number, about("packing and transfer in both directions", "s", gauge="pipeline_stage_seconds{part=wire}")
+    ]
     nodes: Annotated[int, about("nodes that worked on it")]
 
     @property
@@ -128,7 +132,9 @@ class StageLoad:
 class Bottleneck:
     """The stage at which microbatches spend most time, and the slowest of its nodes."""
 
-    stage: Annotated[int, about(gauge="pipeline_bottleneck_stage")]
+    stage: Annotated[
+        int, about("stage at which microbatches spend most time, counted from 0", gauge="pipeline_bottleneck_stage")
+    ]
     node_id: NodeId
     seconds: Annotated[Number, about("mean time of a microbatch at this stage, compute and wait", "s")]
     share: Annotated[Number, about("share of the time at all stages", "0..1")]
@@ -173,8 +179,16 @@ class PipelineFlow:
     ] = None
     loads: Annotated[tuple[StageLoad, ...], about("one for each stage; empty without microbatches")] = ()
     bottleneck: Annotated[Bottleneck | None, about("null with one stage, and without microbatches")] = None
-    exact_takeovers: Annotated[int, about("takeovers between equal weights, since the start")] = 0
-    approximate_takeovers: Annotated[int, about("takeovers between weights not known to be equal, since the start")] = 0
+    exact_takeovers: Annotated[
+        int, about("takeovers between equal weights, since the start", counter="pipeline_takeovers{weights=equal}")
+    ] = 0
+    approximate_takeovers: Annotated[
+        int,
+        about(
+            "takeovers between weights not known to be equal, since the start",
+            counter="pipeline_takeovers{weights=unknown}",
+        ),
+    ] = 0
     failures: Annotated[
         int, about("requests after which another node was asked, since the start", counter="pipeline_failures")
     ] = 0
@@ -184,7 +198,7 @@ class PipelineFlow:
     ] = ()
     recent: Annotated[tuple[MicrobatchTrace, ...], about("at most 32 microbatches, the newest last")] = ()
 
-    @computed_field(description="rate of this driver", json_schema_extra={"unit": "tokens/s"})
+    @derived("rate of this driver over the last minute", "tokens/s", gauge="pipeline_tokens_per_second")
     @property
     def tokens_per_second(self) -> Number:
         """Tokens per second that this node drove."""
@@ -210,12 +224,22 @@ class PipelineStatus:
     missing: Annotated[str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty")] = ""
     flow: Annotated[PipelineFlow | None, EXCLUDED] = None  # None on a node that drives no microbatches
 
-    @computed_field(description="stages of the run's plan")
+    @derived("stages of the run's plan", gauge="pipeline_stages")
     @property
     def stage_count(self) -> int:
         return len(self.stages)
 
-    @computed_field(description="the same layers as ranges counted from 0, neighbouring stages as one")
+    @derived("stages that no node has", gauge="pipeline_missing_stages")
+    @property
+    def missing_stages(self) -> int:
+        return sum(stage.is_missing for stage in self.stages)
+
+    @derived("stages that only one node has", gauge="pipeline_single_stages")
+    @property
+    def single_stages(self) -> int:
+        return sum(stage.has_single_holder for stage in self.stages)
+
+    @derived("the same layers as ranges counted from 0, neighbouring stages as one")
     @property
     def missing_layers(self) -> tuple[LayerRange, ...]:
         return missing_ranges(self.stages)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import computed_field
-
-from neuroshard.status.values import Number, about
+from neuroshard.status.values import Number, about, derived
 from neuroshard.types import LayerRange, NodeId, WalletId
 
 
@@ -48,9 +46,14 @@ class RoundContribution:
 class PhaseSeconds:
     """Durations of a round's phases on this node, over all its views."""
 
-    gather: Annotated[Number, about("until a proposal named the members", "s")] = 0.0
-    exchange: Annotated[Number, about("slices to their reducers, verdict, slices of the aggregate", "s")] = 0.0
-    vote: Annotated[Number, about("check of the aggregate, two votes", "s")] = 0.0
+    gather: Annotated[Number, about("until a proposal named the members", "s", gauge="round_seconds{phase=gather}")] = (
+        0.0
+    )
+    exchange: Annotated[
+        Number,
+        about("slices to their reducers, verdict, slices of the aggregate", "s", gauge="round_seconds{phase=exchange}"),
+    ] = 0.0
+    vote: Annotated[Number, about("check of the aggregate, two votes", "s", gauge="round_seconds{phase=vote}")] = 0.0
 
     @property
     def total(self) -> float:
@@ -90,12 +93,12 @@ class RoundStatus:
     abandoned_for: Annotated[AbandonReason | None, about("null: the round completed")] = None
     reason: Annotated[str, about("reason why the round was abandoned")] = ""
 
-    @computed_field(description='"completed" or "abandoned"')
+    @derived('"completed" or "abandoned"')
     @property
     def result(self) -> str:
         return "completed" if self.abandoned_for is None else "abandoned"
 
-    @computed_field(description="from the entry into the round to its end", json_schema_extra={"unit": "s"})
+    @derived("from the entry into the round to its end", "s")
     @property
     def seconds(self) -> Number:
         return self.phases.total
@@ -111,7 +114,7 @@ class Contributor:
     refused: int = 0
     absent: Annotated[int, about("rounds to which it was called without a contribution")] = 0
 
-    @computed_field(description="rounds with a contribution from it")
+    @derived("rounds with a contribution from it")
     @property
     def rounds(self) -> int:
         return self.accepted + self.refused
@@ -121,13 +124,30 @@ class Contributor:
 class StageRoundsStatus:
     """Rounds of one stage since this node's start: the last ones, and counts of all. It is not saved to disk."""
 
-    stage: int  # index of the run's stage, counted from 0
+    stage: Annotated[int, about("index of the run's stage, counted from 0", label="stage")]
     layers: LayerRange
-    recent: tuple[RoundStatus, ...] = ()  # the newest last
-    completed: int = 0
-    abandoned: tuple[tuple[AbandonReason, int], ...] = ()
-    accepted: int = 0  # contributions to completed rounds; `refused` also counts completed rounds only
-    refused: tuple[tuple[str, int], ...] = ()  # by class of the reason
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    contributors: tuple[Contributor, ...] = ()  # in the order in which they were last called, the newest last
+    recent: Annotated[tuple[RoundStatus, ...], about("the newest last")] = ()
+    completed: Annotated[int, about("certified rounds that completed", counter="rounds_completed")] = 0
+    abandoned: Annotated[
+        tuple[tuple[AbandonReason, int], ...],
+        about("certified rounds that this node abandoned", counter="rounds_abandoned", label="reason"),
+    ] = ()
+    accepted: Annotated[int, about("contributions to completed rounds", counter="round_contributions_accepted")] = 0
+    refused: Annotated[
+        tuple[tuple[str, int], ...],
+        about(
+            "contributions refused in completed rounds, by class of the reason",
+            counter="round_contributions_refused",
+            label="reason",
+        ),
+    ] = ()
+    bytes_sent: Annotated[int, about("in messages of rounds", "bytes", counter="round_sent_bytes")] = 0
+    bytes_received: Annotated[int, about("in messages of rounds", "bytes", counter="round_received_bytes")] = 0
+    contributors: Annotated[
+        tuple[Contributor, ...], about("in the order in which they were last called, the newest last")
+    ] = ()
+
+    @derived("durations of the last round")
+    @property
+    def last_phases(self) -> PhaseSeconds | None:
+        return self.recent[-1].phases if self.recent else None

@@ -7,14 +7,14 @@ from enum import StrEnum
 from math import isnan
 from typing import Annotated
 
-from pydantic import Field, PlainSerializer, computed_field
+from pydantic import PlainSerializer
 
 from neuroshard.status.data import DataStatus
 from neuroshard.status.history import SamplesStatus, WorkDone, WorkHistoryStatus
 from neuroshard.status.owner_policy import OwnerPolicyStatus
 from neuroshard.status.pipeline import PipelineStatus
 from neuroshard.status.rounds import StageRoundsStatus
-from neuroshard.status.values import EXCLUDED, Counts, Number, Stale, about
+from neuroshard.status.values import EXCLUDED, Counts, Number, Stale, about, derived
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 SUM_OF_DRIVERS = "sum over training nodes with the first layers"
@@ -71,10 +71,10 @@ class MemoryStatus:
     """Memory tier and limits of this node."""
 
     tier_mb: Annotated[int, about(unit="MB")]
-    limit_mb: Annotated[int, about(unit="MB")]
+    limit_mb: Annotated[int, about("memory limit", "MB", gauge="memory_limit_bytes")]
     limit_source: Annotated[str, about("what set the limit")]
     need_mb: Annotated[int, about("need of this model and batch by the formula", "MB")]
-    resident_mb: Annotated[int, about(unit="MB")]
+    resident_mb: Annotated[int, about("resident memory", "MB", gauge="resident_memory_bytes")]
     peak_mb: Annotated[int, about(unit="MB")]
 
 
@@ -163,6 +163,11 @@ class TrainingStatus:
         Number | None, about("held-out loss of a model that knows token frequencies only", "nats/token")
     ] = None
 
+    @derived("loss of the last evaluation on the pinned held-out sequences", "nats/token", gauge="held_out_loss")
+    @property
+    def held_out_loss(self) -> Number | None:
+        return self.held_out[-1].loss if self.held_out else None
+
 
 class LearningVerdict(StrEnum):
     """Answer to the question whether the model learns."""
@@ -209,7 +214,7 @@ class DilocoStatus:
     """Outer steps of this node, and the progress towards the next one."""
 
     inner_step: Annotated[int, about("inner steps since the last outer step", gauge="inner_step")] = 0
-    inner_steps_total: Annotated[int, about("inner steps between two outer steps")] = 0
+    inner_steps_total: Annotated[int, about("inner steps between two outer steps", gauge="inner_steps_wanted")] = 0
     outer_steps: Annotated[int, about("outer steps", counter="outer_steps")] = 0
     last_sync: Annotated[Number | None, about(unit="s since 1970")] = None
     members: Annotated[int, about("nodes of the last round, this node included")] = 1
@@ -228,7 +233,7 @@ class DilocoStatus:
     failed_syncs: Annotated[int, about("rounds that were aborted", counter="failed_syncs")] = 0
     rounds: Annotated[tuple[StageRoundsStatus, ...], EXCLUDED] = ()  # for each stage that this node holds
 
-    @computed_field(description="progress towards the next outer step", json_schema_extra={"unit": "0..1"})
+    @derived("progress towards the next outer step", "0..1")
     @property
     def progress(self) -> float:
         """Completed share of the inner steps between two outer steps, 0..1; 0 if there are no outer steps."""
@@ -253,15 +258,17 @@ class DilocoStatus:
 class StageStatus:
     """One stage that this node holds; stages advance on their own clocks."""
 
-    index: Annotated[int, Field(serialization_alias="stage", description="counted from 0")]
+    index: Annotated[int, about("counted from 0", label="stage", alias="stage")]
     layers: LayerRange
-    steps: Annotated[int, about("optimizer steps")]
+    steps: Annotated[int, about("optimizer steps of a stage that this node holds", counter="stage_steps")]
     outer_step: int
     loss: Annotated[Number | None, about("last step; null in the middle of the pipeline", "nats/token")]
     grad_norm: Annotated[Number | None, about("last step, before clipping")]
-    sequences_accumulated: Annotated[int, about("for the step in progress")]
+    sequences_accumulated: Annotated[int, about("sequences of the step in progress", gauge="stage_sequences")]
     sequences_wanted: Annotated[int, about("for one step")]
-    open_microbatches: Annotated[int, about("between their forward and their backward pass")]
+    open_microbatches: Annotated[
+        int, about("microbatches between their forward and their backward pass", gauge="stage_open_microbatches")
+    ]
     sessions: Annotated[int, about("open sessions of drivers")]
     state_root: Annotated[str, about("hash of the stage's replicated state after the last outer step")]
     last_saved_step: int | None
@@ -303,8 +310,8 @@ class CheckpointStatus:
 class ThreadShare:
     """CPU use of one thread since the previous snapshot."""
 
-    name: str
-    cores: Annotated[Number, about(unit="cores", stale=Stale.OLD_SNAPSHOT)]
+    name: Annotated[str, about("name of the thread", label="thread")]
+    cores: Annotated[Number, about("CPU use of a thread", "cores", stale=Stale.OLD_SNAPSHOT, gauge="thread_cpu_cores")]
 
 
 @dataclass(frozen=True)
@@ -390,12 +397,12 @@ class PeerStatus:
     bytes_received: Annotated[int, about("from the peer to this node", "bytes")] = 0
     score: Annotated[Number, about("0 is neutral; misbehaviour lowers it")] = 0.0
 
-    @computed_field(description='roles joined by "+", for people')
+    @derived('roles joined by "+", for people')
     @property
     def role(self) -> str:
         return "+".join(self.roles)
 
-    @computed_field(description="the score in a word")
+    @derived("the score in a word")
     @property
     def standing(self) -> PeerRating:
         return rating_of(self.score)
@@ -434,7 +441,9 @@ class NetworkStatus:
         about("limit that the owner set; null: none", "bytes/s", gauge="network_upload_limit_bytes_per_second"),
     ] = None
     banned_peers: Annotated[int, about("peers refused for a while", gauge="banned_peers")] = 0
-    refused: Annotated[Counts, about("messages from peers that were refused, by reason")] = ()
+    refused: Annotated[
+        Counts, about("messages from peers that were refused, by reason", counter="network_refused", label="reason")
+    ] = ()
     join_line: Annotated[str, about("command with which others join this run through this node; may be empty")] = ""
 
 
@@ -479,7 +488,7 @@ class NodeStatus:
 
     version: str
     started_at: Annotated[Number, about(unit="s since 1970")]
-    time: Annotated[Number, about("time of this snapshot", "s since 1970")]
+    time: Annotated[Number, about("time of this snapshot", "s since 1970", gauge="snapshot_timestamp_seconds")]
     state: Annotated[NodeState, about(gauge="state")] = NodeState.STARTING
     state_reason: str = "Starting."
     is_standing_by: Annotated[bool, about("it could train, but no node asks anything of its layers now")] = False
@@ -513,28 +522,33 @@ class NodeStatus:
     samples: Annotated[SamplesStatus, EXCLUDED] = field(default_factory=SamplesStatus)
     uptime_seconds: Annotated[Number, about("at this snapshot, by a clock that does not jump", "s")] = 0.0
 
-    @computed_field(description="other nodes of the run")
+    @derived("other nodes of the run", gauge="peers")
     @property
     def peer_count(self) -> int:
         return len(self.peers)
 
-    @computed_field(description="roles of this node")
+    @derived("other nodes of the run by the path over which they are reached", gauge="connected_peers", label="kind")
+    @property
+    def peer_connections(self) -> Counts:
+        return tuple((kind, sum(peer.connection is kind for peer in self.peers)) for kind in ConnectionKind)
+
+    @derived("roles of this node")
     @property
     def roles(self) -> tuple[Role, ...]:
         """Roles of this node; empty without layers."""
         return self.model.roles if self.model else ()
 
-    @computed_field(description="layers that this node holds; null: none, or none yet")
+    @derived("layers that this node holds; null: none, or none yet")
     @property
     def layers(self) -> LayerRange | None:
         return self.model.layers if self.model else None
 
-    @computed_field(description="compute device")
+    @derived("compute device")
     @property
     def device(self) -> str:
         return self.resources.device
 
-    @computed_field(description="shape of the run's model; null before it is known")
+    @derived("shape of the run's model; null before it is known")
     @property
     def architecture(self) -> Architecture | None:
         return self.model.architecture if self.model else None

@@ -53,7 +53,7 @@ class LearningSummary(VerificationStatus):
 
 def learning_summary(status: NodeStatus) -> LearningSummary:
     """Whether the model learns: the verdict, which rests on held-out data, and the numbers behind it."""
-    training, held_out = status.training, status.training.held_out
+    training = status.training
     return LearningSummary(
         **vars(status.verification),
         hash_agreement_rate=hash_agreement_rate(status),
@@ -62,8 +62,8 @@ def learning_summary(status: NodeStatus) -> LearningSummary:
         local_loss=training.loss_ema,
         initial_loss=training.initial_loss,
         steps=training.steps,
-        held_out_loss=held_out[-1].loss if held_out else None,
-        held_out_initial_loss=held_out[0].loss if held_out else None,
+        held_out_loss=training.held_out_loss,
+        held_out_initial_loss=training.held_out[0].loss if training.held_out else None,
         unigram_entropy=training.unigram_entropy,
     )
 

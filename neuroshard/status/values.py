@@ -1,23 +1,25 @@
 """Declarations of status values: the meaning, the unit, when a value is stale, and how it adds up over a swarm.
 
-The REST responses and the OpenAPI document are generated from the declarations.
+The REST responses, the OpenAPI document and /metrics are generated from the declarations.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from math import isfinite
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
 
-from pydantic import Field, PlainSerializer, WithJsonSchema
-from pydantic.fields import FieldInfo
+from pydantic import Field, PlainSerializer, WithJsonSchema, computed_field
+from pydantic.fields import ComputedFieldInfo, FieldInfo
 
 # A measured number. JSON has no NaN and no infinity: the serializer writes null for them.
 Number: TypeAlias = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]})]
 Name = TypeVar("Name", bound=str)
+Property = TypeVar("Property")
 
 
 class Stale(StrEnum):
@@ -29,13 +31,6 @@ class Stale(StrEnum):
     IDLE_PEER = "the peer does not train, or the snapshot is older than 30 s"
 
 
-class MetricKind(StrEnum):
-    """Type of a Prometheus metric."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-
-
 def about(
     description: str = "",
     unit: str = "",
@@ -44,25 +39,69 @@ def about(
     stale: Stale | None = None,
     gauge: str = "",
     counter: str = "",
+    label: str = "",
+    alias: str | None = None,
 ) -> Any:  # Any: FieldInfo is what pydantic reads from Annotated
-    """Declare a status value. `gauge` or `counter` is its name in /metrics, without the prefix `neuroshard_`."""
-    facts = {"unit": unit, "over_swarm": over_swarm, "stale_when": stale or "", "gauge": gauge, "counter": counter}
-    known: dict[str, Any] = {name: str(fact) for name, fact in facts.items() if fact}
-    return Field(description=description or None, json_schema_extra=known or None)
+    """Declare a status value.
+
+    /metrics shows every numeric value as a gauge, whose name follows from the field. `gauge` or `counter` gives it
+    another name, without the prefix `neuroshard_`; `holders{state=ready}` adds a fixed label. With a name, a choice
+    becomes one gauge for each of its values, and a tuple shows its length. `label` makes the value a label of all
+    metrics of its dataclass; on counts by name, it is the label of the names. `alias` is the name in JSON.
+    """
+    extra = _known(unit=unit, over_swarm=over_swarm, stale_when=stale or "", gauge=gauge, counter=counter, label=label)
+    return Field(description=description or None, serialization_alias=alias, json_schema_extra=extra)
 
 
-def facts_of(declared: FieldInfo) -> dict[str, str]:
-    """The facts that `about` stored in addition to the description; facts that were not given are absent."""
-    extra = cast("dict[str, str] | None", declared.json_schema_extra)
-    return extra or {}
+def derived(description: str, unit: str = "", *, gauge: str = "", label: str = "") -> Callable[[Property], Property]:
+    """Declare a property as a status value that is computed from the others. The arguments are those of `about`."""
+    return computed_field(description=description, json_schema_extra=_known(unit=unit, gauge=gauge, label=label))
+
+
+def _known(**facts: str) -> dict[str, Any] | None:
+    return {name: str(fact) for name, fact in facts.items() if fact} or None
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The declaration of one field or computed value of a status dataclass. Facts that were not given are empty."""
+
+    name: str
+    is_computed: bool = False
+    description: str = ""
+    unit: str = ""
+    over_swarm: str = ""
+    stale_when: str = ""
+    gauge: str = ""
+    counter: str = ""
+    label: str = ""
 
 
 @cache
-def declarations(kind: type[Any]) -> dict[str, FieldInfo]:
-    """The declared fields of a status dataclass by name."""
+def declarations(kind: type[Any]) -> tuple[Declaration, ...]:
+    """The values of a status dataclass: its fields in order, then the computed ones. Empty for any other type."""
+    if not is_dataclass(kind):
+        return ()
     hints = get_type_hints(kind, include_extras=True)
-    found = ((name, getattr(hint, "__metadata__", ())) for name, hint in hints.items())
-    return {name: fact for name, facts in found for fact in facts if isinstance(fact, FieldInfo)}
+    infos = [(one.name, _field_info(hints[one.name])) for one in fields(kind)]
+    if not any(info for _, info in infos):
+        return ()
+    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
+    computed = ((name, getattr(member, "decorator_info", None)) for name, member in members.items())
+    found = [_declaration(name, info, is_computed=False) for name, info in infos]
+    return (
+        *found,
+        *(_declaration(name, info, is_computed=True) for name, info in computed if isinstance(info, ComputedFieldInfo)),
+    )
+
+
+def _field_info(hint: object) -> FieldInfo | None:
+    return next((fact for fact in getattr(hint, "__metadata__", ()) if isinstance(fact, FieldInfo)), None)
+
+
+def _declaration(name: str, info: FieldInfo | ComputedFieldInfo | None, *, is_computed: bool) -> Declaration:
+    extra = cast("dict[str, str] | None", info.json_schema_extra) if info else None
+    return Declaration(name, is_computed, (info and info.description) or "", **(extra or {}))
 
 
 EXCLUDED: Any = Field(exclude=True)  # a part of the snapshot that has a route of its own, or that stays in the process

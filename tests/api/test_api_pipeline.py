@@ -57,7 +57,8 @@ def test_a_stage_that_nobody_has_is_shown_and_named(api: Api) -> None:
     assert body["missing"] == "Some layers are missing."
     assert body["missing_layers"] == [{"start": 2, "stop": 4}]
     summary = api.get("/api/status").json()["pipeline"]
-    assert summary == {name: body[name] for name in ("stage_count", "missing", "missing_layers")}
+    shared = {name: body[name] for name in ("stage_count", "missing", "missing_layers")}
+    assert summary == {**shared, "missing_stages": 2, "single_stages": 1}
 
 
 def test_missing_layers_with_others_between_them_are_two_ranges(api: Api) -> None:
