@@ -94,7 +94,7 @@ class MicrobatchTrace:
 
     session: int
     microbatch: int
-    ended_at: Annotated[Number, about(unit="s since 1970")]
+    ended_at: Annotated[float, about(unit="s since 1970")]
     seconds: Annotated[Number, about("from the first request to the last answer", "s")]
     tokens: Annotated[int, about(unit="tokens")]
     hops: Annotated[tuple[HopTimes, ...], about("one for each stage, in order")]

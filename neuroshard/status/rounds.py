@@ -75,7 +75,7 @@ class RoundStatus:
     """One round of one stage. A round that ends after training has continued has two records: abandoned, then late."""
 
     outer_step: int
-    ended_at: Annotated[Number, about(unit="s since 1970")]
+    ended_at: Annotated[float, about(unit="s since 1970")]
     phases: PhaseSeconds
     members: tuple[RoundContribution, ...]
     bytes_sent: Annotated[int, about("in messages of rounds since the record before this one", "bytes")]

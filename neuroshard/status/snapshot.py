@@ -103,7 +103,7 @@ class LossPoint:
     """One point of the training curve."""
 
     step: int
-    time: Annotated[Number, about(unit="s since 1970")]
+    time: Annotated[float, about(unit="s since 1970")]
     loss: Annotated[Number, about(unit="nats/token")]
     lr: Number
     tokens: Annotated[int, about(unit="tokens")]
@@ -114,7 +114,7 @@ class HeldOutPoint:
     """One evaluation on the pinned held-out sequences."""
 
     step: int
-    time: Annotated[Number, about(unit="s since 1970")]
+    time: Annotated[float, about(unit="s since 1970")]
     loss: Annotated[Number, about("mean", "nats/token")]
     improvement: Annotated[Number, about("mean paired improvement over the first evaluation", "nats/token")]
     standard_error: Annotated[Number, about("of the improvement", "nats/token")]
@@ -216,7 +216,7 @@ class DilocoStatus:
     inner_step: Annotated[int, about("inner steps since the last outer step", gauge="inner_step")] = 0
     inner_steps_total: Annotated[int, about("inner steps between two outer steps", gauge="inner_steps_wanted")] = 0
     outer_steps: Annotated[int, about("outer steps", counter="outer_steps")] = 0
-    last_sync: Annotated[Number | None, about(unit="s since 1970")] = None
+    last_sync: Annotated[float | None, about(unit="s since 1970")] = None
     members: Annotated[int, about("nodes of the last round, this node included")] = 1
     lone_outer: str = "keep"
     strategy: Annotated[
@@ -280,7 +280,7 @@ class CheckpointGeneration:
 
     step: int
     outer_step: int
-    time: Annotated[Number, about(unit="s since 1970")]
+    time: Annotated[float, about(unit="s since 1970")]
     loss: Annotated[Number | None, about(unit="nats/token")]
     bytes: Annotated[int, about(unit="bytes")]
     path: str
@@ -293,15 +293,15 @@ class CheckpointStatus:
     folder: str = ""
     generations: Annotated[tuple[CheckpointGeneration, ...], about("newest first")] = ()
     last_saved_step: int | None = None
-    last_saved_time: Annotated[Number | None, about(unit="s since 1970")] = None
-    interval_seconds: Annotated[Number, about(unit="s")] = 30.0
+    last_saved_time: Annotated[float | None, about(unit="s since 1970")] = None
+    interval_seconds: Annotated[float, about(unit="s")] = 30.0
     could_lose: Annotated[str, about("work that a kill now would lose")] = (
         "everything since the start: no checkpoint yet"
     )
     could_lose_steps: Annotated[int, about("steps that a kill now would lose", gauge="checkpoint_could_lose_steps")] = 0
-    could_lose_seconds: Annotated[Number, about(unit="s")] = 0.0
-    last_write_seconds: Annotated[Number, about("duration of the last write", "s")] = 0.0
-    last_stall_seconds: Annotated[Number, about("time for which the last write held training up", "s")] = 0.0
+    could_lose_seconds: Annotated[float, about(unit="s")] = 0.0
+    last_write_seconds: Annotated[float, about("duration of the last write", "s")] = 0.0
+    last_stall_seconds: Annotated[float, about("time for which the last write held training up", "s")] = 0.0
     alarm: Annotated[str | None, about("visible trouble, such as a full disk")] = None
     restored: Annotated[str | None, about("checkpoint that the start found")] = None
 
@@ -380,15 +380,15 @@ class PeerStatus:
         Number,
         about(unit="tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER),
     ]
-    last_seen: Annotated[Number, about(unit="s since 1970")]
+    last_seen: Annotated[float, about(unit="s since 1970")]
     steps: int = 0
     tokens: Annotated[int, about(unit="tokens")] = 0
     shard: ShardId | None = None
     outer_step: int = 0
     state_hash: str = ""
     state: Annotated[str, about("as NodeState; empty before the first report")] = ""
-    started_at: Annotated[Number | None, about(unit="s since 1970")] = None
-    first_seen: Annotated[Number | None, about(unit="s since 1970")] = None
+    started_at: Annotated[float | None, about(unit="s since 1970")] = None
+    first_seen: Annotated[float | None, about(unit="s since 1970")] = None
     version: str = ""
     connection: Annotated[ConnectionKind | None, about("null: known only through others")] = None
     address: str = ""
@@ -487,8 +487,8 @@ class NodeStatus:
     """Everything that the API reports about this node. A snapshot is published as a whole and never changed."""
 
     version: str
-    started_at: Annotated[Number, about(unit="s since 1970")]
-    time: Annotated[Number, about("time of this snapshot", "s since 1970", gauge="snapshot_timestamp_seconds")]
+    started_at: Annotated[float, about(unit="s since 1970")]
+    time: Annotated[float, about("time of this snapshot", "s since 1970", gauge="snapshot_timestamp_seconds")]
     state: Annotated[NodeState, about(gauge="state")] = NodeState.STARTING
     state_reason: str = "Starting."
     is_standing_by: Annotated[bool, about("it could train, but no node asks anything of its layers now")] = False
@@ -498,7 +498,7 @@ class NodeStatus:
     data_dir: str = ""
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
-    paused_until: Annotated[Number | None, about(unit="s since 1970")] = None
+    paused_until: Annotated[float | None, about(unit="s since 1970")] = None
     kindness: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
     warnings: tuple[str, ...] = ()
     model: ModelStatus | None = None
@@ -520,7 +520,7 @@ class NodeStatus:
         default_factory=WorkHistoryStatus
     )
     samples: Annotated[SamplesStatus, EXCLUDED] = field(default_factory=SamplesStatus)
-    uptime_seconds: Annotated[Number, about("at this snapshot, by a clock that does not jump", "s")] = 0.0
+    uptime_seconds: Annotated[float, about("at this snapshot, by a clock that does not jump", "s")] = 0.0
 
     @derived("other nodes of the run", gauge="peers")
     @property

@@ -1,5 +1,6 @@
 // The page: header, tabs, banners, the chosen view. Routing is the part of the address after #.
 
+import type { NodeStatus } from "./api/status";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "./api/actions";
 import { Banners } from "./components/Banners";
@@ -10,7 +11,6 @@ import { Unlock } from "./components/Unlock";
 import { runningFor, shortId } from "./format";
 import type { SetupCalls } from "./setup/setup";
 import { Wizard } from "./setup/Wizard";
-import type { NodeStatus } from "./state/node";
 import type { Dashboard, Store } from "./state/store";
 import { useDashboard, useNow } from "./state/store";
 import { Checkpoints } from "./views/Checkpoints";

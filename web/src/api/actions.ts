@@ -1,10 +1,9 @@
 // What a reader may ask of the node, each with the sentence that the node answers.
 
+import type { CommandBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
-import type { Contribution, Samples, Span } from "../state/contribution";
-import type { Pipeline } from "../state/pipeline";
-import type { Rounds } from "../state/rounds";
+import type { Span } from "../state/contribution";
 import type { Setting } from "../views/setting-rows";
 
 export interface CompletionWish {
@@ -19,10 +18,10 @@ export interface NodeActions {
   stop: () => Promise<string>;
   saveCheckpoint: () => Promise<string>;
   complete: (wish: CompletionWish, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
-  readPipeline: () => Promise<Pipeline>;
-  readRounds: () => Promise<Rounds>;
-  readContribution: (span: Span) => Promise<Contribution>;
-  readSamples: () => Promise<Samples>;
+  readPipeline: () => Promise<PipelineSummary>;
+  readRounds: () => Promise<RoundsSummary>;
+  readContribution: (span: Span) => Promise<WorkSummary>;
+  readSamples: () => Promise<SamplesStatus>;
   downloadReport: () => Promise<Download>;
   readSettings: () => Promise<Record<string, Setting>>;
   changeSetting: (name: string, value: unknown) => Promise<string>;
@@ -34,13 +33,8 @@ export interface Download {
   content: Blob;
 }
 
-interface Outcome {
-  state: string;
-  message: string;
-}
-
 export function nodeActions(client: Client, onStop: (asked: boolean) => void, onUnlocked: () => void): NodeActions {
-  const send = async (path: string, body: unknown = {}) => (await client.command<Outcome>(path, body)).message;
+  const send = async (path: string, body: unknown = {}) => (await client.command<CommandBody>(path, body)).message;
   return {
     pause: (seconds) => send("/api/training/pause", seconds === undefined ? {} : { duration_seconds: seconds }),
     resume: () => send("/api/training/resume"),
@@ -55,13 +49,13 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void, on
       }
     },
     complete: (wish, signal, onPiece) => streamCompletion(client, wish, signal, onPiece),
-    readPipeline: () => client.get<Pipeline>("/api/pipeline"),
-    readRounds: () => client.get<Rounds>("/api/rounds"),
-    readContribution: (span) => client.get<Contribution>(`/api/contribution?span=${span}`),
-    readSamples: () => client.get<Samples>("/api/samples"),
+    readPipeline: () => client.get<PipelineSummary>("/api/pipeline"),
+    readRounds: () => client.get<RoundsSummary>("/api/rounds"),
+    readContribution: (span) => client.get<WorkSummary>(`/api/contribution?span=${span}`),
+    readSamples: () => client.get<SamplesStatus>("/api/samples"),
     downloadReport: () => client.download("/api/diagnostics"),
     readSettings: () => client.get<Record<string, Setting>>("/api/config"),
-    changeSetting: async (name, value) => (await client.command<Outcome>("/api/config", { [name]: value }, "PATCH")).message,
+    changeSetting: async (name, value) => (await client.command<CommandBody>("/api/config", { [name]: value }, "PATCH")).message,
     unlock: async (secret) => {
       const session = await client.openSession(secret);
       if (session.authenticated) onUnlocked();

@@ -1,11 +1,6 @@
 // Calls to the node. Commands carry the CSRF token of the session; problems (RFC 9457) become readable errors.
 
-export interface Session {
-  authenticated: boolean;
-  secret_required: boolean;
-  csrf_token: string | null;
-  setup: boolean; // it waits to be set up: only the wizard's routes answer
-}
+import type { SessionBody } from "./responses";
 
 const READ_TIMEOUT_MS = 10_000;
 const COMMAND_TIMEOUT_MS = 65_000; // saving or moving a model may take the node a minute
@@ -32,9 +27,9 @@ export class Client {
   private readonly known = new Map<string, { tag: string; answer: unknown }>();
 
   /** Opens or renews the session: the cookie comes with it, the token goes back with every command. */
-  async openSession(secret?: string): Promise<Session> {
+  async openSession(secret?: string): Promise<SessionBody> {
     const init = secret === undefined ? {} : { method: "POST", body: JSON.stringify({ secret }) };
-    const session = await this.json<Session>("/api/session", init);
+    const session = await this.json<SessionBody>("/api/session", init);
     this.csrfToken = session.csrf_token;
     return session;
   }

@@ -1,9 +1,8 @@
 // Everything that deserves attention before any number: most urgent first.
 
+import type { DownloadStatus, NodeStatus } from "../api/status";
 import { ago, count, duration } from "../format";
-import type { DownloadStatus } from "../state/data";
 import { isPausedByRule } from "../state/kindness";
-import type { NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 import { waitingSentence } from "../words/verdict";
 import { Banner } from "./parts";

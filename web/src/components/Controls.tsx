@@ -1,9 +1,9 @@
 // Pause, resume and stop, with what came of it said in words.
 
+import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { isPausedByRule } from "../state/kindness";
-import type { NodeStatus } from "../state/node";
 import { Icon } from "./parts";
 import { PauseMenu } from "./PauseMenu";
 import { StopDialog } from "./StopDialog";

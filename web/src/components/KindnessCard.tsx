@@ -1,10 +1,10 @@
 // How training gives way: what holds now, and what the owner's rules look at.
 
+import type { OwnerPolicyStatus } from "../api/status";
 import { clock } from "../format";
-import type { KindnessStatus } from "../state/kindness";
 import { Card, Facts } from "./parts";
 
-export function KindnessCard({ kindness }: { kindness: KindnessStatus }) {
+export function KindnessCard({ kindness }: { kindness: OwnerPolicyStatus }) {
   const { decision, readings } = kindness;
   return (
     <Card title="This computer stays yours" hint="Training gives way by the rules that you set." aside={<a href="#settings">Settings</a>}>

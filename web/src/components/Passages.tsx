@@ -1,8 +1,8 @@
 // The last microbatches as columns of time, and the way of the one that is chosen, stage by stage.
 
+import type { MicrobatchTrace, PipelineFlow } from "../api/responses";
 import { useState } from "preact/hooks";
 import { ago, count, plural, shortId, shortTime } from "../format";
-import type { Passage, PipelineFlow } from "../state/pipeline";
 import { partsOf, takeoverSentence } from "../words/pipeline";
 import { Card } from "./parts";
 import { PartsLegend, StageTimes } from "./StageTimes";
@@ -57,7 +57,7 @@ export function Passages({ flow, ownId, nodeNow }: Props) {
   );
 }
 
-function Column({ passage, longest }: { passage: Passage; longest: number }) {
+function Column({ passage, longest }: { passage: MicrobatchTrace; longest: number }) {
   const parts = Object.entries(partsOf(passage));
   return (
     <span class="column" aria-hidden="true">
@@ -69,7 +69,7 @@ function Column({ passage, longest }: { passage: Passage; longest: number }) {
   );
 }
 
-function Way({ passage, isNewest, ownId, nodeNow }: { passage: Passage; isNewest: boolean; ownId: string | null; nodeNow: number }) {
+function Way({ passage, isNewest, ownId, nodeNow }: { passage: MicrobatchTrace; isNewest: boolean; ownId: string | null; nodeNow: number }) {
   const times = passage.hops.map((hop, stage) => ({ ...hop, stage }));
   const other = passage.other_seconds ?? 0;
   return (
@@ -102,19 +102,19 @@ function Who({ id, ownId }: { id: string | undefined; ownId: string | null }) {
   );
 }
 
-function keyOf(passage: Passage): string {
+function keyOf(passage: MicrobatchTrace): string {
   return `${passage.session}:${passage.microbatch}`;
 }
 
-function total(passage: Passage): number {
+function total(passage: MicrobatchTrace): number {
   return Object.values(partsOf(passage)).reduce((sum, seconds) => sum + seconds, 0);
 }
 
-function hadTrouble(passage: Passage): boolean {
+function hadTrouble(passage: MicrobatchTrace): boolean {
   return passage.takeovers.length > 0 || passage.failures > 0;
 }
 
-function columnWords(passage: Passage, nodeNow: number): string {
+function columnWords(passage: MicrobatchTrace, nodeNow: number): string {
   const trouble = hadTrouble(passage) ? `, ${count(Math.max(passage.failures, passage.takeovers.length))} times another computer was asked` : "";
   return `${shortTime(passage.seconds)}, ${ago(passage.ended_at, nodeNow)}${trouble}`;
 }

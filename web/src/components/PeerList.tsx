@@ -1,9 +1,8 @@
 // All nodes of the run, a page at a time, found and ordered as the reader likes.
 
+import type { NodeStatus, PeerStatus } from "../api/status";
 import { useMemo, useState } from "preact/hooks";
 import { count, plural } from "../format";
-import type { PeerStatus } from "../state/network";
-import type { NodeStatus } from "../state/node";
 import type { Order } from "../words/order";
 import { found, inOrder, ORDERS, SORTED_COLUMN } from "../words/order";
 import { Pager } from "./Pager";

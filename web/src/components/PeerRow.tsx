@@ -1,9 +1,8 @@
 // One node of the run in the list: who, doing what, how fast, how reached, since when. On a phone each row is a card.
 
+import type { NodeStatus, PeerStatus } from "../api/status";
 import type { ComponentChildren } from "preact";
 import { ago, bigCount, bytes, count, duration, loss, runningFor, shortId } from "../format";
-import type { PeerStatus } from "../state/network";
-import type { NodeStatus } from "../state/node";
 import { layerWords, shortRoleWords } from "../words/part";
 import { connectionWords, peerState, standingWords } from "../words/swarm";
 import type { Tone } from "../words/verdict";

@@ -1,9 +1,9 @@
 // What the model wrote to the same prompts at different steps: its progress, readable by anybody.
 
+import type { SamplesStatus, TextSample } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { ago, count, plural } from "../format";
-import type { Sample, Samples } from "../state/contribution";
 import { useReading } from "../state/reading";
 import { Card } from "./parts";
 
@@ -19,7 +19,7 @@ const LAST_SHOWN = 2;
 const READ_MS = 5_000;
 
 export function Progress({ steps, nodeNow, reachable, actions }: Props) {
-  const samples = useReading<Samples>(actions.readSamples, reachable, steps === 0, READ_MS);
+  const samples = useReading<SamplesStatus>(actions.readSamples, reachable, steps === 0, READ_MS);
   const [all, setAll] = useState(false);
   const [chosen, setChosen] = useState(0);
   useEffect(() => setChosen((at) => Math.min(at, Math.max(0, (samples?.prompts.length ?? 1) - 1))), [samples]);
@@ -70,16 +70,16 @@ export function Progress({ steps, nodeNow, reachable, actions }: Props) {
   );
 }
 
-function endsOf(samples: readonly Sample[]): readonly Sample[] {
+function endsOf(samples: readonly TextSample[]): readonly TextSample[] {
   return samples.length <= FIRST_SHOWN + LAST_SHOWN + 1 ? samples : [...samples.slice(0, FIRST_SHOWN), ...samples.slice(-LAST_SHOWN)];
 }
 
-function stepWords({ step, last_step: last }: Sample): string {
+function stepWords({ step, last_step: last }: TextSample): string {
   if (step === 0 && last === 0) return "Before its first step";
   return last > step ? `Steps ${count(step)} to ${count(last)}` : `Step ${count(step)}`;
 }
 
-function nextWords({ samples, next_step: next }: Samples, steps: number): string {
+function nextWords({ samples, next_step: next }: SamplesStatus, steps: number): string {
   if (next === null) return "";
   if (samples.length === 0) return "It writes its first sample as soon as it is ready.";
   const when = next > steps ? `at step ${count(next)}` : "soon";

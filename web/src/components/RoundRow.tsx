@@ -1,14 +1,14 @@
 // One round as a row: when, with whom, how it ended, its phases as a bar, bytes, certificate, and what was refused and why.
 
+import type { PhaseSeconds, RunRound } from "../api/responses";
 import { ago, bytes, count, dateAndTime, layerRange, shortTime } from "../format";
-import type { Round, RoundPhases } from "../state/rounds";
 import { certificateWords, membersWords, outcomeSentence, partWords, PHASES, phaseWords, resultWords, troubleSentences } from "../words/rounds";
 import { Arrow } from "./PeerRow";
 
 const TROUBLES_SHOWN = 4;
 
 interface Props {
-  round: Round;
+  round: RunRound;
   longest: number; // seconds, of the rounds in the list
   ownId: string | null;
   nodeNow: number;
@@ -53,8 +53,8 @@ export function RoundRow({ round, longest, ownId, nodeNow, isOfSeveral }: Props)
   );
 }
 
-function Phases({ round, longest }: { round: Round; longest: number }) {
-  const names = Object.keys(PHASES) as (keyof RoundPhases)[];
+function Phases({ round, longest }: { round: RunRound; longest: number }) {
+  const names = Object.keys(PHASES) as (keyof PhaseSeconds)[];
   return (
     <span class="parts" aria-hidden="true">
       {names.map((name) => (
@@ -64,7 +64,7 @@ function Phases({ round, longest }: { round: Round; longest: number }) {
   );
 }
 
-function Troubles({ round, ownId }: { round: Round; ownId: string | null }) {
+function Troubles({ round, ownId }: { round: RunRound; ownId: string | null }) {
   const outcome = outcomeSentence(round);
   const troubles = troubleSentences(round, ownId);
   if (!outcome && troubles.length === 0) return null;

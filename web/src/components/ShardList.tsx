@@ -1,7 +1,7 @@
 // The shards of this computer, and who in the run has which.
 
+import type { DataCoverage, DataStatus } from "../api/status";
 import { bytes, count, plural } from "../format";
-import type { DataCoverage, DataStatus } from "../state/data";
 import { checkedWords, copyLevel, coverageSentence, originWords, USES } from "../words/data";
 import { Card } from "./parts";
 

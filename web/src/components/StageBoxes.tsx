@@ -1,8 +1,8 @@
 // The stages of the model side by side, and who holds the one that is chosen.
 
+import type { PipelineSummary, RunStage } from "../api/responses";
 import { useState } from "preact/hooks";
 import { layerRange, shortId } from "../format";
-import type { Pipeline, PipelineStage } from "../state/pipeline";
 import { copySentence, coverageWords, holdersSentence, holderState, isUnanswered, stageName } from "../words/pipeline";
 import { Pager, usePages } from "./Pager";
 import { Card } from "./parts";
@@ -10,7 +10,7 @@ import { Card } from "./parts";
 const HOLDERS_SHOWN = 24;
 const MANY_STAGES = 12;
 
-export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: string | null }) {
+export function StageBoxes({ pipeline, ownId }: { pipeline: PipelineSummary; ownId: string | null }) {
   const { stages } = pipeline;
   const [wanted, setWanted] = useState<number | null>(null);
   const chosen = stages.find((stage) => stage.stage === wanted) ?? mostTelling(pipeline);
@@ -31,15 +31,15 @@ export function StageBoxes({ pipeline, ownId }: { pipeline: Pipeline; ownId: str
 }
 
 /** Trouble first, then this computer's own. */
-function mostTelling(pipeline: Pipeline): PipelineStage | undefined {
+function mostTelling(pipeline: PipelineSummary): RunStage | undefined {
   const { stages } = pipeline;
-  const isTrouble = (stage: PipelineStage) => stage.is_missing || stage.is_resting || isUnanswered(stage, pipeline);
+  const isTrouble = (stage: RunStage) => stage.is_missing || stage.is_resting || isUnanswered(stage, pipeline);
   return stages.find(isTrouble) ?? stages.find((stage) => stage.is_here) ?? stages[0];
 }
 
 interface BoxProps {
-  stage: PipelineStage;
-  pipeline: Pipeline;
+  stage: RunStage;
+  pipeline: PipelineSummary;
   isChosen: boolean;
   onChoose: () => void;
 }
@@ -57,7 +57,7 @@ function StageBox({ stage, pipeline, isChosen, onChoose }: BoxProps) {
   );
 }
 
-function Holders({ stage, pipeline, ownId }: { stage: PipelineStage; pipeline: Pipeline; ownId: string | null }) {
+function Holders({ stage, pipeline, ownId }: { stage: RunStage; pipeline: PipelineSummary; ownId: string | null }) {
   const [shown, pager] = usePages(stage.holders, HOLDERS_SHOWN);
   const name = stageName(stage.stage);
   return (

@@ -2,8 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { shortTime } from "../format";
-import type { StageTime } from "../state/pipeline";
-import { stageName, timeWords } from "../words/pipeline";
+import { stageName, timeWords, type StageTime } from "../words/pipeline";
 import { Pager, usePages } from "./Pager";
 
 const ROWS_SHOWN = 16;

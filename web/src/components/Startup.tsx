@@ -1,11 +1,11 @@
 // Start-up progress from the first second: what is done, what runs, what comes.
 
-import type { StartupStage } from "../state/node";
+import type { StartupStep } from "../api/status";
 import { Card, Icon } from "./parts";
 
 const WORDS = { pending: "to do", running: "running", done: "done", failed: "failed" };
 
-export function Startup({ stages }: { stages: StartupStage[] }) {
+export function Startup({ stages }: { stages: StartupStep[] }) {
   const done = stages.filter((stage) => stage.state === "done").length;
   return (
     <Card

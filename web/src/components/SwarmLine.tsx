@@ -1,6 +1,6 @@
 // The network in one line of the overview, with a way to all of it.
 
-import type { NodeStatus } from "../state/node";
+import type { NodeStatus } from "../api/status";
 import { networkTone, swarmLine } from "../words/swarm";
 
 export function SwarmLine({ status }: { status: NodeStatus }) {

@@ -1,6 +1,6 @@
 // The answer in one glance: three questions, three sentences.
 
-import type { NodeStatus } from "../state/node";
+import type { NodeStatus } from "../api/status";
 import { verdictWords } from "../words/verdict";
 import { ToneMark } from "./parts";
 

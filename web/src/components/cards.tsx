@@ -1,8 +1,7 @@
 // Cards about this computer, its text, its rounds and its safety, shared by several views.
 
+import type { DataStatus, NodeStatus } from "../api/status";
 import { ago, bigCount, bytes, count, duration, plural } from "../format";
-import type { DataStatus } from "../state/data";
-import type { NodeStatus } from "../state/node";
 import { layerWords, roleWords } from "../words/part";
 import { Bar, Card, Facts } from "./parts";
 
@@ -25,7 +24,7 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
           text={`${count(memory.resident_mb)} of ${count(memory.limit_mb)} MB`}
         />
       )}
-      {resources.cpu_threads_limit > 0 && (
+      {resources.cpu_threads_limit > 0 && resources.cpu_cores !== null && (
         <Bar
           label="Processor"
           fraction={resources.cpu_cores / resources.cpu_threads_limit}

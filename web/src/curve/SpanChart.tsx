@@ -1,16 +1,18 @@
 // One quantity over a span of time: bars for amounts, a line for a value.
 
+import type { WorkSummary } from "../api/responses";
+import type { WorkDone } from "../api/status";
 import { useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import type { Contribution, Span, Work } from "../state/contribution";
+import type { Span } from "../state/contribution";
 import { columns } from "../state/contribution";
 import { colourReader, usePlot } from "./plot";
 
 interface Props {
-  contribution: Contribution;
+  contribution: WorkSummary;
   now: number;
   kind: "bars" | "line";
-  value: (work: Work) => number | null;
+  value: (work: WorkDone) => number | null;
   shown: (value: number) => string;
   words: string; // the picture in words
 }
@@ -36,7 +38,7 @@ export function SpanChart({ contribution, now, kind, value, shown, words }: Prop
 }
 
 /** Day and week end now; all of time begins with the record and is an hour at least. */
-function spanRange({ span, points, width_seconds: width }: Contribution, now: number): uPlot.Range.MinMax {
+function spanRange({ span, points, width_seconds: width }: WorkSummary, now: number): uPlot.Range.MinMax {
   if (span !== "all") return [now - SPAN_SECONDS[span], now];
   const first = points[0]?.start ?? now;
   const last = (points.at(-1)?.start ?? now) + width;

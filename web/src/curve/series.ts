@@ -1,9 +1,10 @@
 // The loss curve as data: at most 1,000 points, as the node sends them. Pure.
 
-import type { HeldOutPoint, LossPoint } from "../state/node";
+import type { LossPoint } from "../api/responses";
+import type { HeldOutPoint } from "../api/status";
 
 export interface Curve {
-  train: LossPoint[];
+  train: (LossPoint & { loss: number })[];
   heldOut: HeldOutPoint[];
 }
 

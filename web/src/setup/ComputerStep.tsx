@@ -1,9 +1,9 @@
 // Where the node keeps its things and what it may use.
 
+import type { SetupField } from "../api/responses";
 import { useState } from "preact/hooks";
 import { typedValue } from "../views/setting-rows";
 import { Buttons, Fault, Field, useSending } from "./fields";
-import type { SetupField } from "./setup";
 import type { StepProps } from "./Wizard";
 
 interface Limit {

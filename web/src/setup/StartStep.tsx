@@ -1,10 +1,11 @@
 // What was chosen, once more; then everything is stored, and the node takes the wizard's place at this address.
 
+import type { SetupBody } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";
 import { Facts } from "../components/parts";
 import { LIMITS, measured } from "./ComputerStep";
 import { Buttons, Fault, useSending } from "./fields";
-import type { Setup, SetupCalls } from "./setup";
+import type { SetupCalls } from "./setup";
 import { WHEN_WORDS, whenOf } from "./WorkStep";
 import type { StepProps } from "./Wizard";
 
@@ -38,7 +39,7 @@ export function StartStep({ setup, calls, go }: StepProps) {
   );
 }
 
-function rowsOf(setup: Setup): [string, string][] {
+function rowsOf(setup: SetupBody): [string, string][] {
   const limits = LIMITS.flatMap(({ name, label, unit }): [string, string][] => {
     const field = setup.settings[name];
     if (!field) return [];

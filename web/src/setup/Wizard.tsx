@@ -1,5 +1,6 @@
 // The first run: a few steps, one at a time. The step stands after the # of the address, so that Back and reload work.
 
+import type { SetupBody } from "../api/responses";
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { NodeError } from "../api/client";
@@ -8,7 +9,7 @@ import { ThemeToggle } from "../components/ThemeToggle";
 import { CheckStep, WordsStep } from "./BackupSteps";
 import { ComputerStep } from "./ComputerStep";
 import { Locked } from "./Locked";
-import type { Setup, SetupCalls, Step } from "./setup";
+import type { SetupCalls, Step } from "./setup";
 import { allowedStep, STEPS } from "./setup";
 import { StartStep } from "./StartStep";
 import { WalletStep } from "./WalletStep";
@@ -25,20 +26,20 @@ const PARTS: readonly { name: string; steps: readonly Step[] }[] = [
 ];
 
 export interface StepProps {
-  setup: Setup;
+  setup: SetupBody;
   calls: SetupCalls;
   go: (step: Step) => void;
-  onChange: (setup: Setup, next?: Step) => void;
+  onChange: (setup: SetupBody, next?: Step) => void;
 }
 
 export function Wizard({ authenticated, calls }: { authenticated: boolean; calls: SetupCalls }) {
-  const [setup, setSetup] = useState<Setup | null>(null);
+  const [setup, setSetup] = useState<SetupBody | null>(null);
   const wanted = useWantedStep();
   const { gone, problem } = useHeartbeat(authenticated, calls, setSetup);
   if (!authenticated) return <Frame>{<Locked calls={calls} />}</Frame>;
   if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const step = allowedStep(setup, wanted);
-  const onChange = (changed: Setup, next?: Step) => {
+  const onChange = (changed: SetupBody, next?: Step) => {
     setSetup(changed);
     if (next) go(next);
   };
@@ -58,7 +59,7 @@ export function Wizard({ authenticated, calls }: { authenticated: boolean; calls
  * Asks at once and again and again, so that the program knows of the page and the page of the program: whether that is
  * gone, and what was wrong last. The first answer, and that of a program that came back, is handed on.
  */
-function useHeartbeat(authenticated: boolean, calls: SetupCalls, onAnswer: (setup: Setup) => void): { gone: boolean; problem: string } {
+function useHeartbeat(authenticated: boolean, calls: SetupCalls, onAnswer: (setup: SetupBody) => void): { gone: boolean; problem: string } {
   const [gone, setGone] = useState(false);
   const [problem, setProblem] = useState("");
   useEffect(() => {

@@ -1,13 +1,13 @@
 // When it works, and whether it starts with the computer.
 
+import type { SetupBody } from "../api/responses";
 import { useState } from "preact/hooks";
 import { Buttons, Choice, Fault, useSending } from "./fields";
-import type { Setup } from "./setup";
 import type { StepProps } from "./Wizard";
 
 export type When = "always" | "idle" | "never";
 
-export function whenOf(setup: Setup): When {
+export function whenOf(setup: SetupBody): When {
   if (setup.settings.training?.value === false) return "never";
   return setup.settings.train_when?.value === "idle" ? "idle" : "always";
 }

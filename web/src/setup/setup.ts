@@ -1,31 +1,8 @@
 // What the wizard asks of a node without a token, and which step may be shown. Nothing is kept in the browser.
 
+import type { FinishedBody, SetupBody } from "../api/responses";
 import type { Client } from "../api/client";
 import { NodeError } from "../api/client";
-
-export interface SetupWallet {
-  origin: "created" | "entered" | "found";
-  wallet_id: string;
-  words: string[];
-  asked: number[];
-  confirmed: boolean;
-  warning: string | null;
-}
-
-export interface SetupField {
-  value: string | number | boolean | null;
-  fixed_by: string | null;
-  measured: string | number | boolean | null;
-  allowed: string;
-}
-
-export interface Setup {
-  wallet: SetupWallet | null;
-  folder: { path: string; fixed_by: string | null; free_mb: number | null; wallet_id: string | null };
-  settings: Record<string, SetupField>;
-  autostart: { possible: boolean; how: string; wanted: boolean };
-  chosen: boolean;
-}
 
 export interface Choices {
   data_dir?: string;
@@ -33,18 +10,12 @@ export interface Choices {
   autostart?: boolean;
 }
 
-export interface Finished {
-  message: string;
-  url: string;
-  warning: string | null;
-}
-
 export interface SetupCalls {
-  read: () => Promise<Setup>;
-  chooseWallet: (source: "create" | "enter" | "found", phrase?: string, isText?: boolean) => Promise<Setup>;
-  confirm: (words: string[]) => Promise<Setup>;
-  choose: (choices: Choices) => Promise<Setup>;
-  finish: () => Promise<Finished>;
+  read: () => Promise<SetupBody>;
+  chooseWallet: (source: "create" | "enter" | "found", phrase?: string, isText?: boolean) => Promise<SetupBody>;
+  confirm: (words: string[]) => Promise<SetupBody>;
+  choose: (choices: Choices) => Promise<SetupBody>;
+  finish: () => Promise<FinishedBody>;
   isNode: () => Promise<boolean>; // whether the node answers in the wizard's place
   openDashboard: () => void;
   unlock: (secret: string) => Promise<boolean>;
@@ -52,12 +23,12 @@ export interface SetupCalls {
 
 export function setupCalls(client: Client, openDashboard: () => void): SetupCalls {
   return {
-    read: () => client.get<Setup>("/api/setup"),
+    read: () => client.get<SetupBody>("/api/setup"),
     chooseWallet: (source, phrase, isText) =>
-      client.command<Setup>("/api/setup/wallet", { source, ...(phrase === undefined ? {} : { phrase, is_text: isText === true }) }),
-    confirm: (words) => client.command<Setup>("/api/setup/backup", { words }),
-    choose: (choices) => client.command<Setup>("/api/setup/choices", choices),
-    finish: () => client.command<Finished>("/api/setup/finish", {}),
+      client.command<SetupBody>("/api/setup/wallet", { source, ...(phrase === undefined ? {} : { phrase, is_text: isText === true }) }),
+    confirm: (words) => client.command<SetupBody>("/api/setup/backup", { words }),
+    choose: (choices) => client.command<SetupBody>("/api/setup/choices", choices),
+    finish: () => client.command<FinishedBody>("/api/setup/finish", {}),
     isNode: async () => {
       try {
         return (await client.get<{ status: string }>("/health")).status !== "setup";
@@ -74,7 +45,7 @@ export const STEPS = ["wallet", "words", "check", "computer", "work", "start"] a
 export type Step = (typeof STEPS)[number];
 
 /** The step that was asked for, when what comes before it is done; else the one to go on with. */
-export function allowedStep(setup: Setup, wanted: string | null): Step {
+export function allowedStep(setup: SetupBody, wanted: string | null): Step {
   const next = nextStep(setup);
   if (wanted === "wallet") return "wallet";
   if (setup.wallet === null) return next;
@@ -83,7 +54,7 @@ export function allowedStep(setup: Setup, wanted: string | null): Step {
   return next;
 }
 
-function nextStep(setup: Setup): Step {
+function nextStep(setup: SetupBody): Step {
   if (setup.wallet === null) return "wallet";
   if (!setup.wallet.confirmed) return "words";
   return setup.chosen ? "start" : "computer";

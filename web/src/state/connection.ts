@@ -1,10 +1,10 @@
 // Keeps the store in step with the node: first answers, then events; notices when it is gone and comes back alone.
 
-import type { Client, Session } from "../api/client";
+import type { LogLine, LogLines, LossHistory, LossPoint, PeersSummary, RunSummary, SessionBody } from "../api/responses";
+import type { NodeStatus } from "../api/status";
+import type { Client } from "../api/client";
 import { NodeError } from "../api/client";
 import type { Curve } from "../curve/series";
-import type { PeerStatus } from "./network";
-import type { GlobalView, HeldOutPoint, LogRecord, LossPoint, NodeStatus } from "./node";
 import type { Store } from "./store";
 
 const SILENCE_MS = 12_000; // without a message for this long, /health decides
@@ -14,22 +14,13 @@ const MAX_LOGS = 1_000;
 const LONGEST_WAIT_SECONDS = 10;
 const SETUP_KEY = "#setup-key=";
 
-interface History {
-  points: LossPoint[];
-  held_out: HeldOutPoint[];
-}
-
-interface Peers {
-  peers: PeerStatus[];
-}
-
 export class Connection {
   private source: EventSource | null = null;
   private retryTimer = 0;
   private hiddenTimer = 0;
   private lastMessage = 0;
   private failures = 0;
-  private history: History | null = null; // the one that the curve was made from
+  private history: LossHistory | null = null; // the one that the curve was made from
   private busy = false;
 
   constructor(
@@ -72,7 +63,7 @@ export class Connection {
   }
 
   /** With the key that the program has put into the address, which is good for once, or with the cookie. */
-  private async enter(): Promise<Session> {
+  private async enter(): Promise<SessionBody> {
     const key = location.hash.startsWith(SETUP_KEY) ? location.hash.slice(SETUP_KEY.length) : null;
     if (key !== null) {
       history.replaceState(null, "", location.pathname);
@@ -87,16 +78,16 @@ export class Connection {
 
   private async readEverything(): Promise<void> {
     this.onStatus(await this.client.get<NodeStatus>("/api/status"));
-    const [logs] = await Promise.all([this.client.get<{ records: LogRecord[] }>("/api/logs?after=0"), this.readSummaries()]);
+    const [logs] = await Promise.all([this.client.get<LogLines>("/api/logs?after=0"), this.readSummaries()]);
     this.store.update({ logs: logs.records.slice(-MAX_LOGS) });
   }
 
   /** What is not part of the status. An answer that has not changed is the same object again, and draws nothing. */
   private async readSummaries(): Promise<void> {
     const [history, global, { peers }] = await Promise.all([
-      this.client.get<History>("/api/training/history"),
-      this.client.get<GlobalView>("/api/training/global"),
-      this.client.get<Peers>("/api/peers"),
+      this.client.get<LossHistory>("/api/training/history"),
+      this.client.get<RunSummary>("/api/training/global"),
+      this.client.get<PeersSummary>("/api/peers"),
     ]);
     const isNew = history !== this.history;
     this.history = history;
@@ -122,7 +113,7 @@ export class Connection {
         handle(JSON.parse((event as MessageEvent<string>).data) as T);
       });
     on<NodeStatus>("status", (status) => this.onStatus(status));
-    on<LogRecord>("log", (value) => this.onLogs([value]));
+    on<LogLine>("log", (value) => this.onLogs([value]));
     source.onopen = () => void this.reread();
     source.onerror = () => {
       if (this.source !== source) return;
@@ -141,7 +132,7 @@ export class Connection {
     }));
   }
 
-  private onLogs(records: LogRecord[]): void {
+  private onLogs(records: LogLine[]): void {
     this.store.update((current) => {
       const last = current.logs[current.logs.length - 1]?.sequence ?? 0;
       const fresh = records.filter((record) => record.sequence > last);
@@ -203,8 +194,8 @@ export class Connection {
   }
 }
 
-function curveOf(history: History): Curve {
-  return { train: history.points.filter((point) => typeof point.loss === "number"), heldOut: history.held_out };
+function curveOf(history: LossHistory): Curve {
+  return { train: history.points.filter((point): point is LossPoint & { loss: number } => point.loss !== null), heldOut: history.held_out };
 }
 
 /** No snapshot is under way for so long: rather has the date of one of the computers been set back. */

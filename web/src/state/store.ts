@@ -1,10 +1,10 @@
 // The one place that holds what the dashboard knows; components subscribe, the connection writes.
 
+import type { LogLine, RunSummary } from "../api/responses";
+import type { NodeStatus, PeerStatus } from "../api/status";
 import { useEffect, useState } from "preact/hooks";
 import type { Curve } from "../curve/series";
 import { emptyCurve } from "../curve/series";
-import type { PeerStatus } from "./network";
-import type { GlobalView, LogRecord, NodeStatus } from "./node";
 
 export type Link =
   | { kind: "connecting" }
@@ -18,10 +18,10 @@ export interface Dashboard {
   status: NodeStatus | null;
   receivedAt: number; // browser clock, seconds, of the last message of any kind
   clockOffset: number; // node clock minus browser clock, seconds
-  global: GlobalView | null;
+  global: RunSummary | null;
   peers: readonly PeerStatus[]; // all of them; a new array whenever one changed
   curve: Curve;
-  logs: LogRecord[];
+  logs: LogLine[];
   stopRequested: boolean;
 }
 

@@ -1,11 +1,11 @@
 // What is safe on disk, what a kill could lose now, and a button that saves at once.
 
+import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { CheckpointCard } from "../components/cards";
 import { Card } from "../components/parts";
 import { bytes, count, dateAndTime, duration, loss } from "../format";
-import type { NodeStatus } from "../state/node";
 
 interface Props {
   status: NodeStatus;

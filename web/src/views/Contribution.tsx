@@ -1,11 +1,13 @@
 // What this computer gave to training: over the last day, the last week, and since the beginning.
 
+import type { WorkSummary } from "../api/responses";
+import type { WorkDone } from "../api/status";
 import { useCallback, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { Card, Stat } from "../components/parts";
 import { SpanChart } from "../curve/SpanChart";
 import { bigCount, bytes, count, dateAndTime, duration, loss } from "../format";
-import type { Contribution as Gift, Span, Work } from "../state/contribution";
+import type { Span } from "../state/contribution";
 import { rows, SPANS, speed, together } from "../state/contribution";
 import { useReading } from "../state/reading";
 
@@ -22,7 +24,7 @@ const READ_MS = 5_000;
 export function Contribution({ nodeNow, reachable, actions }: Props) {
   const [span, setSpan] = useState<Span>("day");
   const read = useCallback(() => actions.readContribution(span), [actions, span]);
-  const gift = useReading<Gift>(read, reachable, span, READ_MS);
+  const gift = useReading<WorkSummary>(read, reachable, span, READ_MS);
   return (
     <div class="view">
       <div class="view-head">
@@ -40,7 +42,7 @@ export function Contribution({ nodeNow, reachable, actions }: Props) {
   );
 }
 
-function OfSpan({ gift, now }: { gift: Gift; now: number }) {
+function OfSpan({ gift, now }: { gift: WorkSummary; now: number }) {
   const sum = gift.span === "all" && gift.total ? gift.total : together(gift.points);
   const last = gift.points.filter((point) => point.loss !== null).at(-1);
   return (
@@ -68,14 +70,14 @@ function OfSpan({ gift, now }: { gift: Gift; now: number }) {
   );
 }
 
-function sentence({ span, total }: Gift, sum: Work): string {
+function sentence({ span, total }: WorkSummary, sum: WorkDone): string {
   if (total === null) return "Nothing is recorded yet: it begins with the first learning step.";
   if (span === "all") return `Recorded since ${dateAndTime(total.start)}, through restarts, of every run of this data folder.`;
   if (sum.tokens === 0) return `It has not trained ${IN_WORDS[span]}.`;
   return `This computer trained for ${duration(sum.training_seconds)} ${IN_WORDS[span]}.`;
 }
 
-function Table({ points }: { points: readonly Work[] }) {
+function Table({ points }: { points: readonly WorkDone[] }) {
   return (
     <details class="small">
       <summary>The same as a table</summary>
@@ -111,8 +113,8 @@ function Table({ points }: { points: readonly Work[] }) {
   );
 }
 
-const tokens = (work: Work) => work.tokens;
-const lossOf = (work: Work) => (work.tokens > 0 ? work.loss : null);
+const tokens = (work: WorkDone) => work.tokens;
+const lossOf = (work: WorkDone) => (work.tokens > 0 ? work.loss : null);
 
 /** 12,300 -> "12.3k": short enough for an axis. */
 function short(value: number): string {

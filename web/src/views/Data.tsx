@@ -1,11 +1,10 @@
 // Where the training text comes from, what is fetched, and how much this computer has read.
 
+import type { DataStatus, DownloadStatus, NodeStatus } from "../api/status";
 import { ShardCard, verifiedWords } from "../components/cards";
 import { Banner, Bar, Card, Facts } from "../components/parts";
 import { CoverageCard, ShardList } from "../components/ShardList";
 import { ago, bigCount, bytes, count, duration } from "../format";
-import type { DataStatus, DownloadStatus } from "../state/data";
-import type { NodeStatus } from "../state/node";
 import { needsBanner, refreshWords } from "../words/data";
 
 export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {

@@ -1,16 +1,16 @@
 // The node's log, newest at the bottom, filtered by level and text.
 
+import type { LogLine } from "../api/responses";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { Card } from "../components/parts";
 import { clock, count } from "../format";
-import type { LogRecord } from "../state/node";
 
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 const SHOWN = 400;
 
 interface Props {
-  logs: LogRecord[];
+  logs: LogLine[];
   reachable: boolean;
   actions: NodeActions;
   onMessage: (text: string, failed: boolean) => void;
@@ -103,7 +103,7 @@ function saveFile(name: string, content: Blob): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // once the browser has taken it
 }
 
-function filtered(logs: LogRecord[], level: string, search: string): LogRecord[] {
+function filtered(logs: LogLine[], level: string, search: string): LogLine[] {
   const least = LEVELS.indexOf(level);
   const wanted = search.trim().toLowerCase();
   return logs

@@ -1,5 +1,6 @@
 // The first view: the verdict, the curve, and what this computer does, in that order.
 
+import type { NodeStatus } from "../api/status";
 import { CheckpointCard, ComputerCard, RoundCard, ShardCard } from "../components/cards";
 import { KindnessCard } from "../components/KindnessCard";
 import { Card, Stat } from "../components/parts";
@@ -8,7 +9,6 @@ import { SwarmLine } from "../components/SwarmLine";
 import { Verdict } from "../components/Verdict";
 import { LossCurve } from "../curve/LossCurve";
 import { bigCount, count, loss } from "../format";
-import type { NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 
 interface Props {

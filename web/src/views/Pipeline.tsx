@@ -1,5 +1,7 @@
 // The pipeline: the stages and who holds them, the way of the microbatches, and what holds them up.
 
+import type { PipelineFlow, PipelineSummary, StageStatus } from "../api/responses";
+import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
 import { Passages } from "../components/Passages";
@@ -7,8 +9,6 @@ import { Bar, Card, Facts, Stat, ToneMark } from "../components/parts";
 import { StageBoxes } from "../components/StageBoxes";
 import { PartsLegend, StageTimes } from "../components/StageTimes";
 import { bytes, count, duration, layerRange, loss, percent, plural } from "../format";
-import type { NodeStatus } from "../state/node";
-import type { OwnStage, Pipeline as PipelineAnswer, PipelineFlow } from "../state/pipeline";
 import { useReading } from "../state/reading";
 import { bottleneckSentence, ownPartSentence, pipelineSentence, pipelineTone, singleSentence, stageName } from "../words/pipeline";
 
@@ -31,7 +31,7 @@ export function Pipeline({ status, nodeNow, reachable, actions }: Props) {
   );
 }
 
-function Content({ pipeline, status, nodeNow }: { pipeline: PipelineAnswer; status: NodeStatus; nodeNow: number }) {
+function Content({ pipeline, status, nodeNow }: { pipeline: PipelineSummary; status: NodeStatus; nodeNow: number }) {
   const { flow } = pipeline;
   const ownId = status.node_id;
   return (
@@ -47,7 +47,7 @@ function Content({ pipeline, status, nodeNow }: { pipeline: PipelineAnswer; stat
   );
 }
 
-function Summary({ pipeline, ownId }: { pipeline: PipelineAnswer; ownId: string | null }) {
+function Summary({ pipeline, ownId }: { pipeline: PipelineSummary; ownId: string | null }) {
   const tone = pipelineTone(pipeline);
   const single = singleSentence(pipeline.stages);
   return (
@@ -126,7 +126,7 @@ function NotDriving() {
   );
 }
 
-function OwnStages({ stages }: { stages: readonly OwnStage[] }) {
+function OwnStages({ stages }: { stages: readonly StageStatus[] }) {
   const [shown, pager] = usePages(stages, OWN_SHOWN);
   return (
     <Card title="Stages on this computer" hint="Each collects passages, whoever sends them, and takes a step of its own when it has enough." wide>

@@ -1,13 +1,13 @@
 // Rounds: what computers with the same layers agreed on, who was in it, what was refused and why, and what it took.
 
+import type { RoundsSummary, RunContributor } from "../api/responses";
+import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
 import { Card, Facts, Stat, ToneMark } from "../components/parts";
 import { PhaseLegend, RoundRow } from "../components/RoundRow";
 import { bytes, count, percent, plural, shortTime } from "../format";
-import type { NodeStatus } from "../state/node";
 import { useReading } from "../state/reading";
-import type { Contributor, Rounds as RoundsAnswer } from "../state/rounds";
 import { abandonedCount, agreementWords, partWords, refusalsWords, refusedCount, roundsSentence, roundsTone, waitingSentence, who } from "../words/rounds";
 
 const ROUNDS_SHOWN = 10;
@@ -30,7 +30,7 @@ export function Rounds({ status, nodeNow, reachable, actions }: Props) {
   );
 }
 
-function Content({ rounds, status, nodeNow }: { rounds: RoundsAnswer; status: NodeStatus; nodeNow: number }) {
+function Content({ rounds, status, nodeNow }: { rounds: RoundsSummary; status: NodeStatus; nodeNow: number }) {
   const isEmpty = rounds.rounds.length === 0;
   return (
     <>
@@ -42,7 +42,7 @@ function Content({ rounds, status, nodeNow }: { rounds: RoundsAnswer; status: No
   );
 }
 
-function Summary({ rounds, status }: { rounds: RoundsAnswer; status: NodeStatus }) {
+function Summary({ rounds, status }: { rounds: RoundsSummary; status: NodeStatus }) {
   const tone = roundsTone(rounds);
   const isEmpty = rounds.rounds.length === 0;
   return (
@@ -74,7 +74,7 @@ function WhatTheyAre() {
   );
 }
 
-function Numbers({ rounds }: { rounds: RoundsAnswer }) {
+function Numbers({ rounds }: { rounds: RoundsSummary }) {
   const [newest] = rounds.rounds;
   const abandoned = abandonedCount(rounds);
   return (
@@ -87,7 +87,7 @@ function Numbers({ rounds }: { rounds: RoundsAnswer }) {
   );
 }
 
-function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsAnswer; ownId: string | null; nodeNow: number }) {
+function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsSummary; ownId: string | null; nodeNow: number }) {
   const [shown, pager] = usePages(rounds.rounds, ROUNDS_SHOWN);
   const longest = Math.max(...rounds.rounds.map((round) => round.seconds ?? 0), 1e-9);
   const isOfSeveral = new Set(rounds.rounds.map((round) => round.stage)).size > 1;
@@ -104,7 +104,7 @@ function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsAnswer; ownId: s
   );
 }
 
-function Contributors({ contributors, ownId }: { contributors: readonly Contributor[]; ownId: string | null }) {
+function Contributors({ contributors, ownId }: { contributors: readonly RunContributor[]; ownId: string | null }) {
   const [shown, pager] = usePages(contributors, CONTRIBUTORS_SHOWN);
   return (
     <Card title="Who contributed" hint="To completed rounds, since the start of this computer's node." wide>

@@ -1,11 +1,11 @@
 // The settings of this computer's node, where each value comes from, and a way to change them.
 
+import type { NodeStatus } from "../api/status";
 import { useCallback, useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { Banner, Card, Facts } from "../components/parts";
 import { SettingItem } from "../components/SettingItem";
 import { dateAndTime, listed, runningFor } from "../format";
-import type { NodeStatus } from "../state/node";
 import type { Setting, SettingGroup } from "./setting-rows";
 import { settingGroups, typedValue } from "./setting-rows";
 

@@ -1,13 +1,12 @@
 // The network: who is there, what all of them reach together, how this computer is connected, how to invite others.
 
+import type { NetworkStatus, NodeStatus, PeerStatus } from "../api/status";
 import type { ComponentChildren } from "preact";
 import { CopyLine } from "../components/CopyLine";
 import { PeerList } from "../components/PeerList";
 import { Arrow } from "../components/PeerRow";
 import { Bar, Card, Facts, Stat, ToneMark } from "../components/parts";
 import { bigCount, bytes, count, loss, percent, plural } from "../format";
-import type { NetworkStatus, PeerStatus } from "../state/network";
-import type { NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 import { comparison, namesFolder, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
 

@@ -1,9 +1,9 @@
 // Talk to the model in training, and read how it wrote before.
 
+import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Chat } from "../components/Chat";
 import { Progress } from "../components/Progress";
-import type { NodeStatus } from "../state/node";
 
 interface Props {
   status: NodeStatus;

@@ -1,12 +1,12 @@
 // The network's training: the five headline values, the curve, the proof that it learns, and who takes part.
 
+import type { RunSummary } from "../api/responses";
+import type { NodeStatus, PeerStatus } from "../api/status";
 import { useMemo } from "preact/hooks";
 import { RoundCard } from "../components/cards";
 import { Card, Facts, Stat } from "../components/parts";
 import { LossCurve } from "../curve/LossCurve";
 import { ago, bigCount, count, loss, shortId } from "../format";
-import type { PeerStatus } from "../state/network";
-import type { GlobalView, NodeStatus } from "../state/node";
 import type { Dashboard } from "../state/store";
 import { inOrder } from "../words/order";
 import { layerWords, shortRoleWords } from "../words/part";
@@ -55,8 +55,20 @@ export function Training({ dashboard, status, nodeNow }: Props) {
   );
 }
 
+type Totals = Pick<
+  RunSummary,
+  | "training_nodes"
+  | "global_loss"
+  | "global_min_loss"
+  | "total_steps"
+  | "total_tokens"
+  | "data_shards"
+  | "data_shards_covered"
+  | "is_converging"
+>;
+
 /** What the node itself tells, until the network's numbers have been read. */
-function fromStatus(status: NodeStatus): GlobalView {
+function fromStatus(status: NodeStatus): Totals {
   const { swarm, training, data } = status;
   return {
     training_nodes: swarm?.training_nodes ?? (status.state === "training" ? 1 : 0),
@@ -73,6 +85,7 @@ function fromStatus(status: NodeStatus): GlobalView {
 function Proof({ status }: { status: NodeStatus }) {
   const { held_out: held, held_out_sequences: sequences } = status.training;
   const last = held[held.length - 1];
+  const improvement = last?.improvement ?? null;
   return (
     <Card title="Does it really learn?" hint="Tested on the same held-out passages again and again.">
       <p>{status.verification.reason}</p>
@@ -81,7 +94,7 @@ function Proof({ status }: { status: NodeStatus }) {
         rows={[
           ["Held-out passages", count(sequences)],
           ["Tests so far", count(held.length)],
-          last ? ["Improvement", `${last.improvement.toFixed(3)} ± ${last.standard_error.toFixed(3)} nats per token`] : null,
+          improvement === null ? null : ["Improvement", `${improvement.toFixed(3)} ± ${last?.standard_error?.toFixed(3) ?? "?"} nats per token`],
           last?.measured_by.length ? ["Measured and signed by", last.measured_by.map(shortId).join(", ")] : null,
           ["Loss trend", status.verification.loss_trend.replaceAll("_", " ")],
         ]}
@@ -103,7 +116,7 @@ function ModelCard({ status }: { status: NodeStatus }) {
           ["Vocabulary", `${count(shape.vocabulary_size)} tokens`],
           ["Context", `${count(shape.sequence_length)} tokens`],
           ["Batch", `${count(training.sequences_per_step)} passages a step`],
-          ["Learning rate", training.lr.toExponential(2)],
+          training.lr === null ? null : ["Learning rate", training.lr.toExponential(2)],
           run ? ["Run", <span class="mono">{shortId(run.run_id)}</span>] : null,
         ]}
       />

@@ -1,7 +1,7 @@
 // The training data in plain words. Pure: values in, words out.
 
+import type { DataCoverage, DataStatus, RefreshStatus, ShardStatus } from "../api/status";
 import { count, percent, plural } from "../format";
-import type { DataCoverage, DataStatus, RefreshStatus, ShardStatus } from "../state/data";
 import type { Tone } from "./verdict";
 
 export const USES: Record<ShardStatus["use"], string> = {

@@ -1,6 +1,6 @@
 // Which peers a list shows and in what order. Pure, and steady: equal peers never change places.
 
-import type { PeerStatus } from "../state/network";
+import type { PeerStatus } from "../api/status";
 import { connectionWords, peerState, standingWords } from "./swarm";
 
 export const ORDERS = {

@@ -1,38 +1,42 @@
 // The pipeline in plain sentences. Pure: values in, words out. Stages and layers are counted from 1 for people.
 
+import type { Bottleneck, HopTimes, MicrobatchTrace, PipelineSummary, RunStage, StageLoad, Takeover } from "../api/responses";
+import type { LayerRange } from "../api/status";
 import { count, duration, layerRange, listed, percent, plural, shortId, shortTime } from "../format";
-import type { Bottleneck, Hop, Layers, Passage, Pipeline, PipelineStage, StageTime, Takeover } from "../state/pipeline";
 import type { Tone } from "./verdict";
+
+/** Where time goes at one stage. */
+export type StageTime = Omit<StageLoad, "nodes">;
 
 export function stageName(stage: number): string {
   return `Stage ${count(stage + 1)}`;
 }
 
 /** "layers 1–4 and 9–12"; one layer is "layer 3". */
-export function layerWords(ranges: readonly Layers[]): string {
+export function layerWords(ranges: readonly LayerRange[]): string {
   const [only] = ranges;
   if (only && ranges.length === 1) return layerRange(only);
   return `layers ${listed(ranges.map((layers) => layerRange(layers).replace(/^layers? /, "")))}`;
 }
 
 /** "Nobody holds layers 9–12 yet." */
-export function missingSentence(ranges: readonly Layers[]): string {
+export function missingSentence(ranges: readonly LayerRange[]): string {
   return `Nobody holds ${layerWords(ranges)} yet.`;
 }
 
 /** Whether those that have a stage do not do it, though they should. */
-export function isUnanswered(stage: PipelineStage, pipeline: Pipeline): boolean {
+export function isUnanswered(stage: RunStage, pipeline: PipelineSummary): boolean {
   return !stage.is_missing && !stage.is_resting && (pipeline.flow?.unanswered.includes(stage.stage) ?? false);
 }
 
-export function pipelineTone(pipeline: Pipeline): Tone {
+export function pipelineTone(pipeline: PipelineSummary): Tone {
   if (pipeline.stages.length === 0) return "busy";
   if (pipeline.stages.some((stage) => stage.is_missing || isUnanswered(stage, pipeline))) return "bad";
   return pipeline.stages.some((stage) => stage.is_resting) ? "warn" : "good";
 }
 
 /** One sentence on whether the stages are all there. */
-export function pipelineSentence(pipeline: Pipeline): string {
+export function pipelineSentence(pipeline: PipelineSummary): string {
   const { stages } = pipeline;
   if (stages.length === 0) return "The stages of the model are not known yet.";
   if (pipeline.missing_layers.length > 0) return `${missingSentence(pipeline.missing_layers)} Training waits for a computer that takes them.`;
@@ -50,7 +54,7 @@ export function pipelineSentence(pipeline: Pipeline): string {
 }
 
 /** What would be lost with one computer; null when nothing hangs on one. */
-export function singleSentence(stages: readonly PipelineStage[]): string | null {
+export function singleSentence(stages: readonly RunStage[]): string | null {
   const alone = stages.filter((stage) => stage.has_single_holder);
   const single = alone.length;
   if (single === 0 || stages.length < 2) return null;
@@ -58,7 +62,7 @@ export function singleSentence(stages: readonly PipelineStage[]): string | null 
   return `${which} on one computer only. When one leaves, training stops until another takes its place. ${copiesSentence(alone)}`.trim();
 }
 
-function copiesSentence(alone: readonly PipelineStage[]): string {
+function copiesSentence(alone: readonly RunStage[]): string {
   const without = alone.filter((stage) => stage.has_copy === false);
   if (without.length > 0) return `No second copy yet of stage ${listed(without.map((stage) => count(stage.stage + 1)))}.`;
   const ages = alone.flatMap((stage) => (stage.copy_age_seconds === null ? [] : [stage.copy_age_seconds]));
@@ -67,7 +71,7 @@ function copiesSentence(alone: readonly PipelineStage[]): string {
 }
 
 /** What would be lost with the only computer that trains a stage; "" when there are several. */
-export function copySentence(stage: PipelineStage): string {
+export function copySentence(stage: RunStage): string {
   if (!stage.has_single_holder) return "";
   const risk = "One computer trains it: when that leaves, training stops until another one takes its place.";
   if (stage.has_copy === null) return risk;
@@ -76,7 +80,7 @@ export function copySentence(stage: PipelineStage): string {
 }
 
 /** What this node does in the pipeline. */
-export function ownPartSentence(pipeline: Pipeline, id: string | null): string {
+export function ownPartSentence(pipeline: PipelineSummary, id: string | null): string {
   const here = pipeline.stages.filter((stage) => stage.is_here);
   const first = here[0];
   const last = here[here.length - 1];
@@ -89,7 +93,7 @@ export function ownPartSentence(pipeline: Pipeline, id: string | null): string {
 }
 
 /** How many computers have a stage, and whether that is trouble. */
-export function coverageWords(stage: PipelineStage, pipeline: Pipeline): readonly [string, Tone | null] {
+export function coverageWords(stage: RunStage, pipeline: PipelineSummary): readonly [string, Tone | null] {
   const have = stage.holders.length - stage.joining.length;
   if (stage.is_missing) return stage.joining.length > 0 ? ["getting ready", "bad"] : ["nobody", "bad"];
   if (stage.is_resting) return ["all paused", "warn"];
@@ -98,7 +102,7 @@ export function coverageWords(stage: PipelineStage, pipeline: Pipeline): readonl
 }
 
 /** All about a stage's holders. */
-export function holdersSentence(stage: PipelineStage, pipeline: Pipeline): string {
+export function holdersSentence(stage: RunStage, pipeline: PipelineSummary): string {
   const working = stage.holders.length - stage.joining.length - stage.paused.length;
   const doing = isUnanswered(stage, pipeline) ? `${working === 1 ? "does" : "do"} not answer` : "can work on it";
   const parts = [
@@ -110,7 +114,7 @@ export function holdersSentence(stage: PipelineStage, pipeline: Pipeline): strin
   return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
-export function holderState(stage: PipelineStage, pipeline: Pipeline, id: string): string {
+export function holderState(stage: RunStage, pipeline: PipelineSummary, id: string): string {
   if (stage.joining.includes(id)) return "gets ready";
   if (stage.paused.includes(id)) return "paused";
   return isUnanswered(stage, pipeline) ? "does not answer" : "can work";
@@ -139,8 +143,8 @@ export function takeoverSentence(takeover: Takeover): string {
 }
 
 /** Seconds of a microbatch by what they were spent on. */
-export function partsOf(passage: Passage): Record<"compute" | "wait" | "wire" | "other", number> {
-  const sum = (pick: (hop: Hop) => number | null) => passage.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
+export function partsOf(passage: MicrobatchTrace): Record<"compute" | "wait" | "wire" | "other", number> {
+  const sum = (pick: (hop: HopTimes) => number | null) => passage.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
   return {
     compute: sum((hop) => hop.compute_seconds),
     wait: sum((hop) => hop.wait_seconds),

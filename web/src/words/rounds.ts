@@ -1,11 +1,11 @@
 // Rounds in plain sentences. Pure: values in, words out.
 
+import type { PhaseSeconds, RoundContribution, RoundsSummary, RunRound } from "../api/responses";
+import type { NodeStatus } from "../api/status";
 import { count, listed, percent, plural, shortId, shortTime } from "../format";
-import type { NodeStatus } from "../state/node";
-import type { Round, RoundMember, RoundPhases, Rounds } from "../state/rounds";
 import type { Tone } from "./verdict";
 
-export const PHASES: Record<keyof RoundPhases, string> = {
+export const PHASES: Record<keyof PhaseSeconds, string> = {
   gather: "gathering",
   exchange: "exchanging",
   vote: "voting",
@@ -21,7 +21,7 @@ const REFUSALS: Record<string, string> = {
   direction: "it pulled against the majority",
 };
 
-const ABANDONED: Record<NonNullable<Round["abandoned_for"]>, string> = {
+const ABANDONED: Record<NonNullable<RunRound["abandoned_for"]>, string> = {
   no_answer: "Too few computers answered in time.",
   objection: "This computer found that the result makes the model worse, and voted against it.",
   contributions: "Too many contributions were refused, or too few were left.",
@@ -29,7 +29,7 @@ const ABANDONED: Record<NonNullable<Round["abandoned_for"]>, string> = {
 };
 
 /** What stands above everything: whether this computer agrees with others. */
-export function roundsSentence(answer: Rounds, status: NodeStatus): string {
+export function roundsSentence(answer: RoundsSummary, status: NodeStatus): string {
   const [newest] = answer.rounds;
   if (!newest) return status.peer_count === 0 ? "No round yet: this computer is alone." : "No round yet.";
   const tried = answer.completed + abandonedCount(answer);
@@ -39,7 +39,7 @@ export function roundsSentence(answer: Rounds, status: NodeStatus): string {
   return `${count(answer.completed)} of ${plural(tried, "round")} completed: ${plural(taking(newest), "computer")} agree on the same weights, bit for bit.`;
 }
 
-export function roundsTone(answer: Rounds): Tone {
+export function roundsTone(answer: RoundsSummary): Tone {
   const [newest] = answer.rounds;
   if (!newest) return "busy";
   if (hasDiffered(answer)) return "bad";
@@ -55,45 +55,45 @@ export function waitingSentence(status: NodeStatus): string {
   return `Computers with the same layers learn apart and then agree on one average. ${plural(left, "step")} of this computer are left until a round is due.`;
 }
 
-export function agreementWords(answer: Rounds): string {
+export function agreementWords(answer: RoundsSummary): string {
   if (answer.hash_agreement_rate === null) return "not known";
   return `${percent(answer.hash_agreement_rate)} of the computers that are as far hold the certified weights`;
 }
 
-export function abandonedCount(answer: Rounds): number {
+export function abandonedCount(answer: RoundsSummary): number {
   return Object.values(answer.abandoned).reduce((sum, one) => sum + one, 0);
 }
 
-export function refusedCount(answer: Rounds): number {
+export function refusedCount(answer: RoundsSummary): number {
   return Object.values(answer.refused).reduce((sum, one) => sum + one, 0);
 }
 
 /** "2: it was empty; 1: it pulled against the majority" */
-export function refusalsWords(answer: Rounds): string {
+export function refusalsWords(answer: RoundsSummary): string {
   const told = Object.entries(answer.refused).map(([refusal, times]) => `${count(times)}: ${REFUSALS[refusal] ?? "for another reason"}`);
   return told.length > 0 ? told.join("; ") : "every contribution passed the checks";
 }
 
-export function resultWords(round: Round): readonly [string, Tone] {
+export function resultWords(round: RunRound): readonly [string, Tone] {
   if (round.abandoned_for !== null) return ["abandoned", "warn"];
   return round.is_late ? ["completed late", "good"] : ["completed", "good"];
 }
 
 /** Why a round came to nothing; "" for one that completed in time. */
-export function outcomeSentence(round: Round): string {
+export function outcomeSentence(round: RunRound): string {
   if (round.abandoned_for !== null) return ABANDONED[round.abandoned_for];
   return round.is_late ? "Training had gone on; what was learned meanwhile was added to the result." : "";
 }
 
 /** "3 computers"; "1 of 3 computers" when others did not come; "3 computers were called" when nothing came of it. */
-export function membersWords(round: Round): string {
+export function membersWords(round: RunRound): string {
   if (round.members.every((member) => member.part === "unjudged")) return `${plural(round.members.length, "computer")} were called`;
   const came = taking(round);
   return came === round.members.length ? plural(came, "computer") : `${count(came)} of ${plural(round.members.length, "computer")}`;
 }
 
 /** What is not in the result: a sentence for each contribution that was refused or too small, and one for all that did not come. */
-export function troubleSentences(round: Round, own: string | null): string[] {
+export function troubleSentences(round: RunRound, own: string | null): string[] {
   const refused = round.members.filter((member) => member.part === "refused");
   const absent = round.members.filter((member) => member.part === "absent").map((member) => who(member.node_id, own));
   const sentences = refused.map((member) => `${whose(member, own)} was refused: ${REFUSALS[member.refusal] ?? member.reason}.`);
@@ -105,8 +105,8 @@ export function troubleSentences(round: Round, own: string | null): string[] {
 }
 
 /** "12 ms gathering, 340 ms exchanging, 55 ms voting"; what took no time is left out. */
-export function phaseWords(phases: RoundPhases): string {
-  const names = Object.keys(PHASES) as (keyof RoundPhases)[];
+export function phaseWords(phases: PhaseSeconds): string {
+  const names = Object.keys(PHASES) as (keyof PhaseSeconds)[];
   const told = names.filter((name) => (phases[name] ?? 0) >= 0.0005).map((name) => `${shortTime(phases[name])} ${PHASES[name]}`);
   return told.length > 0 ? told.join(", ") : "no time";
 }
@@ -116,7 +116,7 @@ export function partWords(told: { part: string; strategy: string }): string {
   return `${told.part} (${told.strategy})`;
 }
 
-export function certificateWords(round: Round): string {
+export function certificateWords(round: RunRound): string {
   return round.certificate === null ? "" : `${count(round.certificate.votes)} of ${plural(round.certificate.voters, "vote")}`;
 }
 
@@ -124,14 +124,14 @@ export function who(id: string, own: string | null): string {
   return id === own ? "This computer" : shortId(id);
 }
 
-function whose(member: RoundMember, own: string | null): string {
+function whose(member: RoundContribution, own: string | null): string {
   return member.node_id === own ? "What this computer learned" : `What ${shortId(member.node_id)} sent`;
 }
 
-function taking(round: Round): number {
+function taking(round: RunRound): number {
   return round.members.filter((member) => member.part !== "absent").length;
 }
 
-function hasDiffered(answer: Rounds): boolean {
+function hasDiffered(answer: RoundsSummary): boolean {
   return answer.hash_agreement_rate !== null && answer.hash_agreement_rate < 1;
 }

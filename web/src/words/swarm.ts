@@ -1,8 +1,7 @@
 // The network in plain sentences. Pure: values in, words out.
 
+import type { ConnectionKind, NetworkState, NodeState, NodeStatus, PeerRating, PeerStatus } from "../api/status";
 import { bigCount, bytes, loss, plural } from "../format";
-import type { ConnectionKind, NetworkState, PeerStatus, Standing } from "../state/network";
-import type { NodeState, NodeStatus } from "../state/node";
 import type { Tone } from "./verdict";
 import { STATE_NAMES, stateTone } from "./verdict";
 
@@ -78,7 +77,7 @@ export function connectionWords(kind: ConnectionKind | null): string {
   return kind === null ? "Through others" : CONNECTIONS[kind];
 }
 
-const STANDINGS: Record<Standing, readonly [string, Tone | null]> = {
+const STANDINGS: Record<PeerRating, readonly [string, Tone | null]> = {
   good: ["Good", null],
   neutral: ["Neutral", null],
   doubtful: ["Doubtful", "warn"],
@@ -86,7 +85,7 @@ const STANDINGS: Record<Standing, readonly [string, Tone | null]> = {
   banned: ["Banned", "bad"],
 };
 
-export function standingWords(standing: Standing): readonly [string, Tone | null] {
+export function standingWords(standing: PeerRating): readonly [string, Tone | null] {
   return STANDINGS[standing];
 }
 

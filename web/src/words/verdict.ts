@@ -1,7 +1,7 @@
 // The one-glance answers, in plain sentences. Pure: status in, words out.
 
+import type { NodeStatus } from "../api/status";
 import { bigCount, choices, count, duration, plural } from "../format";
-import type { NodeStatus } from "../state/node";
 import { layerWords, missingSentence } from "./pipeline";
 
 export type Tone = "good" | "busy" | "warn" | "bad";
@@ -167,12 +167,12 @@ function isItBetter(status: NodeStatus): Answer {
 /** Loss falls from a to b: exp(loss) is the number of equally likely choices that would be as hard to guess. */
 function improvementSentence(status: NodeStatus): string | null {
   const held = status.training.held_out;
-  const first = held[0];
-  const last = held[held.length - 1];
-  if (!first || !last || first === last || last.loss >= first.loss) return null;
+  const first = held[0]?.loss ?? null;
+  const last = held[held.length - 1]?.loss ?? null;
+  if (first === null || last === null || last >= first) return null;
   return (
     `On text it never trained on, guessing the next token was at first like choosing among ` +
-    `${choices(first.loss)} equally likely ones; now among ${choices(last.loss)}.`
+    `${choices(first)} equally likely ones; now among ${choices(last)}.`
   );
 }
 
