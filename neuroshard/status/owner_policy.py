@@ -23,7 +23,7 @@ class TrainingAction(StrEnum):
 class TrainingDecision:
     """Effect of the owner's rules on training."""
 
-    action: Annotated[TrainingAction, about(gauge="training_allowed")] = TrainingAction.RUN
+    action: Annotated[TrainingAction, about("what training may do", gauge="training_allowed")] = TrainingAction.RUN
     reason: Annotated[str, about("a sentence")] = "Nothing limits training."
     rule: Annotated[
         str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training')

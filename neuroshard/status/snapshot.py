@@ -378,21 +378,21 @@ class PeerStatus:
     loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token")]
     tokens_per_second: Annotated[
         Number,
-        about(unit="tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER),
+        about("training rate", "tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER),
     ]
-    last_seen: Annotated[float, about(unit="s since 1970")]
-    steps: int = 0
-    tokens: Annotated[int, about(unit="tokens")] = 0
-    shard: ShardId | None = None
+    last_seen: Annotated[float, about("last sign of life", "s since 1970")]
+    steps: Annotated[int, about("inner steps")] = 0
+    tokens: Annotated[int, about("trained on", "tokens")] = 0
+    shard: Annotated[ShardId | None, about("shard in use")] = None
     outer_step: int = 0
-    state_hash: str = ""
+    state_hash: Annotated[str, about("root of its replicated state after the last outer step")] = ""
     state: Annotated[str, about("as NodeState; empty before the first report")] = ""
-    started_at: Annotated[float | None, about(unit="s since 1970")] = None
-    first_seen: Annotated[float | None, about(unit="s since 1970")] = None
-    version: str = ""
+    started_at: Annotated[float | None, about("start of the node", "s since 1970")] = None
+    first_seen: Annotated[float | None, about("when this node first saw it", "s since 1970")] = None
+    version: Annotated[str, about("version of its program")] = ""
     connection: Annotated[ConnectionKind | None, about("null: known only through others")] = None
-    address: str = ""
-    rtt_seconds: Annotated[Number | None, about(unit="s")] = None
+    address: Annotated[str, about("address of that connection")] = ""
+    rtt_seconds: Annotated[Number | None, about("round trip", "s")] = None
     bytes_sent: Annotated[int, about("from this node to the peer", "bytes")] = 0
     bytes_received: Annotated[int, about("from the peer to this node", "bytes")] = 0
     score: Annotated[Number, about("0 is neutral; misbehaviour lowers it")] = 0.0

@@ -251,20 +251,20 @@ export interface PeerStatus {
   roles: Role[];
   layers: LayerRange | null; // null: it holds no part of the model, or none yet
   loss_ema: number | null; // smoothed training loss [nats/token]
-  tokens_per_second: number | null; // [tokens/s]; null: the peer does not train, or the snapshot is older than 30 s
-  last_seen: number; // [s since 1970]
-  steps: number;
-  tokens: number; // [tokens]
-  shard: number | null;
+  tokens_per_second: number | null; // training rate [tokens/s]; null: the peer does not train, or the snapshot is older than 30 s
+  last_seen: number; // last sign of life [s since 1970]
+  steps: number; // inner steps
+  tokens: number; // trained on [tokens]
+  shard: number | null; // shard in use
   outer_step: number;
-  state_hash: string;
+  state_hash: string; // root of its replicated state after the last outer step
   state: string; // as NodeState; empty before the first report
-  started_at: number | null; // [s since 1970]
-  first_seen: number | null; // [s since 1970]
-  version: string;
+  started_at: number | null; // start of the node [s since 1970]
+  first_seen: number | null; // when this node first saw it [s since 1970]
+  version: string; // version of its program
   connection: ConnectionKind | null; // null: known only through others
-  address: string;
-  rtt_seconds: number | null; // [s]
+  address: string; // address of that connection
+  rtt_seconds: number | null; // round trip [s]
   bytes_sent: number; // from this node to the peer [bytes]
   bytes_received: number; // from the peer to this node [bytes]
   score: number | null; // 0 is neutral; misbehaviour lowers it
@@ -384,7 +384,7 @@ export type TrainingAction = "run" | "throttle" | "pause";
 
 /** Effect of the owner's rules on training. */
 export interface TrainingDecision {
-  action: TrainingAction;
+  action: TrainingAction; // what training may do
   reason: string; // a sentence
   rule: string; // setting that decided; "user" for a pause by hand; empty when nothing limits training
   until: number | null; // time at which this ends; null: not known [s since 1970]
