@@ -237,7 +237,7 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
                 again = node_of(computes[2], tmp_path, NAMES[0], network, 0, parameters=OVERLAPPED)
                 halt(again)
                 tasks.start_soon(again.trainer.run)
-                while not again.anchors:
+                while not again.weights:
                     await anyio.sleep(0.02)
                 assert torch.equal(again.anchors[0], b.anchors[0])
                 for node in (again, b):
