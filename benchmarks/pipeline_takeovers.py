@@ -155,7 +155,9 @@ def _watched(holder: Member, other: Member, stage: int) -> list[_Look]:
 
 def _step_of_taken_state(members: Sequence[Member], stage: int, since: str) -> int:
     """The step of the state that the first node to take a stage over fetched, by the nodes' logs."""
-    fetched = re.compile(rf"^(\S+ \S+) .* Layers {stage + 1}-\d+ came from node \S+ as of step ([\d,]+)\.", re.M)
+    fetched = re.compile(
+        rf"^(\S+ \S+) .* Layers {stage + 1}-\d+ were downloaded from node \S+ at step ([\d,]+)\.", re.M
+    )
     found = list[tuple[str, int]]()
     for member in members:
         text = (member.node.data_dir / "logs" / "node.log").read_text(encoding="utf-8")

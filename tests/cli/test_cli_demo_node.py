@@ -50,7 +50,9 @@ def test_a_demo_of_own_text_is_found_asked_and_stopped(neuroshard: Command, demo
     assert [settings[key]["value"] for key in ("max_storage", "run", "peer")] == [50, None, []]
     logged = [line for line in neuroshard("logs", "--demo").out.splitlines() if "is ignored" in line]
     assert len(logged) == 1
-    assert "WARNING A demo trains a run of its own: what NEUROSHARD_RUN and NEUROSHARD_PEER says" in logged[0]
+    assert (
+        "WARNING A demo trains a run of its own: the run to join in NEUROSHARD_RUN and NEUROSHARD_PEER is" in logged[0]
+    )
     stopped = neuroshard("stop", "--demo", "--json")
     assert stopped.code == 0, stopped.err
     assert stopped.json() == {"state": "stopped", "message": "Stopped."}

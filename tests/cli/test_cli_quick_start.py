@@ -67,7 +67,7 @@ def test_states_are_listed_and_gone_back_to(owner: Command, trained_folder: Path
         shown = run_without_torch(owner, "checkpoint", command, "--data-dir", tmp_path / "new")
         assert f"No checkpoints yet in {tmp_path / 'new'}." in shown
     restore = ("checkpoint", "restore", "--at", "2999-01-01", "--data-dir", node)
-    assert "goes on from step" in run_without_torch(owner, *restore)
+    assert "resumes from step" in run_without_torch(owner, *restore)
 
 
 @pytest.mark.parametrize("command", [["status"], ["stop"], ["pause"], ["logs"], ["generate", "x"]])

@@ -220,7 +220,7 @@ def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, sto
     step, time = line.split()[1:3]
     outcome = elsewhere("checkpoint", "restore", "--data-dir", stopped, "--at", time)
     assert outcome.code == 0
-    assert f"goes on from step {step}: {states[1]}" in outcome.out
+    assert f"resumes from step {step}: {states[1]}" in outcome.out
     assert saved_states(stopped) == states[1:]
     aside = [Path(told.removeprefix("set aside: ")) for told in outcome.out.splitlines() if "set aside" in told]
     assert [(path / states[0].name).is_file() for path in aside] == [True]
@@ -271,7 +271,7 @@ def test_a_source_that_does_not_answer_is_one_clear_line_of_the_doctor(neuroshar
     assert " ".join(told[0].split()).startswith(
         f"BAD data {address} does not answer within 1 s: 127.0.0.1 cannot be reached"
     )
-    assert "Trying again" not in ran.stdout
+    assert "tries again" not in ran.stdout
 
 
 def test_the_folders_with_a_user_s_data_are_told(neuroshard: Command, tmp_path: Path) -> None:

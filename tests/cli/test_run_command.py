@@ -48,7 +48,7 @@ def test_a_run_is_made_shown_and_changed(
     assert changed.code == 0, changed.err
     assert f"Signed: run {run_id}, version 2" in changed.out
     assert f"--peer {SEED}" in changed.out
-    assert "It holds from outer step 12 on, and version 1 before." in changed.out
+    assert "It applies from outer step 12 on, and version 1 before." in changed.out
 
     by_file = neuroshard("run", "show", file)  # needs no token
     assert f"run id     {run_id}" in by_file.out

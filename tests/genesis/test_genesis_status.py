@@ -59,7 +59,7 @@ def test_what_is_made_and_not_published_has_a_status(folder: Path) -> None:
     assert (found.manifest, found.unpublished_shards) == (None, 5)
     shown = CliRunner().invoke(app, ["genesis", "status", str(folder)])
     assert "Nothing is published yet." in shown.output
-    assert "5 more shards are made" in shown.output
+    assert "5 more shards are ready" in shown.output
 
 
 def test_a_damaged_state_is_told_beside_the_rest(folder: Path) -> None:

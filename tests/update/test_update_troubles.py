@@ -56,7 +56,7 @@ def test_a_second_ctrl_c_ends_the_command_and_says_what_is_left(computer: Comput
         until((computer.data / "asked-to-stop").exists)
         command.send_signal(signal.SIGINT)
         assert command.stderr is not None
-        assert "started again" in command.stderr.readline()
+        assert "starts the node again" in command.stderr.readline()
         command.send_signal(signal.SIGINT)
         _, err = command.communicate(timeout=60)
         assert command.returncode == 1
