@@ -46,7 +46,7 @@ def test_manifest_comes_last_and_every_state_on_the_way_is_consistent(
     write_genesis(tmp_path, shards=3, signer=TestSigner())
     before = parse_manifest((tmp_path / "manifest.json").read_bytes())
     order: list[str] = []
-    write = folder_module.write_atomically
+    write = folder_module.write_shared_file
 
     def recording(path: Path, data: bytes) -> None:
         write(path, data)
@@ -56,7 +56,7 @@ def test_manifest_comes_last_and_every_state_on_the_way_is_consistent(
         for reader in (before, manifest):  # a reader that holds the old manifest, and one that reads it now
             checked_page(page, reader.page_entries(0), reader.pages[0], "page")
 
-    monkeypatch.setattr(folder_module, "write_atomically", recording)
+    monkeypatch.setattr(folder_module, "write_shared_file", recording)
     write_genesis(tmp_path, shards=5, signer=TestSigner())
     assert [name for name in order if not name.endswith(".json")] == ["shard_3.bin", "shard_4.bin", "00000.bin"]
     assert order[-1] == "manifest.json"

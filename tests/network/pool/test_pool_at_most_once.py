@@ -143,7 +143,7 @@ def test_what_may_have_been_handled_is_not_sent_to_the_process_that_was_started_
 
             tasks.start_soon(restart)
             started = anyio.current_time()
-            with pytest.raises(PeerUnreachableError, match=r"begun anew.*may have been handled") as raised:
+            with pytest.raises(PeerUnreachableError, match=r"has restarted.*may have been handled") as raised:
                 await a.ask(second, frame_of(body, "hold") if body else Frame("hold"), via=line.endpoint)
             assert not isinstance(raised.value, NotDeliveredError)
             assert anyio.current_time() - started < 5

@@ -191,7 +191,7 @@ def test_an_answer_nobody_asked_for_is_refused() -> None:
             await liar.send(PacketKind.OFFER, 1, encode(Frame("answer")).head, extra=12345)
             header, reason = await liar.receive()
             assert header.kind is PacketKind.REFUSE
-            assert b"Nobody waits" in reason
+            assert b"No request waits" in reason
 
     run(scenario)
 
