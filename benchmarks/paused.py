@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def measure() -> Report:
         before, woken = cpu_seconds(process), wake_ups(process.pid)
         time.sleep(SECONDS)
         share = (cpu_seconds(process) - before) / SECONDS
-        wakes = (wake_ups(process.pid) - woken) / SECONDS
+        wakes = added(woken, wake_ups(process.pid)) / SECONDS
         paused = resident(process)
         parameters = node.get("/api/status")["model"]["parameter_count"]
         alone = resident_of_imports(Path(folder))
@@ -95,14 +96,19 @@ def cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def wake_ups(pid: int) -> int:
-    """Number of times that the threads of a process gave up a core to wait, since each of them started. Linux only."""
-    count = 0
+def wake_ups(pid: int) -> dict[str, int]:
+    """Number of times that each thread of a process gave up a core to wait, by thread, since it started. Linux only."""
+    counts = dict[str, int]()
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         with suppress(OSError):  # the thread has ended
             (line,) = (line for line in status.read_text().splitlines() if line.startswith("voluntary_ctxt_switches"))
-            count += int(line.split()[1])
-    return count
+            counts[status.parent.name] = int(line.split()[1])
+    return counts
+
+
+def added(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+    """Sum of what the counts of threads have grown by. A thread that ended meanwhile is not counted."""
+    return sum(count - before.get(thread, 0) for thread, count in after.items())
 
 
 def resident(process: psutil.Process) -> float:
