@@ -85,14 +85,29 @@ def _decoded(data: bytes | msgspec.Raw, form: Any) -> Any:
     try:
         return _decoder(form).decode(data)
     except (ValueError, RecursionError) as error:  # ValidationError, DecodeError; text that is not UTF-8
-        raise MalformedClaimError(f"A claim cannot be read: {_named(str(error)[:200], form)}.") from None
+        raise MalformedClaimError(f"A claim cannot be read: {_described(str(error), form)}.") from None
 
 
-def _named(text: str, form: Any) -> str:
-    """Replace a position in the path of a faulty field by its name: `$[3]` by `$.tokens`."""
+# msgspec quotes a wrong value or an unknown field before the path. The quoted text is the sender's and may look like a
+# path, so only the end of the message counts as one.
+_PATH = re.compile(r" - at (?:`key` in )?`\$[^`]*`\Z")
+_QUOTED_VALUE = re.compile(r"\A(Invalid (?:enum )?value) .*", re.DOTALL)
+_MAX_FAULT_CHARACTERS = 160
+
+
+def _described(text: str, form: Any) -> str:
+    """Return an error of msgspec with the name of the faulty field, `$.tokens` for `$[3]`, and no value of the sender.
+
+    Characters that are not printable ASCII become question marks.
+    """
+    found = _PATH.search(text)
+    fault, path = (text[: found.start()], found[0]) if found else (text, "")
     settings = getattr(form, "__struct_config__", None)
     names: tuple[str, ...] = form.__struct_fields__ if settings is not None and settings.array_like else ()
-    return re.sub(r"`\$\[(\d+)\]", lambda place: f"`$.{names[int(place[1])]}", text) if names else text
+    position = re.search(r"`\$\[([0-9]{1,4})\]", path)
+    if position and int(position[1]) < len(names):
+        path = f"{path[: position.start()]}`$.{names[int(position[1])]}{path[position.end() :]}"
+    return re.sub(r"[^ -~]", "?", _QUOTED_VALUE.sub(r"\1", fault)[:_MAX_FAULT_CHARACTERS]) + path
 
 
 class DelegationGrant(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

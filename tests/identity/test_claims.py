@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
@@ -295,3 +297,43 @@ def test_a_claimed_length_allocates_nothing(payload: bytes, form: type[Any]) -> 
 def test_any_other_bytes_are_malformed(data: bytes) -> None:
     with pytest.raises(MalformedClaimError):
         read_claim(data, object)
+
+
+class Colour(StrEnum):
+    """Some words."""
+
+    RED = "red"
+
+
+class Painted(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A payload with words."""
+
+    colour: Colour
+    more: tuple[Colour, ...] = ()
+    counts: dict[Colour, int] = {}
+
+
+PATH_LIKE = st.from_regex(r"[x\n]?( - at )?(`key` in )?`?\$\[[0-9]{1,5}\]`?", fullmatch=True)
+
+
+@given(st.text() | PATH_LIKE)
+@example("`$[999]`")
+@example("`$[999]")
+@example("x - at `$[999]`")
+def test_any_text_in_place_of_a_word_is_refused_by_the_name_of_its_field(text: str) -> None:
+    assume(text != "red")
+    for payload, name in (([text], "colour"), (["red", ["red", text]], "more[1]")):
+        with pytest.raises(MalformedClaimError) as caught:
+            read_claim(sign_claim(identity_of(1, 2), "paint", payload, NOW).encode(), Painted)
+        assert str(caught.value) == f"A claim cannot be read: Invalid enum value - at `$.{name}`."
+    with pytest.raises(MalformedClaimError, match=r"Invalid enum value - at `key` in `\$\.counts`"):
+        read_claim(sign_claim(identity_of(1, 2), "paint", ["red", [], {text: 1}], NOW).encode(), Painted)
+
+
+@given(st.text() | PATH_LIKE)
+def test_any_name_of_a_field_is_refused_in_one_printable_line(text: str) -> None:
+    assume(text not in Vote.__struct_fields__)
+    for form in (Vote, Painted):
+        with pytest.raises(MalformedClaimError) as caught:
+            read_claim(sign_claim(identity_of(1, 2), "vote", {"step": "a", text: 1}, NOW).encode(), form)
+        assert re.fullmatch("[ -~]{1,250}", str(caught.value))

@@ -222,7 +222,14 @@ def test_numbers_that_would_spoil_sums_never_get_in(name: str, lie: object) -> N
 
 def test_a_liar_that_signs_its_lies_is_refused_by_the_schema() -> None:
     desk = Desk()
-    for lie in ({"loss_ema": 1e200}, {"steps": 10**13}, {"layers": [5, 5]}, {"roles": ["king"]}, {"extra": 1}):
+    for lie in (
+        {"loss_ema": 1e200},
+        {"steps": 10**13},
+        {"layers": [5, 5]},
+        {"roles": ["king"]},
+        {"extra": 1},
+        {"state": "`$[999]`"},
+    ):
         data = signed_payload(ALICE, told(REPORT, **lie))
         assert desk.reason(data) is ScoreReason.MALFORMED_CLAIM
     assert desk.cache.verifications == 0  # nobody's signature was worth the time
