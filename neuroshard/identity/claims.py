@@ -244,6 +244,10 @@ def read_claim(data: bytes, form: type[T], max_bytes: int = MAX_CLAIM_BYTES) -> 
     Raises ClaimTooLargeError, or MalformedClaimError that names the field.
     """
     signed: Signed[ClaimBody] = _decoded(_checked_size(data, max_bytes), Signed[ClaimBody])
+    # msgpack has several forms of one length, and no signature covers the lengths of body and signature. A claim with
+    # the same signature in other bytes would look like a second claim, and honest nodes would be blamed for it.
+    if msgspec.msgpack.encode(signed) != data:
+        raise MalformedClaimError("A claim cannot be read: it is not in the shortest encoding.")
     body = signed.read(ClaimBody)
     payload: T = _decoded(body.payload, form)
     return SignedClaim(signed, payload, body.issued_at, Delegation.read(body.delegation))

@@ -36,6 +36,7 @@ from neuroshard.identity import (
 )
 from neuroshard.identity.claims import MAX_CLAIM_BYTES
 from tests.vectors.make_identity_claim import golden_claim
+from tests.worlds.claims import encodings_of
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text("utf-8"))
 NOW = 1_700_000_000.0
@@ -297,6 +298,16 @@ def test_a_claimed_length_allocates_nothing(payload: bytes, form: type[Any]) -> 
 def test_any_other_bytes_are_malformed(data: bytes) -> None:
     with pytest.raises(MalformedClaimError):
         read_claim(data, object)
+
+
+def test_a_claim_has_one_encoding() -> None:
+    sent = sign_claim(identity_of(1, 2), "vote", Vote("a"), NOW).encode()
+    shortest, *others = encodings_of(sent)
+    assert shortest == sent
+    assert len(others) == 107  # 3 forms of the array, 6 of the body and 6 of the signature
+    for other in others:
+        with pytest.raises(MalformedClaimError):
+            read_claim(other, Vote)
 
 
 class Colour(StrEnum):

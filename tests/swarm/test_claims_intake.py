@@ -31,7 +31,7 @@ from neuroshard.membership.claim_intake import (
 )
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
-from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, altered, announcement_of, in_other_bytes, told
+from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, altered, announcement_of, encodings_of, told
 from tests.worlds.identities import identity_of
 
 ALICE, BOB = identity_of(1), identity_of(2)
@@ -95,14 +95,21 @@ def test_a_good_report_is_heard_once_with_its_author() -> None:
     assert heard.value == replace(REPORT, sequence=5)
 
 
+def test_a_report_in_other_bytes_is_malformed_and_never_counts_as_a_replay() -> None:
+    desk = Desk()
+    shortest, *others = encodings_of(desk.say(ALICE, 5))
+    assert {desk.reason(other) for other in others} == {ScoreReason.MALFORMED_CLAIM}
+    assert isinstance(desk.intake.take(shortest), Statement)
+    assert {desk.reason(other) for other in others} == {ScoreReason.MALFORMED_CLAIM}
+    desk.repeat(ALICE, shortest)
+
+
 def test_a_report_that_came_from_its_author_may_come_by_gossip_too_but_not_much_later() -> None:
     desk = Desk()
     data = desk.say(ALICE, 5)
     assert isinstance(desk.intake.take(data, sender=ALICE.node_id), Statement)
     desk.repeat(ALICE, data)
-    other_bytes = in_other_bytes(data)
-    assert other_bytes != data
-    assert desk.reason(other_bytes) is ScoreReason.REPLAYED_CLAIM
+    assert desk.reason(desk.say(ALICE, 5, steps=9)) is ScoreReason.REPLAYED_CLAIM  # another report of the same number
     desk.time += LATE_SECONDS + 1
     assert desk.reason(data) is ScoreReason.REPLAYED_CLAIM
     again = desk.intake.take(data, sender=ALICE.node_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -63,9 +64,16 @@ def altered(claim: bytes, change: Callable[[list[Any]], object]) -> bytes:
     return msgspec.msgpack.encode([msgspec.msgpack.encode(content), signature])
 
 
-def in_other_bytes(claim: bytes) -> bytes:
-    """The same claim with a longer length field before its signature."""
-    return claim[:-66] + b"\xc5\x00\x40" + claim[-64:]
+def encodings_of(claim: bytes) -> list[bytes]:
+    """All encodings of a claim in msgpack, those as text included. The first one is the shortest, as it travels."""
+    body, signature = msgspec.msgpack.decode(claim)
+    arrays = (b"\x92", b"\xdc\x00\x02", b"\xdd\x00\x00\x00\x02")
+    return [b"".join(parts) for parts in product(arrays, _byte_strings(body), _byte_strings(signature))]
+
+
+def _byte_strings(data: bytes) -> list[bytes]:
+    forms = ((b"\xc4", 1), (b"\xc5", 2), (b"\xc6", 4), (b"\xd9", 1), (b"\xda", 2), (b"\xdb", 4))
+    return [code + len(data).to_bytes(size) + data for code, size in forms if len(data) < 256**size]
 
 
 def told(report: TrainingReport, **fields: Any) -> list[Any]:
