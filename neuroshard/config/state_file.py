@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, cast
 
 import msgspec
 
+from neuroshard.decoders import json_decoder
 from neuroshard.errors import DamagedFileError, StorageError
 
 _LOG = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class StateFile(Generic[T]):
     def _decode(self, content: bytes) -> T:
         if len(content) > self.max_bytes:
             raise ValueError(f"it is longer than {self.max_bytes:,} bytes")
-        return msgspec.json.decode(content, type=self.type)
+        return cast("T", json_decoder(self.type).decode(content))
 
     def _handle_damage(self, reason: str, warn: Callable[[str], None]) -> None:
         match self.on_damage:

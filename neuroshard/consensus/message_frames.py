@@ -38,6 +38,7 @@ from neuroshard.consensus.round_messages import (
     Vote,
     VoteSaid,
 )
+from neuroshard.decoders import analysed
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, read_claim, sign_claim, verify_claim
 from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
@@ -96,7 +97,7 @@ def quorum_to_json(quorum: Quorum) -> JsonValue:
 
 def quorum_from(fields: JsonValue, votes: Sequence[bytes]) -> Quorum:
     """The quorum with these claims, not checked for sufficient votes. Raises MalformedMessageError, ValueError."""
-    read = msgspec.convert(fields, _QuorumFields)
+    read = msgspec.convert(fields, analysed(_QuorumFields))
     value = replace(read.value, members=Roster(read.value.members).members)  # a roster names each member once
     return Quorum(value, read.view, read.phase, tuple(read_signed(vote, Vote) for vote in votes))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
+from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
 from neuroshard.identity.node_key import NodeKey, node_id_of
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, verify_signature
@@ -76,14 +77,9 @@ def _to_sign(kind: str, body: bytes) -> bytes:
     return f"neuroshard/signed/{kind}/1\0".encode() + body
 
 
-@cache
-def _decoder(form: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(form)
-
-
 def _decoded(data: bytes | msgspec.Raw, form: Any) -> Any:
     try:
-        return _decoder(form).decode(data)
+        return msgpack_decoder(form).decode(data)
     except (ValueError, RecursionError) as error:  # ValidationError, DecodeError; text that is not UTF-8
         raise MalformedClaimError(f"A claim cannot be read: {_described(str(error), form)}.") from None
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
+from neuroshard.decoders import analysed
 from neuroshard.types import MAX_LAYERS, JsonValue, LayerRange, RunId
 
 MAX_JSON_DEPTH = 64
@@ -100,7 +101,7 @@ def declared(value: JsonValue, form: type[_T]) -> _T:
     if isinstance(value, Mapping):
         for name in sorted(value.keys() - {field.name for field in fields(cast("Any", form))}):
             raise ValueError(f"unknown field - at `$.{name[:40]}`")
-    return msgspec.convert(value, form)
+    return msgspec.convert(value, analysed(form))
 
 
 MAX_NUMBER = 10**300

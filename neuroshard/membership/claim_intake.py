@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from neuroshard.decoders import analysed
 from neuroshard.errors import DataError
 from neuroshard.identity import (
     ClaimTooLargeError,
@@ -179,7 +180,7 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
 def is_announcement(claim: VerifiedClaim[object]) -> bool:
     """Return whether a record has the form of an announcement. Nodes that store directory records check it, too."""
     try:
-        return msgspec.convert(claim.payload, Announcement).leads_to(claim.node_id)
+        return msgspec.convert(claim.payload, analysed(Announcement)).leads_to(claim.node_id)
     except ValueError:
         return False
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import prod
 from struct import Struct as Layout
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
@@ -24,6 +23,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
+from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import NeuroShardError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -206,13 +206,8 @@ def _as_plain(value: object) -> object:
     raise TypeError(f"a message cannot hold a value of type {type(value).__name__}")
 
 
-_HEADERS = msgspec.msgpack.Decoder(_Header)
+_HEADERS = msgpack_decoder(_Header)
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_plain)
-
-
-@cache
-def _decoder(declared: type[msgspec.Struct] | None) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(PLAIN_MAPPING if declared is None else declared)
 
 
 def pack(message: Message) -> bytes:
@@ -229,7 +224,7 @@ def pack(message: Message) -> bytes:
 def unpack(data: bytes | msgspec.Raw, declared: type[msgspec.Struct] | None = None) -> Message:
     """Read the bytes that `pack` wrote. Raises MalformedFrameError that names the field, for example `$.view`."""
     try:
-        return _decoder(declared).decode(data)
+        return msgpack_decoder(PLAIN_MAPPING if declared is None else declared).decode(data)
     except (ValueError, RecursionError) as error:  # ValidationError and DecodeError, text that is not UTF-8
         raise MalformedFrameError(f"A message cannot be read: {str(error)[:200]}.") from None
 

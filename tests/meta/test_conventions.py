@@ -48,6 +48,13 @@ def test_no_two_modules_of_tests_share_a_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_structs_are_read_through_the_decoders_that_threads_may_share() -> None:
+    """`neuroshard/decoders.py` says why the first use of a struct must not come from msgspec's own functions."""
+    direct = re.compile(r"msgspec\.convert\((?!.*, analysed\()|msgspec\.(json|msgpack)\.(decode\(|Decoder\()")
+    found = [name_of(path) for path in python_files("neuroshard") if direct.search(path.read_text(encoding="utf-8"))]
+    assert found == ["neuroshard/decoders.py"]
+
+
 def test_nothing_is_unpickled() -> None:
     found = [
         f"{name_of(path)}: {name}"
