@@ -11,10 +11,10 @@ from pathlib import Path
 
 import anyio
 
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import open_source
 from neuroshard.types import NodeId, RunId
 

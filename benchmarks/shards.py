@@ -22,9 +22,9 @@ from benchmarks.record import Report, Row
 from benchmarks.shaped_line import FAR_ADDRESS, Line, NoLineError, shaped_line
 from benchmarks.shard_reader import VOCABULARY
 from benchmarks.sizes import size
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_file import ShardForm
 from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import open_source

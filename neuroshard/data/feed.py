@@ -23,9 +23,9 @@ from neuroshard.data.assignment import (
     ranges_of,
     shards_by_use,
 )
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import Genesis
 from neuroshard.data.entropy import unigram_entropy
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import ShardLoader, UnusableShardError
 from neuroshard.data.windows import (
     Batch,

@@ -18,9 +18,9 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.data.cache import CachedShard, ShardCache
 from neuroshard.data.data_set import Genesis
 from neuroshard.data.manifest import DEFAULT_SHARD_TOKENS, MAX_SHARD_TOKENS, TokenizerEntry
+from neuroshard.data.shard_cache import CachedShard, ShardCache
 from neuroshard.data.shard_file import ShardForm, TokenArray
 from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, TokenizerTable
 from neuroshard.data.transfer import FileRequest

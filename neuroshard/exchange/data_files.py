@@ -20,8 +20,8 @@ import anyio
 import anyio.to_thread
 from msgspec import Meta, Struct, structs
 
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, shard_of
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.transfer import FileDamagedError, FileMissingError, OpenedFile
 from neuroshard.errors import DataUnavailableError

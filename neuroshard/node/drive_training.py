@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.config.settings import Settings
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.host.computer import peak_megabytes, resident_megabytes

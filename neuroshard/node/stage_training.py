@@ -10,9 +10,9 @@ from functools import partial
 from itertools import count
 
 from neuroshard.config.settings import Settings
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.exchange.data_files import DataStore

@@ -13,11 +13,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from neuroshard.data.assignment import Assignment
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import DataSetManifest
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import ShardSource, open_source
 from neuroshard.data.transfer import RetryPolicy
 from neuroshard.data.windows import Batch, window_key, window_order

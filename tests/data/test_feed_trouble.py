@@ -25,9 +25,9 @@ from genesis_samples import (
 from hostile_server import Behaviour, HostileServer
 
 from neuroshard.data.assignment import RotationReason
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_file import shard_bytes
 from neuroshard.data.windows import Batch
 from neuroshard.errors import DataError, StorageError

@@ -29,10 +29,10 @@ from hostile_server import HostileServer, Request
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import Genesis, open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.manifest import parse_manifest
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import ShardSource, open_source
 from neuroshard.data.source_monitor import RefreshTimes, SourceMonitor
 from neuroshard.data.tokenizer import learn_merges

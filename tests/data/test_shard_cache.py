@@ -10,7 +10,7 @@ import pytest
 import torch
 from genesis_samples import shard_tokens
 
-from neuroshard.data.cache import CachedShard, ShardCache
+from neuroshard.data.shard_cache import CachedShard, ShardCache
 from neuroshard.data.shard_file import ShardForm, ShardFormat, shard_bytes
 from neuroshard.errors import DataError, DiskFullError, StorageError
 from neuroshard.types import ShardId

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import trio
 
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.manifest import DataSetManifest, ManifestTrust
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.dataset.destination import Destination, open_destination
 from neuroshard.dataset.object_store import Condition, Version

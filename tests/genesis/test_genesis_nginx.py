@@ -15,10 +15,10 @@ from find_nginx import nginx_path
 from nginx_server import Nginx
 from publishing import read_everything
 
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import MAX_PAGE_BYTES, ManifestTrust
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import open_source
 from neuroshard.data.transfer import RetryPolicy

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import trio
 
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import Tokenizer, TokenizerTable
 from neuroshard.dataset import FolderText, GenesisServer, build_genesis

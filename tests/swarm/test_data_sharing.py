@@ -16,9 +16,9 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import Genesis, open_genesis
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import FolderSource
 from neuroshard.data.transfer import OpenedFile

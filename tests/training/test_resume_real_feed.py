@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from neuroshard.data.assignment import RotationRule
-from neuroshard.data.cache import ShardCache
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import open_source
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
