@@ -50,6 +50,7 @@ class Architecture:
 
 MAX_LAYERS = 4096
 MAX_SHARDS = 10**8
+MAX_LOSS = 10_000.0  # nats per token; a peer that sends a higher loss is wrong
 
 
 @dataclass(frozen=True, order=True)

@@ -15,7 +15,7 @@ from neuroshard.errors import CheckpointError
 from neuroshard.identity import NodeIdentity, SignedClaim, hash_parts, read_claim, sign_claim, verify_claim
 from neuroshard.identity.claims import ForeignClaimError
 from neuroshard.status.snapshot import HeldOutPoint
-from neuroshard.types import HexDigest, JsonValue, LayerRange, NamedRun, NodeId, RunId
+from neuroshard.types import MAX_LOSS, HexDigest, JsonValue, LayerRange, NamedRun, NodeId, RunId
 
 PINNED_SEQUENCES = 32
 TIME_SHARE = 0.02
@@ -182,7 +182,9 @@ class HeldOutLosses(Struct, frozen=True, forbid_unknown_fields=True):
     outer_step: Annotated[int, Meta(ge=0, le=10**12)]  # of that stage
     root: Annotated[str, Meta(max_length=64)]  # of the stage's state, if it names the present weights
     sequences: HexDigest
-    losses: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(max_length=MAX_CLAIMED)]  # nats per token
+    losses: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=MAX_LOSS)], ...], Meta(max_length=MAX_CLAIMED)
+    ]  # nats per token
 
 
 LossSigner: TypeAlias = Callable[[Tensor, Tensor], bytes]
@@ -245,7 +247,7 @@ def verified_losses(
     payload = verify_claim(claim, KIND, now, sender, MAX_AGE_SECONDS).payload
     expected = replace(weights, outer_step=payload.outer_step, root=payload.root)
     if payload != _payload(expected, labels, summed):
-        raise ForeignClaimError(f"Node {sender} signed other losses than it told.")
+        raise ForeignClaimError(f"Node {sender} signed other losses than it sent.")
     return claim
 
 

@@ -18,11 +18,10 @@ from neuroshard.data.assignment import MAX_RANGES
 from neuroshard.errors import StorageError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
-from neuroshard.types import MAX_SHARDS, LayerRange, NamedRun, Role, ShardId, ShardRange
+from neuroshard.types import MAX_LOSS, MAX_SHARDS, LayerRange, NamedRun, Role, ShardId, ShardRange
 
 MAX_STEPS = 10**12
 MAX_TOKENS = 10**16
-MAX_LOSS = 1000.0  # nats per token
 MAX_TOKENS_PER_SECOND = 1e9
 MAX_SEQUENCE = 2**53  # every JSON reader represents integers up to this one exactly
 MAX_INTERVAL_SECONDS = 1000.0

@@ -27,7 +27,7 @@ from neuroshard.membership.network_opening import (
     use_surroundings,
 )
 from neuroshard.membership.participant import OwnMessages, Participant
-from neuroshard.membership.reports import MAX_LOSS, MAX_WINDOWS, TrainingReport, kept_report_numbers
+from neuroshard.membership.reports import MAX_WINDOWS, TrainingReport, kept_report_numbers
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
@@ -40,7 +40,7 @@ from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
-from neuroshard.types import RunId
+from neuroshard.types import MAX_LOSS, RunId
 
 if TYPE_CHECKING:
     from neuroshard.node.stage_swarm import StageSwarm

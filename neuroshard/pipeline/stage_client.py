@@ -37,9 +37,9 @@ from neuroshard.pipeline.stage_protocol import (
     run_off_loop,
 )
 from neuroshard.pipeline.stage_server import StageServer
-from neuroshard.pipeline.tensor_checks import LARGEST_LOSS, LARGEST_RECEIVED, StageShapes, is_loss, is_within
+from neuroshard.pipeline.tensor_checks import LARGEST_RECEIVED, StageShapes, is_loss, is_within
 from neuroshard.signals import first_of
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_LOSS, NodeId
 
 T = TypeVar("T")
 _HERE = NodeId("this node")
@@ -413,7 +413,7 @@ def _check_losses(losses: Tensor | None, shape: Shape | None, request: StageRequ
     """Check losses of an evaluation. They may be non-finite, because the model may have diverged."""
     _check_shape(losses, shape)
     if losses is not None and request.labels is not None:
-        most = LARGEST_LOSS * request.labels.shape[1]
+        most = MAX_LOSS * request.labels.shape[1]
         if bool(((losses < 0) | ((losses > most) & torch.isfinite(losses))).any()):
             raise RefusedTensorError("It has impossible losses.")
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from neuroshard.model.transformer import StageModel
 from neuroshard.pipeline.microbatch import RefusedTensorError
-from neuroshard.types import Architecture, LayerRange
+from neuroshard.types import MAX_LOSS, Architecture, LayerRange
 
 LARGEST_VALUE = 2.0**20  # of an activation or its gradient when it is computed
 LARGEST_RECEIVED = 2 * LARGEST_VALUE  # int8 and bf16 may round up a little
-LARGEST_LOSS = 10_000.0  # nats per token
 LARGEST_ROUNDING = 0.02  # relative norm, between outputs of equal weights: bf16 arithmetic and int8 on the wire
 
 
@@ -33,7 +32,7 @@ def are_alike(output: Tensor, other: Tensor) -> bool:
 
 def is_loss(loss_sum: float, tokens: int) -> bool:
     """Whether the value can be a cross-entropy in nats, summed over this number of tokens."""
-    return isfinite(loss_sum) and 0 <= loss_sum <= LARGEST_LOSS * tokens
+    return isfinite(loss_sum) and 0 <= loss_sum <= MAX_LOSS * tokens
 
 
 @dataclass(frozen=True)

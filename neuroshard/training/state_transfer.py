@@ -8,7 +8,6 @@ from math import isfinite
 from typing import Any, cast
 
 from neuroshard.consensus.matchmaking import Matchmaker
-from neuroshard.membership.reports import MAX_LOSS
 from neuroshard.pipeline.executor import Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_saver import CheckpointSaver
@@ -19,7 +18,7 @@ from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
 from neuroshard.training.record import Inherited, Progress, StageIdentity, TrainingRecord, to_meta
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_LOSS, NodeId
 
 
 class StateDonor:

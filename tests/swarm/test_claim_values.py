@@ -38,7 +38,7 @@ POSSIBLE = st.fixed_dictionaries(
     {
         "steps": st.integers(0, 10**12),
         "tokens": st.integers(0, 10**16),
-        "loss_ema": st.none() | st.floats(0, 1000).map(lambda loss: round(loss, 5)),
+        "loss_ema": st.none() | st.floats(0, 10_000).map(lambda loss: round(loss, 5)),
         "shard": st.none() | st.integers(0, 10**8).map(ShardId),
         "tokens_per_second": st.floats(0, 1e9).map(lambda speed: round(speed, 1)),
         "state": st.sampled_from(NodeState),
@@ -74,7 +74,7 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ("sequence", [-1, 2**53 + 1, 1.0, True, None, "1"]),
     ("steps", [-1, 10**12 + 1, 10**19, 0.5, math.nan]),
     ("tokens", [-1, 10**16 + 1, None]),
-    ("loss_ema", [math.nan, math.inf, -math.inf, -0.1, 1000.1, 10**19, "3", True]),
+    ("loss_ema", [math.nan, math.inf, -math.inf, -0.1, 10_000.1, 10**19, "3", True]),
     ("shard", [-1, 10**8 + 1, 1.5]),
     ("shards_seen", [-1, None, 10**9]),
     ("roles", [None, "driver", ["king"], ["driver", "driver"], [["driver"]], ["driver"] * 4, ["`$[999]`"]]),

@@ -11,9 +11,11 @@ from functools import partial
 import pytest
 import torch
 import trio
+from msgspec import structs
 from torch import Tensor
 
 from neuroshard.data.held_out_losses import (
+    KIND,
     MAX_AGE_SECONDS,
     Evaluation,
     EvaluationRecord,
@@ -21,11 +23,12 @@ from neuroshard.data.held_out_losses import (
     LossSigner,
     MeasuredWith,
     claim_bytes,
+    nats_per_token,
     signed_losses,
     verified_losses,
 )
 from neuroshard.errors import CheckpointError, DataError
-from neuroshard.identity import NodeIdentity, read_claim
+from neuroshard.identity import MalformedClaimError, NodeIdentity, read_claim, sign_claim
 from neuroshard.network import InMemoryNetwork, ScoreReason
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import StageGoneError
@@ -85,6 +88,17 @@ def test_losses_that_are_no_numbers_are_not_signed() -> None:
 def test_whatever_is_not_this_nodes_word_for_these_losses_is_refused(forged: bytes) -> None:
     with pytest.raises(DataError):
         verified_losses(forged, VALIDATOR.node_id, WEIGHTS, LABELS[:2], SUMMED, now=NOW)
+
+
+@pytest.mark.parametrize("loss", [math.inf, math.nan, -1.0, 10_000.1])
+def test_a_signed_loss_that_no_model_has_is_refused_by_name(loss: float) -> None:
+    summed = torch.tensor([16.5, 16 * loss])
+    payload = verified_losses(
+        encoded(LABELS[:2], SUMMED), VALIDATOR.node_id, WEIGHTS, LABELS[:2], SUMMED, now=NOW
+    ).payload
+    hostile = sign_claim(VALIDATOR, KIND, structs.replace(payload, losses=nats_per_token(summed, 16)), NOW).encode()
+    with pytest.raises(MalformedClaimError, match=r"at `\$\.losses\[1\]`"):
+        verified_losses(hostile, VALIDATOR.node_id, WEIGHTS, LABELS[:2], summed, now=NOW)
 
 
 @pytest.mark.parametrize("other", [replace(WEIGHTS, run_id=RunId("2" * 64)), replace(WEIGHTS, layers=LayerRange(1, 3))])

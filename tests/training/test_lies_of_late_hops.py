@@ -25,8 +25,8 @@ from neuroshard.pipeline.stage_protocol import (
     read_request,
     request_limits,
 )
-from neuroshard.pipeline.tensor_checks import LARGEST_LOSS, LARGEST_RECEIVED, StageShapes
-from neuroshard.types import LayerRange, NodeId, RunId
+from neuroshard.pipeline.tensor_checks import LARGEST_RECEIVED, StageShapes
+from neuroshard.types import MAX_LOSS, LayerRange, NodeId, RunId
 from tests.worlds.stages import ARCHITECTURE, LABELS, activations, key
 
 LAST = StageAddress(RunId("1" * 64), LayerRange(2, ARCHITECTURE.layer_count), 1)
@@ -105,7 +105,7 @@ def test_an_answer_to_something_else_is_refused(operation: Operation, answers: A
     assert trio.run(refused, operation, answers) == [(LIAR, ScoreReason.UNEXPECTED_TENSOR)]
 
 
-@pytest.mark.parametrize("loss", [torch.nan, torch.inf, -0.1, 1.01 * LARGEST_LOSS * TOKENS, 1e300, None])
+@pytest.mark.parametrize("loss", [torch.nan, torch.inf, -0.1, 1.01 * MAX_LOSS * TOKENS, 1e300, None])
 def test_a_loss_that_cannot_be_is_refused(loss: float | None) -> None:
     answers = told(replace(GOOD, loss_sum=loss))
     assert trio.run(refused, Operation.LOSS, answers) == [(LIAR, ScoreReason.UNEXPECTED_TENSOR)]
@@ -115,7 +115,7 @@ def test_a_backward_pass_tells_no_loss() -> None:
     assert trio.run(refused, Operation.BACKWARD, told(GOOD)) == [(LIAR, ScoreReason.UNEXPECTED_TENSOR)]
 
 
-@pytest.mark.parametrize("losses", [(-1.0, 2.0), (1.0, 1.1 * LARGEST_LOSS * ARCHITECTURE.sequence_length)])
+@pytest.mark.parametrize("losses", [(-1.0, 2.0), (1.0, 1.1 * MAX_LOSS * ARCHITECTURE.sequence_length)])
 def test_held_out_losses_that_cannot_be_are_refused(losses: tuple[float, float]) -> None:
     reports = list[tuple[NodeId, ScoreReason]]()
 
