@@ -14,6 +14,11 @@ WalletId = NewType("WalletId", str)  # first 16 hex digits of SHA-256(wallet pub
 RunId = NewType("RunId", str)  # 64 hex digits
 ShardId = NewType("ShardId", int)
 
+PRINTABLE = r"\A[ -~]*\Z"  # a pattern: printable ASCII
+MAX_NODE_ID_CHARACTERS = 64  # the id of an Ed25519 key has 52
+MAX_ADDRESS_CHARACTERS = 256  # of a multiaddr, or of a host and its port
+LATEST_TIME = 10**11  # seconds since 1970
+UnixSeconds = Annotated[float, Meta(ge=0, le=LATEST_TIME)]  # a time in a message: seconds since 1970
 NamedRun = Annotated[RunId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # the run id in a message
 HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a SHA-256 or BLAKE3 in a message
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv6Address
 
-MAX_MULTIADDR_CHARACTERS = 256
+from neuroshard.types import MAX_ADDRESS_CHARACTERS
+
 MULTIADDR_FORM = "/ip4/203.0.113.7/tcp/4001/p2p/<node id>"
 
 _FORM = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]+)/p2p/([^/]+)(?:/p2p-circuit/p2p/([^/]+))?")
@@ -22,8 +23,8 @@ def checked_multiaddr(text: str) -> str:
     Raises ValueError with a description of the defect otherwise.
     """
     shown = repr(text[:80])
-    if len(text) > MAX_MULTIADDR_CHARACTERS:
-        raise ValueError(f"{shown}... has more than {MAX_MULTIADDR_CHARACTERS} characters")
+    if len(text) > MAX_ADDRESS_CHARACTERS:
+        raise ValueError(f"{shown}... has more than {MAX_ADDRESS_CHARACTERS} characters")
     match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{shown} {_what_is_missing(text)}")

@@ -47,7 +47,7 @@ from neuroshard.types import JsonValue, NodeId
 
 KIND = "round/message"
 OTHER_BYTES = 2 << 20  # per message, apart from slices: claims, statistics
-MAX_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept
+MAX_ROUND_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept
 _Body = TypeVar("_Body", bound=Body)
 
 
@@ -72,7 +72,7 @@ def read_signed(data: bytes, body: type[_Body]) -> VerifiedBody[_Body]:
     A vote stays valid however old it is, so the delegation must have been valid when the vote was signed.
     """
     try:
-        claim = read_claim(data, body, MAX_CLAIM_BYTES)
+        claim = read_claim(data, body, MAX_ROUND_CLAIM_BYTES)
         said = verify_claim(claim, body.kind, claim.issued_at)
     except DataError as error:
         raise MalformedMessageError(f"A {body.kind} cannot be read: {error}") from None

@@ -12,13 +12,11 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from neuroshard.identity import hash_parts
-from neuroshard.types import NodeId, RunId, WalletId
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, PRINTABLE, NodeId, RunId, WalletId
 
-MAX_NODE_ID_CHARACTERS = 64
 MAX_WALLET_ID_CHARACTERS = 16
-_PRINTABLE = r"\A[ -~]*\Z"
-NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=_PRINTABLE)]  # the node id in a message
-NamedWallet = Annotated[WalletId, Meta(max_length=MAX_WALLET_ID_CHARACTERS, pattern=_PRINTABLE)]
+NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=PRINTABLE)]  # the node id in a message
+NamedWallet = Annotated[WalletId, Meta(max_length=MAX_WALLET_ID_CHARACTERS, pattern=PRINTABLE)]
 
 
 class GroupMember(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.consensus.roster import MAX_SLICES, Encoded, GroupMember, NamedNode, Roster, Step
 from neuroshard.identity import hash_parts
-from neuroshard.types import HexDigest, NodeId
+from neuroshard.types import PRINTABLE, HexDigest, NodeId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
@@ -21,7 +21,7 @@ LARGEST = 10**15
 MAX_VIEW = 10_000
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
-_Reason = Annotated[str, Meta(max_length=200, pattern=r"\A[ -~]*\Z")]
+_Reason = Annotated[str, Meta(max_length=200, pattern=PRINTABLE)]
 
 
 class Phase(StrEnum):

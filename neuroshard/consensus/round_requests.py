@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from neuroshard.consensus.message_frames import MalformedMessageError, from_frame, limits_for, to_frame
-from neuroshard.consensus.roster import MAX_NODE_ID_CHARACTERS, MAX_WALLET_ID_CHARACTERS, GroupMember, Roster
+from neuroshard.consensus.roster import MAX_WALLET_ID_CHARACTERS, GroupMember, Roster
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     MAX_MEMBERS,
@@ -36,7 +36,7 @@ from neuroshard.state.transfer_messages import (
     read_request_about,
     request_about,
 )
-from neuroshard.types import JsonValue, NodeId, WalletId
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, JsonValue, NodeId, WalletId
 
 CALL = "round/call"
 CALL_LIMITS = FrameLimits(max_header_bytes=32 * 1024)

@@ -20,7 +20,7 @@ from torch import Tensor
 from neuroshard.compression import MalformedVectorError
 from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.message_frames import MAX_CLAIM_BYTES, quorum_from, quorum_to_json
+from neuroshard.consensus.message_frames import MAX_ROUND_CLAIM_BYTES, quorum_from, quorum_to_json
 from neuroshard.consensus.roster import MAX_SLICES, digest_of
 from neuroshard.consensus.round_messages import MAX_MEMBERS, MAX_VIEW, Quorum
 from neuroshard.consensus.round_work import RoundWork
@@ -339,7 +339,7 @@ def _texts(quorum: Quorum) -> list[str]:
 
 def _claims(value: JsonValue) -> list[bytes]:
     texts = list_field(value, MAX_MEMBERS, "votes")
-    return [b64decode(line_field(text, 2 * MAX_CLAIM_BYTES, "vote"), validate=True) for text in texts]
+    return [b64decode(line_field(text, 2 * MAX_ROUND_CLAIM_BYTES, "vote"), validate=True) for text in texts]
 
 
 @dataclass(frozen=True)

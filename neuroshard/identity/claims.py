@@ -19,13 +19,12 @@ from neuroshard.errors import DataError
 from neuroshard.identity.node_key import NodeKey, node_id_of
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, verify_signature
 from neuroshard.identity.wallet import wallet_id_of
-from neuroshard.types import NodeId, WalletId
+from neuroshard.types import LATEST_TIME, NodeId, UnixSeconds, WalletId
 
 MAX_CLAIM_BYTES = 64 * 1024
 MAX_CLOCK_SKEW_SECONDS = 300.0
 MOST_KNOWN = 1024
 _MAX_BODY_BYTES = MAX_CLAIM_BYTES - SIGNATURE_BYTES
-_LATEST = 10**12  # seconds since 1970
 
 PublicKey = Annotated[bytes, Meta(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
 T = TypeVar("T")
@@ -111,7 +110,7 @@ class DelegationGrant(Struct, frozen=True, array_like=True, forbid_unknown_field
 
     node_public_key: PublicKey
     wallet_public_key: PublicKey
-    expires_at: Annotated[int, Meta(ge=0, le=_LATEST)]
+    expires_at: Annotated[int, Meta(ge=0, le=LATEST_TIME)]
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class ClaimBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     """The bytes that a node signs. They contain the delegation, so that a claim cannot be moved to another wallet."""
 
     payload: msgspec.Raw
-    issued_at: Annotated[float, Meta(ge=0, le=_LATEST)]  # seconds since 1970
+    issued_at: UnixSeconds
     delegation: Signed[DelegationGrant]
 
 

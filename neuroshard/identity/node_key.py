@@ -19,12 +19,11 @@ from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SEED_BYTES, SigningKey
 from neuroshard.identity.strict_json import exact_object, hex_field, parse_json
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, NodeId
 
 # identity multihash (code 0, length 36) of the protobuf message {Type = Ed25519 (1), Data = 32 bytes}
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 MOST_REMEMBERED = 2048  # ids in each direction
-_MAX_CHARACTERS = 64  # an Ed25519 peer id has 52; decoding is quadratic in the length
 
 
 @lru_cache(MOST_REMEMBERED)  # base58 is arithmetic on a long number, and the same nodes appear all the time
@@ -38,8 +37,8 @@ def node_id_of(public_key: bytes) -> NodeId:
 @lru_cache(MOST_REMEMBERED)
 def public_key_of(node_id: str) -> bytes:
     """Return the raw Ed25519 public key in a node id. Raises ValueError if it is not the peer id of such a key."""
-    if len(node_id) > _MAX_CHARACTERS or not node_id.isascii():
-        raise ValueError(f"{node_id[:_MAX_CHARACTERS]!r} is not a node id")
+    if len(node_id) > MAX_NODE_ID_CHARACTERS or not node_id.isascii():  # decoding takes time quadratic in the length
+        raise ValueError(f"{node_id[:MAX_NODE_ID_CHARACTERS]!r} is not a node id")
     try:
         raw = base58.b58decode(node_id)
     except ValueError:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import msgspec
 
 from neuroshard.decoders import analysed
-from neuroshard.types import MAX_LAYERS, JsonValue, LayerRange, RunId
+from neuroshard.types import MAX_LAYERS, PRINTABLE, JsonValue, LayerRange, RunId
 
 MAX_JSON_DEPTH = 64
 
@@ -163,7 +163,7 @@ def text_field(value: JsonValue, max_characters: int, where: str) -> str:
 
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_PRINTABLE = re.compile(r"[ -~]*")
+_PRINTABLE = re.compile(PRINTABLE)
 
 
 def whole_field(value: JsonValue, low: int, high: int, where: str) -> int:

@@ -8,14 +8,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from neuroshard.model.architecture import StagePlan
-from neuroshard.types import LayerRange, NamedRun, NodeId, RunId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, PRINTABLE, LayerRange, NamedRun, NodeId, RunId, UnixSeconds
 
 MAX_ADDRESSES = 16
-MAX_ADDRESS_CHARACTERS = 256
 MAX_VERSION_CHARACTERS = 32
 _MOST_MEMORY_MB = 10**9
-_LATEST = 1e11  # seconds since the epoch
-PRINTABLE = r"\A[ -~]*\Z"
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=r"\A/[!-~]*\Z")]  # the transport parses it
 
 
@@ -27,7 +24,7 @@ class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
     layers: LayerRange | None  # None: it holds no part of the model, or none yet
     addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]  # multiaddrs that end with /p2p/<node>
     pool: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=PRINTABLE)] | None  # host:port for tensors
-    started_at: Annotated[float, Meta(ge=0, le=_LATEST)]  # seconds since the epoch
+    started_at: UnixSeconds
     memory_tier_mb: Annotated[int, Meta(ge=0, le=_MOST_MEMORY_MB)]
     is_relay: bool
     version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS, pattern=PRINTABLE)]  # of the software

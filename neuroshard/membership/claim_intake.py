@@ -150,7 +150,7 @@ def _forgery(claim: SignedClaim[T], kind: str, delegations: KnownDelegations) ->
 
 
 REPORT_KIND = "report"
-REPORT_SECONDS = MAX_CLOCK_SKEW_SECONDS + 60  # the largest clock error, and time for gossip
+MAX_REPORT_AGE_SECONDS = MAX_CLOCK_SKEW_SECONDS + 60  # the largest clock error, and time for gossip
 
 
 def _foreign_address(announcement: Announcement, node_id: NodeId) -> str:
@@ -164,7 +164,7 @@ REPORT_RULES: ClaimRules[TrainingReport] = ClaimRules(
     run_of=lambda report: report.run_id,
     sequence_of=lambda report: report.sequence,
     max_bytes=MAX_REPORT_BYTES,
-    max_age_seconds=REPORT_SECONDS,
+    max_age_seconds=MAX_REPORT_AGE_SECONDS,
 )
 ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
     kind=RECORD_KIND,

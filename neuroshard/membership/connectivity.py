@@ -26,14 +26,13 @@ from neuroshard.network.tasks import keep_running
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.status.snapshot import NetworkState
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
 
 log = logging.getLogger(__name__)
 
 MAX_ADDRESSES = 256
 MAX_REMEMBERED = 64
 MAX_FILE_BYTES = 64 * 1024
-MAX_ADDRESS_CHARACTERS = 256
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 300.0
 GIVEN_AGAIN_SECONDS = 600.0

@@ -18,7 +18,7 @@ from neuroshard.data.assignment import MAX_RANGES
 from neuroshard.errors import StorageError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
-from neuroshard.types import MAX_LOSS, MAX_SHARDS, LayerRange, NamedRun, Role, ShardId, ShardRange
+from neuroshard.types import MAX_LOSS, MAX_SHARDS, LayerRange, NamedRun, Role, ShardId, ShardRange, UnixSeconds
 
 MAX_STEPS = 10**12
 MAX_TOKENS = 10**16
@@ -27,7 +27,6 @@ MAX_SEQUENCE = 2**53  # every JSON reader represents integers up to this one exa
 MAX_INTERVAL_SECONDS = 1000.0
 MAX_WINDOWS = 64  # in a report; a node with more of them reports none
 MAX_REPORT_BYTES = 3072  # of a signed report
-_LATEST = 1e11  # seconds since the epoch
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
@@ -50,7 +49,7 @@ class TrainingReport(Struct, frozen=True, array_like=True, forbid_unknown_fields
     failed_syncs: _Count
     tokens_per_second: Annotated[float, Meta(ge=0, le=MAX_TOKENS_PER_SECOND)]
     state: NodeState
-    started_at: Annotated[float, Meta(ge=0, le=_LATEST)]  # seconds since the epoch
+    started_at: UnixSeconds
     interval_seconds: Annotated[float, Meta(ge=1, le=MAX_INTERVAL_SECONDS)]  # until the next report, within a tenth
     leaving: bool = False  # the last report of this start
     inherited_steps: _Count = 0  # of `steps`, those made by other nodes before this node took over its first stage

@@ -20,7 +20,7 @@ from neuroshard.identity.strict_json import exact_object, layers_field, run_fiel
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
 from neuroshard.network import RequestRefusedError, ScoreReason
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, CheckpointManifest, CheckpointMeta, decode_manifest
-from neuroshard.types import Architecture, JsonValue, LayerRange, NamedRun
+from neuroshard.types import Architecture, JsonValue, LayerRange, NamedRun, UnixSeconds
 
 
 class DonorError(NeuroShardError):
@@ -83,7 +83,7 @@ class CopyReport(Struct, frozen=True, forbid_unknown_fields=True):
     """Reports that the sender keeps the donor's state of this time as a copy."""
 
     stage: StageName
-    taken_at: Seconds  # since the epoch
+    taken_at: UnixSeconds
 
 
 def request_about(kind: str, stage: StageName, **fields: WireValue) -> Frame:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.config.multiaddr import MAX_MULTIADDR_CHARACTERS, checked_multiaddr
+from neuroshard.config.multiaddr import checked_multiaddr
+from neuroshard.types import MAX_ADDRESS_CHARACTERS
 
 NODE = "12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 
@@ -63,6 +64,6 @@ def test_any_text_is_an_address_or_a_short_complaint(text: str) -> None:
 
 def complaint_about(text: str) -> str:
     try:
-        return "" if len(checked_multiaddr(text)) <= MAX_MULTIADDR_CHARACTERS else "too long" * 100
+        return "" if len(checked_multiaddr(text)) <= MAX_ADDRESS_CHARACTERS else "too long" * 100
     except ValueError as error:
         return str(error)

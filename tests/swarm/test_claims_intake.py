@@ -18,10 +18,10 @@ from neuroshard.membership.claim_intake import (
     BURST_CLAIMS,
     CLOCK_WITNESSES,
     LATE_SECONDS,
+    MAX_REPORT_AGE_SECONDS,
     MAX_SPEAKERS,
     REPORT_KIND,
     REPORT_RULES,
-    REPORT_SECONDS,
     ClaimCache,
     ClaimIntake,
     Refusal,
@@ -161,7 +161,12 @@ def test_a_clock_a_day_off_is_refused(days: int) -> None:
 
 
 def test_ages_are_bounded_on_both_sides() -> None:
-    for seconds, is_fine in ((-REPORT_SECONDS + 1, True), (-REPORT_SECONDS - 1, False), (299, True), (301, False)):
+    for seconds, is_fine in (
+        (-MAX_REPORT_AGE_SECONDS + 1, True),
+        (-MAX_REPORT_AGE_SECONDS - 1, False),
+        (299, True),
+        (301, False),
+    ):
         desk = Desk()
         data = signed_report(ALICE, REPORT, EPOCH + seconds)
         assert isinstance(desk.intake.check(data), Statement) == is_fine

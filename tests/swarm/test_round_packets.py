@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from neuroshard.consensus.message_frames import (
-    MAX_CLAIM_BYTES,
+    MAX_ROUND_CLAIM_BYTES,
     MalformedMessageError,
     from_frame,
     limits_for,
@@ -18,7 +18,7 @@ from neuroshard.consensus.message_frames import (
     signed_by,
     to_frame,
 )
-from neuroshard.consensus.roster import MAX_NODE_ID_CHARACTERS, MAX_SLICES, GroupMember, Roster, Step
+from neuroshard.consensus.roster import MAX_SLICES, GroupMember, Roster, Step
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
     MAX_VIEW,
@@ -45,7 +45,7 @@ from neuroshard.consensus.round_messages import (
     VoteSaid,
 )
 from neuroshard.messages import Frame, TensorPart, TensorSpec, WireError, decode, encode
-from neuroshard.types import NodeId, RunId, WalletId
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, NodeId, RunId, WalletId
 from tests.worlds.identities import identity_of
 
 NOW = 1_700_000_000.0
@@ -176,7 +176,7 @@ def test_the_longest_claims_are_read_and_padded_ones_are_not() -> None:
         claim = signed_by(NODES[0], body, NOW).claim
         assert read_signed(claim, type(body)).body == body
         with pytest.raises(MalformedMessageError, match="bytes"):
-            read_signed(claim + b" " * MAX_CLAIM_BYTES, type(body))
+            read_signed(claim + b" " * MAX_ROUND_CLAIM_BYTES, type(body))
 
 
 def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:

@@ -45,7 +45,7 @@ from neuroshard.network.transport import (
     any_record,
 )
 from neuroshard.signals import Signal
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, MAX_NODE_ID_CHARACTERS, NodeId
 
 FIND_KIND = "directory/find"
 STORE_KIND = "directory/store"
@@ -57,8 +57,6 @@ MAX_ANSWER_BYTES = 60 * 1024  # of nodes and records in one answer; the header o
 MAX_NODES_BYTES = 24 * 1024  # of them of nodes
 SHARE_OF_KEEPER = 4  # of the records that are wanted, one keeper is asked for one in so many: half of them overlap
 FIELD_BYTES = 8  # around a text or a record, at most
-MAX_ADDRESS_CHARACTERS = 512
-MAX_NODE_ID_CHARACTERS = 64
 _LOG = logging.getLogger(__name__)
 
 _Namespace = Annotated[str, Meta(min_length=1, max_length=MAX_NAMESPACE_CHARACTERS)]

@@ -44,7 +44,7 @@ from neuroshard.network.libp2p.streams import INITIAL_WINDOW, YamuxStream
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.transport import PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
 
 WANTED_RELAYS = 2
 LOOK_SECONDS = 2.0
@@ -78,12 +78,13 @@ class RelayClient:
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs through the relays at which this node has a reservation."""
         local = self._connections.local_id
-        return tuple(
+        texts = (
             f"{address.text}/p2p-circuit/p2p/{local}"
             for relay in self._places
             for address in self._contacts.vouched(relay)[:ADDRESSES_OF_RELAY]
             if not address.is_relayed
         )
+        return tuple(text for text in texts if len(text) <= MAX_ADDRESS_CHARACTERS)  # peers refuse longer ones
 
     async def run(self) -> None:
         """Keep reservations at relays, until cancelled."""

@@ -25,6 +25,7 @@ from neuroshard.network.libp2p.directory import (
     KademliaDirectory,
     StoreRequest,
 )
+from neuroshard.network.libp2p.relay import RelayClient
 from neuroshard.network.transport import RecordCheck, any_record
 from neuroshard.types import NodeId
 from tests.worlds.identities import identity_of
@@ -105,6 +106,16 @@ def test_an_answer_fits_a_frame_however_long_addresses_are(address_kind: str) ->
         assert len(answer.read(FindAnswer).records) >= 12
 
     run(scenario)
+
+
+def test_a_relayed_address_that_peers_would_refuse_is_not_announced() -> None:
+    contacts = PeerAddressBook(ME, has_neighbours=True)
+    relay = identity_of(2).node_id
+    short = f"/ip4/203.0.113.1/tcp/4001/p2p/{relay}"
+    contacts.learn_texts(relay, [longest_addresses(relay)[0], short])
+    client = RelayClient(cast("Any", None), cast("Any", FakeTransport(nobody)), contacts)
+    client._places[relay] = 0.0
+    assert client.addresses() == (f"{short}/p2p-circuit/p2p/{ME}",)
 
 
 def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
