@@ -175,18 +175,22 @@ class _Read:
         self.slices = dict[int, Encoded]()
         self._digests = b""
         for tensor in tensors:
-            what, _, number = tensor.spec.name.partition(" ")
+            name = tensor.spec.name
+            what, _, number = name.partition(" ")
             match what:
-                case "claim" if len(self.claims) <= MAX_MEMBERS:
+                case "claim" if name == f"claim {len(self.claims)}" and len(self.claims) <= MAX_MEMBERS:
                     self.claims.append(bytes(tensor.data))
-                case "vote" if len(self.votes) <= MAX_MEMBERS:
+                case "vote" if name == f"vote {len(self.votes)}" and len(self.votes) <= MAX_MEMBERS:
                     self.votes.append(bytes(tensor.data))
-                case "digests":
+                case "digests" if name == "digests" and not self._digests:
                     self._digests = bytes(tensor.data)
                 case "slice":
-                    self.slices[whole_field(int(number), 0, MAX_SLICES - 1, "slice")] = tensor.data
+                    index = whole_field(int(number), 0, MAX_SLICES - 1, "slice")
+                    if name != f"slice {index}" or index in self.slices:  # int() reads "+1" and "1_0" as well
+                        raise ValueError(f"it has the part {name[:32]!r}, which is not a number or comes twice")
+                    self.slices[index] = tensor.data
                 case _:
-                    raise ValueError(f"it has a part {tensor.spec.name[:32]!r}")
+                    raise ValueError(f"it has a part {name[:32]!r}")
 
     def fields(self, *names: str) -> Mapping[str, JsonValue]:
         return exact_object(self._fields, set(names), "a message")
@@ -236,6 +240,8 @@ def _wanted(read: _Read) -> AggregateWanted:
     slices = [
         whole_field(one, 0, MAX_SLICES - 1, "slice") for one in list_field(fields["slices"], MAX_SLICES, "slices")
     ]
+    if len(set(slices)) != len(slices):
+        raise ValueError("it names a slice twice")
     return AggregateWanted(hash_field(fields["step"], "step"), hash_field(fields["value"], "value"), tuple(slices))
 
 

@@ -121,6 +121,42 @@ def test_a_message_that_is_cut_or_has_more_is_refused(message: Message) -> None:
             from_frame(one)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["slice +1"],
+        ["slice 1_0"],
+        ["slice 01"],
+        ["slice \u0661"],
+        ["slice  1"],
+        ["slice 1", "slice 1"],
+        ["slice 1", "digests", "digests"],
+        ["slice 1", "digests 1"],
+        ["slice 1", "digests "],
+    ],
+    ids=ascii,
+)
+def test_a_part_with_another_name_than_it_is_sent_with_is_refused(names: list[str]) -> None:
+    frame = to_frame(ContributionSent(HASH, NODES[0].node_id, (bytes(32),), {1: b"x" * 32}))
+    assert [tensor.spec.name for tensor in frame.tensors] == ["slice 1", "digests"]
+    parts = tuple(TensorPart(TensorSpec(name, "uint8", (32,)), b"x" * 32) for name in names)
+    with pytest.raises(MalformedMessageError):
+        from_frame(replace(frame, tensors=parts))
+
+
+@pytest.mark.parametrize("name", ["claim 1", "claim 00", "claim", "claim x"])
+def test_a_claim_of_another_number_is_refused(name: str) -> None:
+    frame = to_frame(VoteSaid(signed_by(NODES[0], Vote(STEP.id, 0, Phase.COMMIT, HASH), NOW)))
+    (part,) = frame.tensors
+    with pytest.raises(MalformedMessageError):
+        from_frame(replace(frame, tensors=(replace(part, spec=replace(part.spec, name=name)),)))
+
+
+def test_a_slice_wanted_twice_is_refused() -> None:
+    with pytest.raises(MalformedMessageError, match="names a slice twice"):
+        from_frame(to_frame(AggregateWanted(STEP.id, HASH, (1, 2, 1))))
+
+
 BODIES: list[Body] = [
     INTENT,
     NewView(STEP.id, 1, ()),
