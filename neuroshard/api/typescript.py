@@ -89,7 +89,8 @@ def declaration_of(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 def comment_of(schema: Mapping[str, Any]) -> str:
     """Meaning and unit of a value, and the condition under which it is stale."""
     unit = f"[{schema['unit']}]" if "unit" in schema else ""
-    stale = f"; null: {schema['stale_when']}" if "stale_when" in schema else ""
+    nothing = "empty" if schema.get("type") == "array" else "null"
+    stale = f"; {nothing}: {schema['stale_when']}" if "stale_when" in schema else ""
     return f"{schema.get('description', '')} {unit}".strip() + stale
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from neuroshard.status.values import Number, about, derived
+from neuroshard.status.values import Number, Stale, about, derived
 from neuroshard.types import ShardId, ShardRange
 
 
@@ -88,7 +88,7 @@ class DownloadStatus:
     name: Annotated[str, about('file name, such as "shard_17.bin"')]
     bytes_done: Annotated[int, about(unit="bytes")]
     bytes_total: Annotated[int | None, about("null: not known", "bytes")]
-    bytes_per_second: Annotated[Number | None, about(unit="bytes/s")]
+    bytes_per_second: Annotated[Number | None, about(unit="bytes/s", stale=Stale.OLD_SNAPSHOT)]
     attempt: int
     error: Annotated[str | None, about("last failure")] = None
     retry_at: Annotated[float | None, about("time of the next attempt", "s since 1970")] = None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from math import nan
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar, cast
 
 from neuroshard.status.snapshot import NetworkState, NodeState, NodeStatus, PeerStatus
-from neuroshard.status.values import Stale, declarations
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from neuroshard.status.values import Stale, perishable
 
 STALE_SECONDS = 30.0  # the node publishes several times per second; without a snapshot for this long, it hangs
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T")
 
 
 def is_old(age_seconds: float) -> bool:
@@ -23,25 +20,12 @@ def is_old(age_seconds: float) -> bool:
 
 
 def fresh(status: NodeStatus, age_seconds: float) -> NodeStatus:
-    """The snapshot with NaN, which JSON shows as null, in place of every value that is stale by its declaration."""
-    stale = stale_conditions(status, age_seconds)
-    pipeline = status.pipeline
-    if pipeline is not None and pipeline.flow is not None:
-        pipeline = replace(pipeline, flow=hidden(pipeline.flow, stale))
-    resources = hidden(status.resources, stale)
-    return replace(
-        status,
-        training=hidden(status.training, stale),
-        resources=replace(resources, threads=tuple(hidden(thread, stale) for thread in resources.threads)),
-        network=hidden(status.network, stale),
-        swarm=None if status.swarm is None else hidden(status.swarm, stale),
-        pipeline=pipeline,
-        peers=tuple(_fresh_peer(peer, stale) for peer in status.peers),
-    )
+    """The snapshot without the values that are stale by their declaration, at any depth."""
+    return hidden(status, stale_conditions(status, age_seconds))
 
 
 def stale_conditions(status: NodeStatus, age_seconds: float) -> Set[Stale]:
-    """The staleness conditions that apply to this node. IDLE_PEER also depends on the peer: `fresh` adds it."""
+    """The staleness conditions that apply to this node. IDLE_PEER also depends on the peer: `hidden` adds it."""
     if is_old(age_seconds):
         return frozenset(Stale)
     found: set[Stale] = set()
@@ -53,13 +37,22 @@ def stale_conditions(status: NodeStatus, age_seconds: float) -> Set[Stale]:
 
 
 def hidden(value: T, stale: Set[Stale]) -> T:
-    """A status value with NaN in its fields that are stale under one of these conditions."""
-    if not stale:
+    """The value without its parts that are stale under one of these conditions.
+
+    A stale number becomes NaN, which JSON shows as null; a stale tuple becomes empty; anything else becomes None.
+    """
+    if isinstance(value, tuple):
+        return cast("T", tuple(hidden(part, stale) for part in cast("tuple[object, ...]", value)))
+    if not is_dataclass(value) or isinstance(value, type):
         return value
-    names = [declared.name for declared in declarations(type(value)) if declared.stale_when in stale]
-    return replace(value, **dict.fromkeys(names, nan))
+    if isinstance(value, PeerStatus) and value.state not in ("", NodeState.TRAINING):  # empty: no report yet
+        stale = {*stale, Stale.IDLE_PEER}
+    changes = dict[str, Any]()
+    for name, condition in perishable(type(value)).items():
+        part = getattr(value, name)
+        changes[name] = _nothing_like(part) if condition in stale else hidden(part, stale)
+    return replace(value, **changes) if changes else value
 
 
-def _fresh_peer(peer: PeerStatus, stale: Set[Stale]) -> PeerStatus:
-    is_idle = peer.state not in ("", NodeState.TRAINING)  # empty: its first report is on the way
-    return hidden(peer, {*stale, Stale.IDLE_PEER} if is_idle else stale)
+def _nothing_like(value: object) -> object:
+    return nan if isinstance(value, float) else () if isinstance(value, tuple) else None

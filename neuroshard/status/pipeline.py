@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import nan
 from typing import Annotated
 
 from neuroshard.status.values import EXCLUDED, Number, Stale, about, derived
@@ -147,8 +148,8 @@ class PipelineFlow:
     window_seconds: Annotated[
         Number, about("period that the rates cover; at most 60", "s", stale=Stale.NOT_TRAINING)
     ] = 0.0
-    microbatches: Annotated[int, about("microbatches that ended in this period")] = 0
-    tokens: Annotated[int, about("tokens of those microbatches", "tokens")] = 0
+    microbatches: Annotated[int | None, about("microbatches that ended in this period", stale=Stale.NOT_TRAINING)] = 0
+    tokens: Annotated[int | None, about("tokens of those microbatches", "tokens", stale=Stale.NOT_TRAINING)] = 0
     bubble_share: Annotated[
         Number | None,
         about(
@@ -177,8 +178,12 @@ class PipelineFlow:
             gauge="pipeline_wire_bytes_per_token",
         ),
     ] = None
-    loads: Annotated[tuple[StageLoad, ...], about("one for each stage; empty without microbatches")] = ()
-    bottleneck: Annotated[Bottleneck | None, about("null with one stage, and without microbatches")] = None
+    loads: Annotated[
+        tuple[StageLoad, ...], about("one for each stage; empty without microbatches", stale=Stale.NOT_TRAINING)
+    ] = ()
+    bottleneck: Annotated[
+        Bottleneck | None, about("null with one stage, and without microbatches", stale=Stale.NOT_TRAINING)
+    ] = None
     exact_takeovers: Annotated[
         int, about("takeovers between equal weights, since the start", counter="pipeline_takeovers{weights=equal}")
     ] = 0
@@ -198,11 +203,18 @@ class PipelineFlow:
     ] = ()
     recent: Annotated[tuple[MicrobatchTrace, ...], about("at most 32 microbatches, the newest last")] = ()
 
-    @derived("rate of this driver over the last minute", "tokens/s", gauge="pipeline_tokens_per_second")
+    @derived(
+        "rate of this driver over the last minute",
+        "tokens/s",
+        stale=Stale.NOT_TRAINING,
+        gauge="pipeline_tokens_per_second",
+    )
     @property
     def tokens_per_second(self) -> Number:
         """Tokens per second that this node drove."""
-        return 0.0 if self.window_seconds == 0 else self.tokens / self.window_seconds  # NaN while it is stale
+        if self.tokens is None:
+            return nan
+        return 0.0 if self.window_seconds == 0 else self.tokens / self.window_seconds
 
 
 def missing_ranges(stages: Iterable[PipelineStage]) -> tuple[LayerRange, ...]:

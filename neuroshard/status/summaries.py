@@ -94,7 +94,10 @@ class RunSummary:
     total_tokens: Annotated[int, about(unit="tokens")]
     data_shards: int
     data_shards_covered: int
-    tokens_per_second: Annotated[Number, about("sum over the training nodes with the first layers", "tokens/s")]
+    tokens_per_second: Annotated[
+        Number,
+        about("sum over the training nodes with the first layers", "tokens/s", stale=Stale.OLD_SNAPSHOT),
+    ]
     hash_agreement_rate: Annotated[Number, about("1 when alone", "0..1")]
     model_hashes: Annotated[dict[str, str], about("state root of each node that reported one")]
     loss_trend: LossTrend

@@ -6,12 +6,12 @@ The REST responses, the OpenAPI document and /metrics are generated from the dec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from math import isfinite
-from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import Field, PlainSerializer, WithJsonSchema, computed_field
 from pydantic.fields import ComputedFieldInfo, FieldInfo
@@ -53,9 +53,15 @@ def about(
     return Field(description=description or None, serialization_alias=alias, json_schema_extra=extra)
 
 
-def derived(description: str, unit: str = "", *, gauge: str = "", label: str = "") -> Callable[[Property], Property]:
-    """Declare a property as a status value that is computed from the others. The arguments are those of `about`."""
-    return computed_field(description=description, json_schema_extra=_known(unit=unit, gauge=gauge, label=label))
+def derived(
+    description: str, unit: str = "", *, stale: Stale | None = None, gauge: str = "", label: str = ""
+) -> Callable[[Property], Property]:
+    """Declare a property as a status value that is computed from the others. The arguments are those of `about`.
+
+    A property is stale because the fields are from which it is computed.
+    """
+    extra = _known(unit=unit, stale_when=stale or "", gauge=gauge, label=label)
+    return computed_field(description=description, json_schema_extra=extra)
 
 
 def _known(**facts: str) -> dict[str, Any] | None:
@@ -102,6 +108,26 @@ def _field_info(hint: object) -> FieldInfo | None:
 def _declaration(name: str, info: FieldInfo | ComputedFieldInfo | None, *, is_computed: bool) -> Declaration:
     extra = cast("dict[str, str] | None", info.json_schema_extra) if info else None
     return Declaration(name, is_computed, (info and info.description) or "", **(extra or {}))
+
+
+@cache
+def perishable(kind: type[Any]) -> Mapping[str, str]:
+    """Fields of a status dataclass that can be stale, by name, with their condition.
+
+    The condition is empty where only parts of the field's value can be stale.
+    """
+    conditions = {one.name: one.stale_when for one in declarations(kind)}
+    hints = get_type_hints(kind)
+    found = {one.name: conditions.get(one.name, "") for one in fields(kind)}
+    return {name: stale for name, stale in found.items() if stale or any(map(perishable, _dataclasses_in(hints[name])))}
+
+
+def _dataclasses_in(hint: Any) -> Iterator[type[Any]]:
+    """The dataclasses in a type hint, such as `Part` in `tuple[Part, ...] | None`."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield hint
+    for argument in get_args(hint):
+        yield from _dataclasses_in(argument)
 
 
 EXCLUDED: Any = Field(exclude=True)  # a part of the snapshot that has a route of its own, or that stays in the process

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import inf, nan
-from typing import Any
+from math import inf, isnan, nan
+from typing import Any, cast
 
 import pytest
 from agreed_samples import COMPLETED, FIRST_STAGE
@@ -19,7 +19,7 @@ from neuroshard.api.metrics import metrics_text
 from neuroshard.api.rendering import RenderedViews, as_json, as_python, finite_json, whole_status
 from neuroshard.api.routes import SNAPSHOT_ROUTES, WORK_OF_SPAN, health_of
 from neuroshard.status.board import StatusBoard
-from neuroshard.status.data import DataStatus
+from neuroshard.status.data import DataStatus, DownloadStatus
 from neuroshard.status.freshness import fresh
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, PipelineStatus, StageLoad
 from neuroshard.status.rounds import PhaseSeconds
@@ -41,7 +41,7 @@ from neuroshard.status.snapshot import (
     TrainingStatus,
     VerificationStatus,
 )
-from neuroshard.status.summaries import thin_out
+from neuroshard.status.summaries import pipeline_summary, thin_out
 from neuroshard.status.values import Stale
 from neuroshard.types import JsonValue as SharedJson
 from neuroshard.types import LayerRange, Role
@@ -123,6 +123,7 @@ LOADS = st.builds(
 FLOWS = st.builds(
     PipelineFlow,
     window_seconds=NUMBERS,
+    microbatches=COUNTS,
     tokens=COUNTS,
     bubble_share=st.none() | NUMBERS,
     recompute_share=st.none() | NUMBERS,
@@ -151,6 +152,22 @@ DILOCO = st.builds(
     members=COUNTS,
     rounds=st.lists(ROUNDS, max_size=2).map(lambda rounds: (replace(FIRST_STAGE, recent=tuple(rounds)),)),
 )
+DOWNLOADS = st.builds(
+    DownloadStatus,
+    name=TEXTS,
+    bytes_done=COUNTS,
+    bytes_total=st.none() | COUNTS,
+    bytes_per_second=st.none() | NUMBERS,
+    attempt=COUNTS,
+    retry_at=st.none() | NUMBERS,
+)
+DATA = st.builds(
+    DataStatus,
+    source=TEXTS,
+    verified=st.booleans(),
+    explanation=TEXTS,
+    downloads=st.lists(DOWNLOADS, max_size=2).map(tuple),
+)
 STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     NodeStatus,
     version=st.just("1"),
@@ -170,7 +187,7 @@ STATUSES: st.SearchStrategy[NodeStatus] = st.builds(
     training=TRAINING,
     verification=st.builds(VerificationStatus, reason=TEXTS, action=TEXTS),
     diloco=DILOCO,
-    data=st.none() | st.builds(DataStatus, source=TEXTS, verified=st.booleans(), explanation=TEXTS),
+    data=st.none() | DATA,
     checkpoints=st.builds(CheckpointStatus, folder=TEXTS, could_lose_seconds=NUMBERS, last_saved_time=NUMBERS),
     resources=st.builds(ResourceStatus, cpu_cores=NUMBERS, gpu_utilisation=NUMBERS),
     stages=st.sampled_from([(), in_a_pipeline().stages]),
@@ -234,12 +251,42 @@ def collect(value: Any, schema: dict[str, Any], kinds: dict[str, Any], found: di
 def test_no_finite_value_is_shown_while_its_source_is_stale(status: NodeStatus) -> None:
     old = shown_rates(status, 30.5)
     assert old.keys() >= {Stale.NOT_TRAINING, Stale.NETWORK_DOWN, Stale.OLD_SNAPSHOT}
-    assert {value for values in old.values() for value in values} == {None}
+    assert not any(shows_something(values) for values in old.values())
     now = shown_rates(status, 1.0)
     if status.state is not NodeState.TRAINING:
-        assert set(now[Stale.NOT_TRAINING]) == {None}
+        assert not shows_something(now[Stale.NOT_TRAINING])
     if status.network.state in (NetworkState.OFF, NetworkState.STARTING, NetworkState.FAILED):
-        assert set(now[Stale.NETWORK_DOWN]) == {None}
+        assert not shows_something(now[Stale.NETWORK_DOWN])
+
+
+def shows_something(values: list[object]) -> bool:
+    return any(value is not None and value != [] for value in values)
+
+
+def test_the_flow_of_a_paused_driver_shows_no_times_and_no_bottleneck() -> None:
+    status = in_a_pipeline()
+    shown = as_python(pipeline_summary(fresh(status, 1.0)))
+    paused = as_python(pipeline_summary(fresh(replace(status, state=NodeState.PAUSED), 1.0)))
+    assert isinstance(shown, dict)
+    assert isinstance(paused, dict)
+    flow, stopped = cast("dict[str, Any]", shown["flow"]), cast("dict[str, Any]", paused["flow"])
+    assert (len(flow["loads"]), flow["bottleneck"]["stage"], flow["microbatches"]) == (3, 1, 30)
+    hidden = {name for name in flow if flow[name] != stopped[name]}
+    rates = {"bubble_share", "recompute_share", "wire_bytes_per_token", "tokens_per_second"}
+    assert hidden == {"window_seconds", "microbatches", "tokens", "loads", "bottleneck"} | rates
+    assert not shows_something([stopped[name] for name in hidden])
+    counts = {name for name in flow if name.endswith(("takeovers", "failures", "given_up"))}
+    assert {name: stopped[name] for name in counts} == {name: flow[name] for name in counts}
+
+
+def test_a_value_deep_in_the_status_is_hidden_by_its_declaration() -> None:
+    download = DownloadStatus("shard_1.bin", 5, 10, 7.0, attempt=1)
+    status = replace(training_status(), data=DataStatus("a", verified=True, explanation="", downloads=(download,)))
+    shown, old = fresh(status, 1.0).data, fresh(status, 30.5).data
+    assert shown == status.data
+    assert old is not None
+    assert isnan(old.downloads[0].bytes_per_second or 0.0)
+    assert (old.downloads[0].bytes_done, old.downloads[0].attempt) == (5, 1)
 
 
 def test_rates_are_shown_while_their_source_works() -> None:

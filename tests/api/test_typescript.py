@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuroshard.api.typescript import declaration_of, type_of, typescript
+from neuroshard.api.typescript import comment_of, declaration_of, type_of, typescript
 
 FOLDER = Path(__file__).parents[2] / "web" / "src" / "api"
 
@@ -49,3 +49,8 @@ def test_meaning_unit_and_staleness_are_comments() -> None:
         "}",
         "",
     ]
+
+
+def test_a_stale_list_is_empty() -> None:
+    rates = {"type": "array", "items": {"type": "number"}, "description": "sent", "stale_when": "the network is down"}
+    assert comment_of(rates) == "sent; empty: the network is down"

@@ -158,23 +158,27 @@ export interface PhaseSeconds {
 export interface PipelineFlow {
   /** period that the rates cover; at most 60 [s]; null: the node does not train, or the snapshot is older than 30 s */
   window_seconds: number | null;
-  microbatches: number; // microbatches that ended in this period
-  tokens: number; // tokens of those microbatches [tokens]
+  /** microbatches that ended in this period; null: the node does not train, or the snapshot is older than 30 s */
+  microbatches: number | null;
+  tokens: number | null; // tokens of those microbatches [tokens]; null: the node does not train, or the snapshot is older than 30 s
   /** 1 - compute seconds / (computers x window): the share of their time in which the computers of the stages did nothing for this driver; null without microbatches [0..1]; null: the node does not train, or the snapshot is older than 30 s */
   bubble_share: number | null;
   /** share of the compute time spent on repeated forward passes, which save memory [0..1]; null: the node does not train, or the snapshot is older than 30 s */
   recompute_share: number | null;
   /** tensors that this driver sent and received [bytes/token]; null: the node does not train, or the snapshot is older than 30 s */
   wire_bytes_per_token: number | null;
-  loads: StageLoad[]; // one for each stage; empty without microbatches
-  bottleneck: Bottleneck | null; // null with one stage, and without microbatches
+  /** one for each stage; empty without microbatches; empty: the node does not train, or the snapshot is older than 30 s */
+  loads: StageLoad[];
+  /** null with one stage, and without microbatches; null: the node does not train, or the snapshot is older than 30 s */
+  bottleneck: Bottleneck | null;
   exact_takeovers: number; // takeovers between equal weights, since the start
   approximate_takeovers: number; // takeovers between weights not known to be equal, since the start
   failures: number; // requests after which another node was asked, since the start
   given_up: number; // microbatches dropped for good, since the start
   unanswered: number[]; // stages for which microbatches wait now because every holder fails
   recent: MicrobatchTrace[]; // at most 32 microbatches, the newest last
-  tokens_per_second: number | null; // rate of this driver over the last minute [tokens/s]
+  /** rate of this driver over the last minute [tokens/s]; null: the node does not train, or the snapshot is older than 30 s */
+  tokens_per_second: number | null;
 }
 
 /** GET /api/pipeline: every stage of the run's plan, and the flow of the microbatches through them. */
@@ -286,7 +290,8 @@ export interface RunSummary {
   total_tokens: number; // [tokens]
   data_shards: number;
   data_shards_covered: number;
-  tokens_per_second: number | null; // sum over the training nodes with the first layers [tokens/s]
+  /** sum over the training nodes with the first layers [tokens/s]; null: the snapshot is older than 30 s */
+  tokens_per_second: number | null;
   hash_agreement_rate: number | null; // 1 when alone [0..1]
   model_hashes: Record<string, string>; // state root of each node that reported one
   loss_trend: LossTrend;

@@ -103,7 +103,7 @@ export interface DownloadStatus {
   name: string; // file name, such as "shard_17.bin"
   bytes_done: number; // [bytes]
   bytes_total: number | null; // null: not known [bytes]
-  bytes_per_second: number | null; // [bytes/s]
+  bytes_per_second: number | null; // [bytes/s]; null: the snapshot is older than 30 s
   attempt: number;
   error: string | null; // last failure
   retry_at: number | null; // time of the next attempt [s since 1970]

@@ -77,7 +77,7 @@ function Help() {
 
 function Numbers({ flow }: { flow: PipelineFlow }) {
   const takeovers = flow.exact_takeovers + flow.approximate_takeovers;
-  const covered = flow.microbatches > 0 ? `: ${plural(flow.microbatches, "microbatch")} in ${duration(flow.window_seconds)}` : "";
+  const covered = flow.microbatches ? `: ${plural(flow.microbatches, "microbatch")} in ${duration(flow.window_seconds)}` : "";
   return (
     <dl class="stats stats-three">
       <Stat label="Tokens a Second" value={count(flow.tokens_per_second)} note={`that this computer drives through all stages${covered}`} />
