@@ -222,7 +222,7 @@ def _route(network: InMemoryNetwork, stages: Sequence[HeldStage], precision: Wir
     """The first stage is the driver's own, the others are peers."""
     (first, driver, _), *others = stages
     transport = network.join(driver.node_id)
-    route: list[StageClient] = [LocalStageClient(first.service)]
+    route: list[StageClient] = [LocalStageClient(first.service, driver.node_id)]
     for part, identity, _ in others:
         stage, shapes = StageAddress(RUN, identity.layers, 1), StageShapes.for_layers(SHAPE, identity.layers, BATCH)
         StageRequestHandler(part.service, stage, shapes).serve(network.join(identity.node_id))

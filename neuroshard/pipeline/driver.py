@@ -256,9 +256,13 @@ class FirstStageLimits(Protocol):
         """Number of sequences that the present step still needs."""
         ...
 
+    def counts(self, key: MicrobatchKey) -> bool:
+        """Whether `missing` takes a microbatch into account: it is open here, or accumulated for the present step."""
+        ...
+
     @property
     def changed(self) -> Signal:
-        """Signal for every change of `is_open` and `missing`."""
+        """Signal for every change of `is_open`, `missing` and `counts`."""
         ...
 
     @property
@@ -279,6 +283,10 @@ class RemoteFirstStage:
         self.is_open = False
         self.changed = Signal()
         self.closed = Signal()
+
+    def counts(self, key: MicrobatchKey) -> bool:
+        """Return True: only the remote stages count microbatches."""
+        return True
 
     def open(self) -> None:
         """Allow the driver to read data."""
@@ -337,6 +345,9 @@ class Driver:
         self._begun_at = -SESSION_SECONDS
         self._begun = MICROBATCHES_OF_SESSION  # in the present session; full at first: the first key opens one
         self._under_way: dict[int, _Session] = {}
+        self._calls: dict[MicrobatchKey, MicrobatchCall] = {}  # microbatches in flight
+        self._may_read = Signal()  # for every change of `_room` and `_calls`
+        room.changed.feed(self._may_read)
         self.flow = flow
 
     async def run(self) -> None:
@@ -351,6 +362,7 @@ class Driver:
                         for _ in range(self._options.in_flight):
                             lines.start_soon(self._drive_on, lines)
             finally:
+                self._calls.clear()
                 with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                     for number, session in list(self._under_way.items()):
                         await self._close(number, session)
@@ -362,7 +374,8 @@ class Driver:
                 batch = await self._next_batch()
                 key = self._next_key()
                 self._ledger.sent(key, batch.position)
-            await self._drive(key, batch)  # calls the first stage before another line can read a batch
+                call = self._calls[key] = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels)
+            await self._drive(key, call)  # calls the first stage before another line can read a batch
             self._under_way[key.session].left -= 1
             for number, session in self._under_way.items():
                 may_grow = number == self._session and self._begun < MICROBATCHES_OF_SESSION
@@ -373,18 +386,29 @@ class Driver:
     async def _next_batch(self) -> Batch:
         """Read the next batch only when the first stage needs it."""
         room = self._room
+        # The first stage does not count the microbatches that it gave up before a pause. They come back and have the
+        # first claim to the room: the later stages have kept them, so a new microbatch in their place would make the
+        # stages step on different microbatches. A microbatch that another replica of the first stage does needs no
+        # room here.
+        #
         # The intake may close again while the feed is read. `closed` then cancels the read, which consumes nothing,
         # and the loop waits for the next opening.
         while True:
-            await self._opened()
-            sequences = min(room.missing, self._options.batch_size)
+            missing = room.missing if room.is_open else 0
+            for call in self._calls.values():
+                if self._is_expected(call):
+                    missing -= len(call.labels)
+            if missing <= 0:
+                await self._may_read.wait()
+                continue
             with self._waiting.timed(), room.closed.cancels():
+                sequences = min(missing, self._options.batch_size)
                 return await self._feed.next_batch(sequences, step=self._ledger.next_step)
 
-    async def _opened(self) -> None:
-        """Wait until a microbatch may begin."""
-        while not self._room.is_open:
-            await self._room.changed.wait()
+    def _is_expected(self, call: MicrobatchCall) -> bool:
+        """Whether the first stage of this node will get a microbatch in flight that it does not count now."""
+        first = call.hops[0]
+        return (first is None or first.node_id == self._node_id) and not self._room.counts(call.key)
 
     def _next_key(self) -> MicrobatchKey:
         now = anyio.current_time()
@@ -396,14 +420,14 @@ class Driver:
         self._under_way[self._session].left += 1
         return MicrobatchKey(self._node_id, self._session, self._begun)
 
-    async def _drive(self, key: MicrobatchKey, batch: Batch) -> None:
+    async def _drive(self, key: MicrobatchKey, run: MicrobatchCall) -> None:
         """Send a microbatch through all stages until each has accumulated it.
 
         Only the start waits for the first stage to be open. The rest must not wait: a full first stage may wait for the
         end of this very microbatch.
         """
-        await self._opened()
-        run = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels)
+        while not self._room.is_open:
+            await self._room.changed.wait()
         self.flow.began(run)
         try:
             self._ledger.measured(key, await run.forward())  # noted before the backward passes, after which stages step
@@ -419,6 +443,8 @@ class Driver:
         finally:
             self.flow.ended(run)
             self._under_way[key.session].asked.update(run.asked)
+            del self._calls[key]
+            self._may_read.notify()
 
     def _give_up(self, key: MicrobatchKey) -> None:
         """Drop a microbatch for good. Its session ends soon, so that no stage waits for the rest of it."""

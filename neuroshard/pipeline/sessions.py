@@ -265,13 +265,17 @@ class StepIntake:
         self.wanted = sequences_per_step
         self.closed_because: str | None = "The stage is not ready yet."  # None: opened and not closed since
         self.is_paused = False  # closed until the owner resumes
-        self.open_microbatches = 0  # between forward and backward pass
-        self._open_sequences = 0
+        self._open: dict[MicrobatchKey, int] = {}  # sequences of the microbatches between forward and backward pass
+
+    @property
+    def open_microbatches(self) -> int:
+        """Number of microbatches between their forward and their backward pass."""
+        return len(self._open)
 
     @property
     def missing(self) -> int:
         """Number of sequences that the present step still needs."""
-        return max(0, self.wanted - self.accumulated.sequences - self._open_sequences)
+        return max(0, self.wanted - self.accumulated.sequences - sum(self._open.values()))
 
     @property
     def is_admitting(self) -> bool:
@@ -286,12 +290,16 @@ class StepIntake:
     @property
     def is_full(self) -> bool:
         """Whether the step has all its sequences and no microbatch is open."""
-        return self.accumulated.sequences >= self.wanted and self.open_microbatches == 0
+        return self.accumulated.sequences >= self.wanted and not self._open
 
     @property
     def is_idle(self) -> bool:
         """Whether no microbatch is between its forward and its backward pass."""
-        return self.open_microbatches == 0
+        return not self._open
+
+    def counts(self, key: MicrobatchKey) -> bool:
+        """Whether a microbatch is open, or accumulated for the present step."""
+        return key in self._open or key in self.accumulated.keys
 
     def open(self) -> None:
         """Admit microbatches."""
@@ -301,21 +309,18 @@ class StepIntake:
         """Admit no more microbatches, for the given reason."""
         self.closed_because, self.is_paused = reason, is_paused
 
-    def begin(self, sequences: int) -> None:
+    def begin(self, key: MicrobatchKey, sequences: int) -> None:
         """Count an admitted microbatch as open."""
-        self.open_microbatches += 1
-        self._open_sequences += sequences
+        self._open[key] = sequences
 
-    def finish(self, key: MicrobatchKey, sequences: int, tokens: int) -> None:
+    def finish(self, key: MicrobatchKey, tokens: int) -> None:
         """Count an open microbatch as accumulated."""
-        before = self.accumulated
+        before, sequences = self.accumulated, self._open.pop(key)
         self.accumulated = Accumulated(before.sequences + sequences, before.tokens + tokens, (*before.keys, key))
-        self.withdraw(sequences)
 
-    def withdraw(self, sequences: int) -> None:
-        """Remove a microbatch of this many sequences from the open ones."""
-        self.open_microbatches -= 1
-        self._open_sequences -= sequences
+    def withdraw(self, key: MicrobatchKey) -> None:
+        """Remove a microbatch that was given up from the open ones."""
+        del self._open[key]
 
     def notify(self) -> None:
         """Wake the tasks that wait for a change."""

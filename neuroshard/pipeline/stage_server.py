@@ -379,7 +379,7 @@ class StageServer:
         if opens:
             work.keeps_graph = self._graphs < self._kept_graphs
             self._graphs += work.keeps_graph
-        self.intake.begin(sequences)
+        self.intake.begin(key, sequences)
         self.intake.notify()
         return work
 
@@ -473,7 +473,7 @@ class StageServer:
             return
         if work.done:
             self._settle(work)
-            self.intake.finish(work.key, work.sequences, work.tokens)
+            self.intake.finish(work.key, work.tokens)
             self.counts.microbatches += 1
             self.counts.recomputed += work.keeps_graph is False
         elif work.dropped or work.opened is None:
@@ -487,7 +487,7 @@ class StageServer:
         self._settle(work)
         work.opened = work.output = None
         self._table.drop(work)
-        self.intake.withdraw(work.sequences)
+        self.intake.withdraw(work.key)
         self.counts.given_up += 1
 
     def _settle(self, work: MicrobatchWork) -> None:

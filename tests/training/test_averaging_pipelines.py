@@ -185,7 +185,7 @@ def test_it_is_what_one_process_computes_of_the_same_data(
     alone = replace(WHOLE, sequences_per_step=total, outer=OuterOptimization(inner_steps=1000))
     stage = make_stage(compute, tmp_path / "alone", alone)
     held = make_parts(compute, stage, alone)
-    routing = FixedRouting([LocalStageClient(held.service)])
+    routing = FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)])
     whole = Trainer(TrainerParts(alone, (held,), DriverParts(IDENTITY.node_id, InTurn(shares), routing)))
     trio.run(whole.run, steps)
     expected = weights(whole)

@@ -68,7 +68,9 @@ def trainers_of(
         identity = replace(IDENTITY, layers=LayerRange(start, stop), node_id=NodeId(f"node {number}"))
         stage = make_stage(compute, folder / str(number), SPLIT, identity)
         every.append((make_parts(compute, stage, SPLIT, identity, number), stage))
-    route = [wrap(number, LocalStageClient(part.service)) for number, (part, _) in enumerate(every)]
+    route = [
+        wrap(number, LocalStageClient(part.service, NodeId(f"node {number}"))) for number, (part, _) in enumerate(every)
+    ]
     feed = MemoryFeed(every[0][1].record.progress.position)
     driving = DriverParts(NodeId("node 0"), feed, FixedRouting(route), in_flight)
     return [
@@ -216,7 +218,7 @@ class FailingHop(LocalStageClient):
     """Raises an error instead of doing the forward pass of certain microbatches, once each."""
 
     def __init__(self, hop: LocalStageClient, errors: dict[int, Exception]) -> None:
-        super().__init__(hop.service)
+        super().__init__(hop.service, hop.node_id)
         self._hop = hop
         self._errors = errors
         self.seen = list[MicrobatchKey]()

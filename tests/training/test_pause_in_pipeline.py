@@ -11,23 +11,25 @@ import anyio.lowlevel
 import pytest
 import torch
 import trio
-from test_driver import run_all, trainers_of, weights
+from test_driver import SPLIT, run_all, trainers_of, weights
 from torch import Tensor
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network import InMemoryNetwork, ScoreReason
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import MicrobatchKey, SpoiltMicrobatchError, StagePausedError
 from neuroshard.pipeline.microbatch_call import PATIENCE_SECONDS, MicrobatchCall
 from neuroshard.pipeline.routing import RETRY_SECONDS, ChoiceInTurn, SwarmRouting
+from neuroshard.pipeline.sessions import Accumulated
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient
 from neuroshard.pipeline.stage_protocol import StageAddress
 from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.stage_server import DrainReason, StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.trainer import Trainer
 from neuroshard.types import LayerRange, NodeId, RunId
-from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, chain_of, gradients, key
+from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, ComputeInPlace, chain_of, gradients, key
 
 CUTS = (0, 1, 2, 3)
 STAGES = tuple(StageAddress(RunId("1" * 64), LayerRange(a, b), 1) for a, b in pairwise(CUTS))
@@ -82,6 +84,76 @@ def test_it_does_not_wait_for_the_stages_of_others(
     trio.run(main)
     for name, found in weights(trainers).items():
         torch.testing.assert_close(found, weights(whole)[name], rtol=1e-3, atol=1e-5)
+
+
+class LateBackward(LocalStageClient):
+    """A first stage to which the backward passes of certain microbatches come late."""
+
+    def __init__(self, hop: LocalStageClient, late: set[int], sign: anyio.Event) -> None:
+        super().__init__(hop.service, hop.node_id)
+        self._late = late
+        self._sign = sign
+
+    async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
+        if key.microbatch in self._late:
+            await self._sign.wait()
+        return await super().backward(key, gradient)
+
+
+def test_microbatches_that_the_first_stage_gave_up_have_the_first_claim_to_its_room(tmp_path: Path) -> None:
+    """A step has four microbatches, three of which are in flight in the pause. Two of these come back last."""
+    compute, trainers = ComputeInPlace(), list[Trainer]()
+    read, steps = list[int](), list[list[tuple[int, ...]]]()
+
+    async def main() -> None:
+        reached, sign, late = anyio.Event(), anyio.Event(), anyio.Event()
+
+        def wrapped(number: int, hop: LocalStageClient) -> StageClient:
+            match number:
+                case 0:
+                    return LateBackward(hop, {2, 3}, late)
+                case 1:
+                    return hop
+                case _:
+                    return Held(hop, reached, sign)
+
+        trainers.extend(trainers_of(compute, tmp_path, 3, wrapped))
+        first = trainers[0]
+        steps.extend(steps_of(trainer) for trainer in trainers)
+        feed = first.parts.driving.feed
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_all, trainers, 2)
+            await reached.wait()
+            await wait_all_tasks_blocked()
+            first.pause()
+            await first.wait_until_paused()
+            assert first.parts.stages[0].service.counts.given_up == 3
+            first.resume()
+            sign.set()
+            while trainers[2].steps < 1:
+                await anyio.sleep(1)
+            read.append(feed.position.window)
+            assert first.steps == 0
+            late.set()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert read == [SPLIT.sequences_per_step]
+    assert [sorted(step) for step in steps[0]] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert [[sorted(step) for step in taken] for taken in steps[1:]] == [[[1, 2, 3, 4], [5, 6, 7, 8]]] * 2
+
+
+def steps_of(trainer: Trainer) -> list[tuple[int, ...]]:
+    """Numbers of the microbatches of each step that a trainer's stage makes from now on."""
+    (stage,), steps = trainer.parts.stages, list[tuple[int, ...]]()
+    take = stage.service.take
+
+    def noted(reason: str) -> Accumulated:
+        taken = take(reason)
+        steps.append(tuple(key.microbatch for key in taken.keys))
+        return taken
+
+    stage.service.take = noted
+    return steps
 
 
 def test_another_replica_takes_over_at_once_and_nobody_is_blamed(compute: ComputeThread) -> None:

@@ -334,7 +334,9 @@ def test_a_clock_that_jumps_a_day_stops_neither_checkpoints_nor_evaluations_nor_
     stage = make_stage(compute, tmp_path, policy=CheckpointPolicy(min_seconds=0.0, bytes_per_day=1e18))
     held = make_parts(compute, stage)
     held.saver._wall_clock = lambda: wall[0]
-    driving = DriverParts(IDENTITY.node_id, MemoryFeed(None), FixedRouting([LocalStageClient(held.service)]))
+    driving = DriverParts(
+        IDENTITY.node_id, MemoryFeed(None), FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)])
+    )
     parts = TrainerParts(PARAMETERS, (held,), driving)
 
     def passing() -> float:  # a step takes long, an evaluation hardly anything

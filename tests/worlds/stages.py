@@ -214,7 +214,7 @@ def make_trainer(
     """A trainer that is a group of one and holds the whole model."""
     held = make_parts(compute, stage, parameters)
     feed = feed or MemoryFeed(stage.record.progress.position)
-    driving = DriverParts(IDENTITY.node_id, feed, FixedRouting([LocalStageClient(held.service)]))
+    driving = DriverParts(IDENTITY.node_id, feed, FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)]))
     parts = TrainerParts(parameters, (held,), driving)
     return Trainer(parts, [stage.record], monotonic=monotonic, seconds_before_drop=seconds_before_drop)
 

@@ -80,7 +80,7 @@ def make_split_trainer(
     stages = make_stages(compute, stages, parameters) if isinstance(stages, Path) else stages
     held = parts_of(compute, stages, parameters)
     feed = feed or MemoryFeed(stages[0].record.progress.position)
-    routing = FixedRouting([wrap(part.index, LocalStageClient(part.service)) for part in held])
+    routing = FixedRouting([wrap(part.index, LocalStageClient(part.service, IDENTITY.node_id)) for part in held])
     parts = TrainerParts(parameters, held, DriverParts(IDENTITY.node_id, feed, routing, in_flight))
     records = [stage.record for stage in stages]
     return Trainer(parts, records) if monotonic is None else Trainer(parts, records, monotonic=monotonic)
@@ -158,7 +158,7 @@ def node_of(
     for noted, part in zip((node, *node.others), held, strict=True):
         note_rounds(noted, part)
     feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0), batch_seconds)
-    routing = FixedRouting([LocalStageClient(part.service) for part in held])
+    routing = FixedRouting([LocalStageClient(part.service, name) for part in held])
     parts = TrainerParts(parameters, tuple(held), DriverParts(name, feed, routing))
     node.trainer = Trainer(parts, [stage.record for stage in stages], control=control)
     return node
