@@ -5,38 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from neuroshard.model.architecture import StagePlan
-from neuroshard.types import MAX_ADDRESS_CHARACTERS, PRINTABLE, LayerRange, NamedRun, NodeId, RunId, UnixSeconds
+from neuroshard.network.transport import DirectoryRecord
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, PRINTABLE, LayerRange, NamedRun, RunId, UnixSeconds
 
-MAX_ADDRESSES = 16
 MAX_VERSION_CHARACTERS = 32
 _MOST_MEMORY_MB = 10**9
-Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=r"\A/[!-~]*\Z")]  # the transport parses it
 
 
-class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
-    """The facts about a node that others need before they connect to it."""
+class Announcement(DirectoryRecord, frozen=True, forbid_unknown_fields=True):
+    """The facts about a node, its addresses included, that others need before they connect to it."""
 
     run_id: NamedRun
     parameters_version: Annotated[int, Meta(ge=0, le=10**9)]  # newest version of the run that this node knows
     layers: LayerRange | None  # None: it holds no part of the model, or none yet
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]  # multiaddrs that end with /p2p/<node>
     pool: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=PRINTABLE)] | None  # host:port for tensors
     started_at: UnixSeconds
     memory_tier_mb: Annotated[int, Meta(ge=0, le=_MOST_MEMORY_MB)]
     is_relay: bool
     version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS, pattern=PRINTABLE)]  # of the software
-
-    def leads_to(self, node_id: NodeId) -> bool:
-        """Return whether every address ends with /p2p/ and this node's id."""
-        return all(node_of_address(address) == node_id for address in self.addresses)
-
-
-def node_of_address(address: str) -> NodeId:
-    """Return the node id after the last /p2p/ of an address, or an empty one."""
-    return NodeId(address.rpartition("/p2p/")[2] if "/p2p/" in address else "")
 
 
 def report_topic(run_id: RunId) -> str:

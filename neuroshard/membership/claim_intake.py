@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Generic, TypeVar
 
-import msgspec
-
-from neuroshard.decoders import analysed
 from neuroshard.errors import DataError
 from neuroshard.identity import (
     ClaimTooLargeError,
@@ -21,7 +18,6 @@ from neuroshard.identity import (
     KnownDelegations,
     NodeIdentity,
     SignedClaim,
-    VerifiedClaim,
     read_claim,
     sign_claim,
     verify_claim,
@@ -67,7 +63,7 @@ class ClaimRules(Generic[T]):
 
     kind: str
     form: type[T]
-    fault: Callable[[T, NodeId], str]  # reason why the node cannot have said this; "" without one
+    fault: Callable[[T, NodeId], str] | None  # reason why the node cannot have said this, or ""; None: it always can
     run_of: Callable[[T], RunId]
     sequence_of: Callable[[T], int] | None  # must rise from claim to claim of a node; None: may be repeated
     max_bytes: int
@@ -127,7 +123,8 @@ class ClaimCache(Generic[T]):
         except DataError as error:
             return Refusal(str(error), ScoreReason.MALFORMED_CLAIM)
         value, delegation = claim.payload, claim.delegation
-        if fault := self._rules.fault(value, delegation.node_id):
+        fault = "" if self._rules.fault is None else self._rules.fault(value, delegation.node_id)
+        if fault:
             return Refusal(f"A claim of node {delegation.node_id} is false: {fault}.", ScoreReason.MALFORMED_CLAIM)
         node_id, wallet_id = delegation.node_id, delegation.wallet_id
         return _Known(claim, Statement(node_id, wallet_id, claim.issued_at, delegation.expires_at, value))
@@ -160,7 +157,7 @@ def _foreign_address(announcement: Announcement, node_id: NodeId) -> str:
 REPORT_RULES: ClaimRules[TrainingReport] = ClaimRules(
     kind=REPORT_KIND,
     form=TrainingReport,
-    fault=lambda _report, _node_id: "",
+    fault=None,
     run_of=lambda report: report.run_id,
     sequence_of=lambda report: report.sequence,
     max_bytes=MAX_REPORT_BYTES,
@@ -175,14 +172,6 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
     max_bytes=MAX_RECORD_BYTES,
     max_age_seconds=RECORD_SECONDS,
 )
-
-
-def is_announcement(claim: VerifiedClaim[object]) -> bool:
-    """Return whether a record has the form of an announcement. Nodes that store directory records check it, too."""
-    try:
-        return msgspec.convert(claim.payload, analysed(Announcement)).leads_to(claim.node_id)
-    except ValueError:
-        return False
 
 
 def signed_report(identity: NodeIdentity, report: TrainingReport, now: float) -> bytes:

@@ -19,13 +19,13 @@ from msgspec import Meta, Struct
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import NodeIdentity
-from neuroshard.membership.announcements import Address, Announcement, DirectoryGroups
+from neuroshard.membership.announcements import Announcement, DirectoryGroups
 from neuroshard.membership.claim_intake import ClaimIntake, Refusal, signed_announcement
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
-from neuroshard.network.transport import MAX_RECORD_BYTES
+from neuroshard.network.transport import MAX_RECORD_BYTES, Address
 from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
 

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from neuroshard.config.settings import Settings
 from neuroshard.identity import NodeIdentity
-from neuroshard.membership.claim_intake import is_announcement
+from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
 from neuroshard.model.memory_limit import available_mb, network_memory, probe_memory
 from neuroshard.network import Connection, Network, Reputation
@@ -71,7 +71,7 @@ def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddres
         heads=frame_budget(memory.heads),
         receive=ReceiveLimits.within(memory.unread),
         outside=outside,
-        accepts_record=is_announcement,
+        record_form=Announcement,
         directory_bytes=memory.directory,
         gossip_bytes=memory.gossip,
     )

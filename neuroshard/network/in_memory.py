@@ -12,6 +12,7 @@ from random import Random
 from typing import Self
 
 import anyio
+from msgspec import Raw
 
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import read_claim
@@ -25,15 +26,14 @@ from neuroshard.network.transport import (
     RECORD_SECONDS,
     Admission,
     Connection,
+    DirectoryRecord,
     MessageTooLargeError,
     Network,
     PeerUnreachableError,
-    RecordCheck,
     RequestHandler,
     RequestRefusedError,
     RequestTimeoutError,
     TransportClosedError,
-    any_record,
     checked_record,
 )
 from neuroshard.status.snapshot import ConnectionKind
@@ -63,13 +63,13 @@ class RecordTable:
         now: Callable[[], float],
         max_records: int = MAX_RECORDS,
         *,
-        accepts: RecordCheck = any_record,
+        form: type[DirectoryRecord] = DirectoryRecord,
     ) -> None:
         self._links = links
         self._random = random
         self._now = now
         self._max_records = max_records
-        self._accepts = accepts
+        self._form = form
         self._records: dict[str, dict[NodeId, _StoredEntry]] = {}
         self._refused = 0
 
@@ -80,7 +80,7 @@ class RecordTable:
     def store(self, namespace: str, owner: NodeId, data: bytes, stored_by: NodeId) -> bool:
         """Keep a record under (namespace, owner). Returns False and counts it when the record is refused."""
         try:
-            claim = checked_record(owner, data, self._now(), self._accepts)
+            claim = checked_record(owner, data, self._now(), self._form)
         except DataError:
             self._refused += 1
             return False
@@ -90,7 +90,7 @@ class RecordTable:
             return False
         if known is None and len(records) >= self._max_records:
             del records[min(records, key=lambda node: records[node].issued_at)]
-        expires_at = min(claim.issued_at + RECORD_SECONDS, read_claim(data, object).delegation.expires_at)
+        expires_at = min(claim.issued_at + RECORD_SECONDS, read_claim(data, Raw).delegation.expires_at)
         records[owner] = _StoredEntry(stored_by, claim.issued_at, expires_at, data)
         return True
 
@@ -144,12 +144,12 @@ class InMemoryNetwork:
         default_link: Link = PERFECT_LINK,
         now: Callable[[], float] = time.time,
         gossip_queue_length: int = 1024,
-        accepts_record: RecordCheck = any_record,
+        record_form: type[DirectoryRecord] = DirectoryRecord,
     ) -> None:
         self._gossip_queue_length = gossip_queue_length
         chance = random or Random(0)  # noqa: S311 - message loss, not secrets
         self.links = Links(chance, default_link)
-        self.records = RecordTable(self.links, chance, now, accepts=accepts_record)
+        self.records = RecordTable(self.links, chance, now, form=record_form)
         self._hub = GossipHub(self.links, chance)
         self._nodes: dict[NodeId, _Node] = {}
         self._asleep: dict[NodeId, anyio.Event] = {}  # the event is set when the node wakes or dies

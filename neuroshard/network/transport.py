@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias, TypeVar
+
+from msgspec import Meta, Struct
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import (
@@ -17,7 +19,7 @@ from neuroshard.identity import (
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.reputation import Reputation
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.types import NodeId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
 
 
 class Requester(Protocol):
@@ -196,30 +198,41 @@ RECORD_KIND = "announcement"
 MAX_RECORD_BYTES = 16 * 1024
 RECORD_SECONDS = 3600.0  # lifetime of a record; nodes announce themselves again well before
 
-RecordCheck: TypeAlias = "Callable[[VerifiedClaim[object]], bool]"
-"""Whether the content of a valid claim is that of a record, which only its readers can decide. Pure and fast."""
+MAX_RECORD_ADDRESSES = 16
+Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS, pattern=r"\A/[!-~]*\Z")]  # the transport parses it
 
 
-def any_record(_claim: VerifiedClaim[object]) -> bool:
-    """Accept every record: the check of a directory that does not interpret its records."""
-    return True
+class DirectoryRecord(Struct, frozen=True, kw_only=True):
+    """The content of a record in the directory. Its readers declare more fields in a subclass."""
+
+    # multiaddrs that end with /p2p/<node>
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES)] = ()
+
+    def leads_to(self, node_id: NodeId) -> bool:
+        """Return whether every address ends with /p2p/ and this node's id."""
+        return all(node_of_address(address) == node_id for address in self.addresses)
 
 
-def checked_record(
-    owner: NodeId | None, record: bytes, now: float, accepts: RecordCheck = any_record
-) -> VerifiedClaim[object]:
-    """The claim in a record stored under `owner` (None: any signer).
+def node_of_address(address: str) -> NodeId:
+    """Return the node id after the last /p2p/ of an address, or an empty one."""
+    return NodeId(address.rpartition("/p2p/")[2] if "/p2p/" in address else "")
 
-    Raises DataError: ClaimTooLargeError, MalformedClaimError also for a record that `accepts` refuses,
-    ForeignClaimError for a record under another node's name, SignatureError, ClaimExpiredError or
-    DelegationExpiredError.
+
+RecordT = TypeVar("RecordT", bound=DirectoryRecord)
+
+
+def checked_record(owner: NodeId | None, record: bytes, now: float, form: type[RecordT]) -> VerifiedClaim[RecordT]:
+    """Return the claim in a record stored under `owner` (None: any signer), with content of type `form`.
+
+    Raises DataError: ClaimTooLargeError, MalformedClaimError also for addresses of other nodes, ForeignClaimError for a
+    record under another node's name, SignatureError, ClaimExpiredError or DelegationExpiredError.
     """
-    claim = read_claim(record, object, MAX_RECORD_BYTES)
+    claim = read_claim(record, form, MAX_RECORD_BYTES)
     if now >= claim.delegation.expires_at:  # cheaper than the signatures
         raise DelegationExpiredError(f"The delegation of node {claim.delegation.node_id} expired.")
     verified = verify_claim(claim, RECORD_KIND, now, owner, max_age_seconds=RECORD_SECONDS)
-    if not accepts(verified):
-        raise MalformedClaimError(f"The record of node {verified.node_id} does not have the required content.")
+    if not verified.payload.leads_to(verified.node_id):
+        raise MalformedClaimError(f"The record of node {verified.node_id} has addresses of other nodes.")
     return verified
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from neuroshard.config.settings import Settings
 from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.identity import NodeIdentity
-from neuroshard.membership.announcements import MAX_ADDRESSES, Announcement
+from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
 from neuroshard.membership.network_opening import (
     PEERS_FILE,
@@ -33,6 +33,7 @@ from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
+from neuroshard.network.transport import MAX_RECORD_ADDRESSES
 from neuroshard.runs.exchange import RunExchange, RunShelf
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.offer import RunOffer
@@ -84,7 +85,7 @@ def own_announcement(
         run_id=run_id,
         parameters_version=parameters_version,
         layers=status.model.layers if status.model else None,
-        addresses=addresses[:MAX_ADDRESSES],
+        addresses=addresses[:MAX_RECORD_ADDRESSES],
         pool=None,
         started_at=status.started_at,
         memory_tier_mb=status.memory.tier_mb if status.memory else 0,

@@ -30,7 +30,7 @@ from neuroshard.identity import (
     verify_claim,
 )
 from neuroshard.membership.announcements import Announcement
-from neuroshard.membership.claim_intake import is_announcement, signed_announcement, signed_report
+from neuroshard.membership.claim_intake import signed_announcement, signed_report
 from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
@@ -295,7 +295,7 @@ async def _converse(frame: Frame) -> None:
         random=Random(1),
         report=lambda *_: None,
         host_of=lambda _: "192.0.2.1",
-        accepts=is_announcement,
+        form=Announcement,
     )
     directory.meet(PEER.node_id)
     asked = {StoreRequest: (STORE_KIND, STORE_ANSWER), FindRequest: (FIND_KIND, FIND_ANSWER)}
@@ -306,7 +306,7 @@ async def _converse(frame: Frame) -> None:
             assert written(answer, limits) is not None
         return
     for record in await directory.find(_NAMESPACE):
-        checked_record(None, record, EPOCH, is_announcement)
+        checked_record(None, record, EPOCH, Announcement)
     assert len(contacts) <= 17
     for address in contacts.of(PEER.node_id):
         assert parse_address(address.text) == address

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Literal
 
 import pytest
 import trio
@@ -15,13 +16,17 @@ from neuroshard.identity import (
 )
 from neuroshard.network import InMemoryNetwork, MessageTooLargeError, TransportClosedError
 from neuroshard.network.in_memory import RecordTable
-from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
+from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS, DirectoryRecord
 from neuroshard.types import NodeId
 from tests.worlds.identities import identity_of
 
 START = 1_700_000_000.0
 DAY = 86_400.0
 SPACE = "run/0"
+
+
+class Words(DirectoryRecord, frozen=True):
+    words: Literal["well"]
 
 
 @dataclass
@@ -120,9 +125,9 @@ def test_lies_never_get_in_and_are_counted() -> None:
 def test_what_says_no_such_thing_as_a_record_is_refused_and_counted() -> None:
     async def scenario(world: World) -> None:
         a, b = (world.join(number) for number in (1, 2))
-        table = RecordTable(world.network.links, Random(0), world.now, accepts=lambda claim: claim.payload == "well")
+        table = RecordTable(world.network.links, Random(0), world.now, form=Words)
         for node, words in ((a, "well"), (b, "ill")):
-            record = sign_claim(node, "announcement", words, world.now()).encode()
+            record = sign_claim(node, "announcement", {"words": words}, world.now()).encode()
             assert table.store(SPACE, node.node_id, record, node.node_id) == (node is a)
         assert table.refused == 1
         assert len(table.find(SPACE, 64, b.node_id)) == 1

@@ -96,8 +96,9 @@ def node(number: int) -> AbstractAsyncContextManager[Network]:
 
 
 def record_of(number: int, network: Network) -> bytes:
-    addresses = network.transport.addresses()
-    announcement = Announcement(RUN, 1, LayerRange(0, 2), addresses, None, 0.0, 500, is_relay=False, version="1")
+    announcement = Announcement(
+        RUN, 1, LayerRange(0, 2), None, 0.0, 500, is_relay=False, version="1", addresses=network.transport.addresses()
+    )
     return signed_announcement(identity_of(number), announcement, time.time())
 
 

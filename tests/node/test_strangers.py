@@ -18,7 +18,7 @@ from tests.worlds.nodes import EPOCH, OFFER, StageNode, StageWorld, play
 def announced_by(node: StageNode) -> Statement[Announcement]:
     """What a joiner says with its hello, before its first report."""
     address = f"/memory/p2p/{node.name}"
-    announcement = Announcement(OFFER.run_id, 1, None, (address,), None, EPOCH, 500, False, "1")
+    announcement = Announcement(OFFER.run_id, 1, None, None, EPOCH, 500, False, "1", addresses=(address,))
     return Statement(node.name, node.identity.wallet_id, EPOCH, EPOCH + 1e6, announcement)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.data.assignment import MAX_RANGES
-from neuroshard.identity import MalformedClaimError, VerifiedClaim, read_claim, sign_claim
-from neuroshard.membership.announcements import Announcement, node_of_address, report_topic
-from neuroshard.membership.claim_intake import is_announcement, signed_report
+from neuroshard.identity import MalformedClaimError, read_claim, sign_claim
+from neuroshard.membership.announcements import Announcement, report_topic
+from neuroshard.membership.claim_intake import signed_report
 from neuroshard.membership.reports import MAX_REPORT_BYTES, MAX_WINDOWS, TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.network.transport import RECORD_KIND, checked_record, node_of_address
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId, ShardRange
 from tests.worlds.claims import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, told
@@ -176,13 +176,18 @@ def test_every_field_of_an_announcement_is_checked() -> None:
         assert not announcement_of(ALICE, addresses=(own, address)).leads_to(ALICE.node_id)
 
 
-def test_whoever_keeps_a_record_can_tell_whether_it_is_an_announcement() -> None:
+def test_a_record_is_read_as_an_announcement_or_refused() -> None:
+    def kept(payload: object) -> Announcement:
+        record = sign_claim(ALICE, RECORD_KIND, payload, EPOCH).encode()
+        return checked_record(ALICE.node_id, record, EPOCH, Announcement).payload
+
     good = msgspec.to_builtins(announcement_of(ALICE))
-    claim = VerifiedClaim(ALICE.node_id, ALICE.wallet_id, good, EPOCH)
-    assert is_announcement(claim)
-    assert not is_announcement(replace(claim, node_id=BOB.node_id))  # the addresses lead to somebody else
+    assert kept(good) == announcement_of(ALICE)
+    with pytest.raises(MalformedClaimError, match="addresses of other nodes"):
+        kept(announcement_of(BOB))
     for payload in (None, [], "text", {}, {**good, "more": 1}, {**good, "layers": span(3, 2)}):
-        assert not is_announcement(replace(claim, payload=payload))
+        with pytest.raises(MalformedClaimError, match="cannot be read"):
+            kept(payload)
 
 
 def test_the_topic_of_a_run_is_named_after_it() -> None:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from neuroshard.identity import read_claim
 from neuroshard.membership.announcements import Announcement, directory_namespace
-from neuroshard.membership.claim_intake import is_announcement, signed_announcement
+from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.membership.handshake import HANDSHAKES_AT_ONCE, WANTED_PEERS, KnownPeers
 from neuroshard.membership.participant import OwnMessages, Participant
 from neuroshard.membership.reports import TrainingReport
@@ -88,7 +88,7 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    with InMemoryNetwork(Random(3), default_link=Link(0.03), now=clock, accepts_record=is_announcement) as net:
+    with InMemoryNetwork(Random(3), default_link=Link(0.03), now=clock, record_form=Announcement) as net:
         async with anyio.create_task_group() as tasks:
             yield World(net, tasks)
             tasks.cancel_scope.cancel()

@@ -281,7 +281,15 @@ class StageNode:
             if other is not self and (other in self.world.cut_off) == (self in self.world.cut_off):
                 other.membership.hear_report(said, now())
                 address = Announcement(
-                    self.swarm.run_id, 1, report.layers, (f"/memory/p2p/{self.name}",), None, EPOCH, 500, False, "1"
+                    self.swarm.run_id,
+                    1,
+                    report.layers,
+                    None,
+                    EPOCH,
+                    500,
+                    False,
+                    "1",
+                    addresses=(f"/memory/p2p/{self.name}",),
                 )
                 other.membership.hear_announcement(
                     Statement(self.name, self.identity.wallet_id, now(), now() + 1e6, address)

@@ -36,13 +36,12 @@ from neuroshard.network.libp2p.kademlia import (
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import (
     MAX_RECORD_BYTES,
+    DirectoryRecord,
     MessageTooLargeError,
     PeerUnreachableError,
-    RecordCheck,
     RequestRefusedError,
     Transport,
     TransportClosedError,
-    any_record,
 )
 from neuroshard.signals import Signal
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, MAX_NODE_ID_CHARACTERS, NodeId
@@ -125,7 +124,7 @@ class KademliaDirectory:
         random: Random,
         report: Callable[[NodeId, ScoreReason], None],
         host_of: Callable[[NodeId], str | None],
-        accepts: RecordCheck = any_record,
+        form: type[DirectoryRecord] = DirectoryRecord,
         store: RecordStore | None = None,
     ) -> None:
         """`host_of`: the IP address at which a peer is connected, None through a relay."""
@@ -135,7 +134,7 @@ class KademliaDirectory:
         self._random = random
         self._report = report
         self._host_of = host_of
-        self._accepts = accepts
+        self._form = form
         self._table = RoutingTable(transport.local_id)
         self._store = store or RecordStore()
         self._first_peer = anyio.Event()
@@ -153,7 +152,7 @@ class KademliaDirectory:
         _check_namespace(namespace)
         if len(record) > MAX_RECORD_BYTES:
             raise MessageTooLargeError(f"A record of {len(record)} bytes is above the limit of {MAX_RECORD_BYTES}.")
-        self._store.put(namespace, StoredRecord.checked(record, self._now(), self._transport.local_id, self._accepts))
+        self._store.put(namespace, StoredRecord.checked(record, self._now(), self._transport.local_id, self._form))
         keepers = await self._search(key_of(namespace))
         stored = await self._stored_at(keepers, Frame(STORE_KIND, StoreRequest(namespace, record)))
         self._check_open()
@@ -273,7 +272,7 @@ class KademliaDirectory:
     def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> StoredRecord | None:
         """A valid record, or None. An invalid one is counted, and the peer that sent it loses reputation."""
         try:
-            record = StoredRecord.checked(data, self._now(), owner, self._accepts)
+            record = StoredRecord.checked(data, self._now(), owner, self._form)
         except DataError as error:
             reason = record_score_reason(error)
             self.refused[reason] += 1

@@ -14,7 +14,6 @@ from hashlib import sha256
 from ipaddress import IPv6Address, ip_address, ip_network
 from random import Random
 from types import MappingProxyType
-from typing import cast
 
 from neuroshard.errors import DataError
 from neuroshard.identity import (
@@ -26,7 +25,7 @@ from neuroshard.identity import (
     SignatureError,
 )
 from neuroshard.network.reputation import ScoreReason
-from neuroshard.network.transport import RECORD_SECONDS, RecordCheck, any_record, checked_record
+from neuroshard.network.transport import RECORD_SECONDS, DirectoryRecord, checked_record
 from neuroshard.types import NodeId
 
 BUCKET_SIZE = 16  # peers per length of the prefix shared with this node
@@ -130,7 +129,6 @@ MAX_RECORDS_OF_NAMESPACE = 1024
 MAX_RECORDS_OF_NODE = 64  # namespaces per node
 MAX_BYTES = 64 * 1024 * 1024
 ENTRY_BYTES = 1024  # overhead per record, an upper estimate
-MAX_CLAIMED_ADDRESSES = 16  # in a record
 REASON_OF: Mapping[type[DataError], ScoreReason] = MappingProxyType(
     {
         ClaimTooLargeError: ScoreReason.OVERSIZED,
@@ -159,14 +157,14 @@ class StoredRecord:
 
     @classmethod
     def checked(
-        cls, data: bytes, now: float, owner: NodeId | None = None, accepts: RecordCheck = any_record
+        cls, data: bytes, now: float, owner: NodeId | None = None, form: type[DirectoryRecord] = DirectoryRecord
     ) -> StoredRecord:
-        """Check a record with `checked_record`: valid, by `owner` (if given), accepted by `accepts`.
+        """Check a record with `checked_record`: valid, by `owner` (if given), with content of type `form`.
 
         Raises DataError.
         """
-        claim = checked_record(owner, data, now, accepts)
-        return cls(claim.node_id, claim.issued_at, data, _addresses_in(claim.payload))
+        claim = checked_record(owner, data, now, form)
+        return cls(claim.node_id, claim.issued_at, data, claim.payload.addresses)
 
     @property
     def byte_count(self) -> int:
@@ -256,12 +254,3 @@ def record_origin(host: str | None) -> str:
         return "relayed"
     ip = ip_address(host)
     return str(ip_network((ip, 64), strict=False)) if isinstance(ip, IPv6Address) else str(ip)
-
-
-def _addresses_in(payload: object) -> tuple[str, ...]:
-    if not isinstance(payload, dict):
-        return ()
-    texts = cast("dict[object, object]", payload).get("addresses")
-    if not isinstance(texts, list):
-        return ()
-    return tuple(text for text in cast("list[object]", texts)[:MAX_CLAIMED_ADDRESSES] if isinstance(text, str))

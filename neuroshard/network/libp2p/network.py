@@ -132,7 +132,7 @@ class _Node:
             random=SystemRandom(),
             report=self.report,
             host_of=self.connections.direct_ip,
-            accepts=parts.accepts_record,
+            form=parts.record_form,
             store=RecordStore(parts.directory_bytes // 2),
         )
         self._relay_client = self._joined_relays(contacts)

@@ -13,7 +13,7 @@ from neuroshard.network.libp2p.peer_limits import ConnectionLimits, ReceiveLimit
 from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.reputation import Reputation
-from neuroshard.network.transport import RecordCheck, any_record
+from neuroshard.network.transport import DirectoryRecord
 
 DIRECTORY_BYTES = 128 * 1024 * 1024
 
@@ -53,6 +53,6 @@ class NetworkParts:
     receive: ReceiveLimits | None = None
     pacer: UploadPacer | None = None
     outside: ExternalAddresses | None = None  # gets the listening ports and returns the mapped ones
-    accepts_record: RecordCheck = any_record  # applied whenever a record is stored or found
+    record_form: type[DirectoryRecord] = DirectoryRecord  # of the records that are stored or found
     directory_bytes: int = DIRECTORY_BYTES  # half of them for records, half for addresses
     gossip_bytes: int = GOSSIP_BYTES

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import anyio
 import pytest
-from msgspec import Struct
 
 from neuroshard.errors import DataError
-from neuroshard.identity import MalformedClaimError, VerifiedClaim, read_claim, sign_claim
+from neuroshard.identity import MalformedClaimError, read_claim, sign_claim
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import (
     MessageTooLargeError,
@@ -21,6 +19,7 @@ from neuroshard.network import (
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.directory import FindAnswer, FindRequest, FoundNode, Stored, StoreRequest
 from neuroshard.network.reputation import Reputation, ScoreReason
+from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
 from tests.worlds.identities import identity_of
@@ -33,7 +32,7 @@ def record(number: int, text: str = "", at: float | None = None, kind: str = "an
     return sign_claim(identity_of(number), kind, {"text": text}, time.time() if at is None else at).encode()
 
 
-class Text(Struct):
+class Text(DirectoryRecord, frozen=True):
     """The payload of the records here."""
 
     text: str
@@ -127,26 +126,22 @@ def test_lies_that_peers_store_are_refused_counted_and_cost_reputation() -> None
 def test_records_that_say_what_no_record_says_are_refused_by_whoever_keeps_them() -> None:
     async def scenario() -> None:
         opinion = Reputation()
-        checks = [NetworkParts(reputation=opinion, accepts_record=is_a_text), NetworkParts()]
+        checks = [NetworkParts(reputation=opinion, record_form=Text), NetworkParts()]
         async with nodes(2, parts=lambda i: checks[i]) as (a, b):
             await b.transport.connect(address_of(a))
-            odd = sign_claim(identity_of(2), "announcement", ["no", "text"], time.time()).encode()
+            odd = sign_claim(identity_of(2), "announcement", {"no": "text"}, time.time()).encode()
             with pytest.raises(PeerUnreachableError, match="No other node keeps"):  # b itself would keep anything
                 await b.directory.announce(SPACE, odd)
             assert a.directory.refused == {ScoreReason.MALFORMED_CLAIM: 1}
             assert opinion.score(b.transport.local_id) < -20
             with pytest.raises(MalformedClaimError):
-                await a.directory.announce(SPACE, sign_claim(identity_of(1), "announcement", [], time.time()).encode())
+                await a.directory.announce(SPACE, sign_claim(identity_of(1), "announcement", {}, time.time()).encode())
             assert await a.directory.find(SPACE) == ()  # b gives it, and loses more by that
             assert a.directory.refused == {ScoreReason.MALFORMED_CLAIM: 2}
             await b.directory.announce(SPACE, record(2, "well"))
             assert texts(await a.directory.find(SPACE)) == ["well"]
 
     run(scenario)
-
-
-def is_a_text(claim: VerifiedClaim[Any]) -> bool:
-    return isinstance(claim.payload, Mapping) and isinstance(claim.payload.get("text"), str)
 
 
 def test_a_directory_full_of_lies_shows_the_truth() -> None:

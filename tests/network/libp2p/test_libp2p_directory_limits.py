@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neuroshard.identity import VerifiedClaim, sign_claim
+from neuroshard.identity import sign_claim
 from neuroshard.messages import Frame, MalformedFrameError
 from neuroshard.messages.frame import encode_head, unpack
 from neuroshard.network import RequestTimeoutError, ScoreReason, Transport
@@ -26,7 +26,7 @@ from neuroshard.network.libp2p.directory import (
     StoreRequest,
 )
 from neuroshard.network.libp2p.relay import RelayClient
-from neuroshard.network.transport import RecordCheck, any_record
+from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import NodeId
 from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import run
@@ -60,7 +60,7 @@ def directory_with(
     contacts: PeerAddressBook,
     host: str = "8.8.4.4",
     *,
-    accepts: RecordCheck = any_record,
+    form: type[DirectoryRecord] = DirectoryRecord,
 ) -> tuple[KademliaDirectory, FakeTransport]:
     transport = FakeTransport(answer)
     directory = KademliaDirectory(
@@ -70,7 +70,7 @@ def directory_with(
         random=Random(1),
         report=lambda *_: None,
         host_of=lambda _: host,
-        accepts=accepts,
+        form=form,
     )
     return directory, transport
 
@@ -122,7 +122,7 @@ def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
     async def scenario() -> None:
         _, transport = directory_with(nobody, PeerAddressBook(ME))
         for number in range(10, 20):
-            record = sign_claim(identity_of(number), "announcement", None, time.time()).encode()
+            record = sign_claim(identity_of(number), "announcement", {}, time.time()).encode()
             stored = Frame(STORE_KIND, StoreRequest(SPACE, record))
             await transport.handlers[STORE_KIND](identity_of(number).node_id, stored)
         given = {}
@@ -142,7 +142,7 @@ def test_a_keeper_gives_no_more_records_than_it_is_asked_for() -> None:
 def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
     async def scenario() -> None:
         records = [
-            sign_claim(identity_of(number), "announcement", None, time.time()).encode() for number in range(20, 23)
+            sign_claim(identity_of(number), "announcement", {}, time.time()).encode() for number in range(20, 23)
         ]
         forged = records[0][:-1] + bytes([records[0][-1] ^ 1])
         asked_for: list[Any] = []
@@ -152,11 +152,12 @@ def test_a_record_that_every_keeper_gives_is_checked_once() -> None:
             asked_for.append(question.read(FindRequest).most)
             return Frame(FIND_KIND, FindAnswer(records=(*records, forged)))
 
-        def check(claim: VerifiedClaim[object]) -> bool:
-            checked.append(claim.node_id)
-            return True
+        class Counted(DirectoryRecord, frozen=True):
+            def leads_to(self, node_id: NodeId) -> bool:
+                checked.append(node_id)
+                return super().leads_to(node_id)
 
-        directory, _ = directory_with(give, PeerAddressBook(ME), accepts=check)
+        directory, _ = directory_with(give, PeerAddressBook(ME), form=Counted)
         for number in range(10, 18):
             directory.meet(identity_of(number).node_id)
         assert sorted(await directory.find(SPACE, limit=40)) == sorted(records)
@@ -217,15 +218,18 @@ def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
     async def scenario() -> None:
         contacts, bob = PeerAddressBook(ME), identity_of(3)
         address = f"/ip4/8.8.8.8/tcp/4001/p2p/{bob.node_id}"
-        payload = {"addresses": [address, f"/ip4/8.8.8.8/tcp/4001/p2p/{ME}", 5]}
-        record = sign_claim(bob, "announcement", payload, time.time()).encode()
+        record, *lies = (
+            sign_claim(bob, "announcement", {"addresses": addresses}, time.time()).encode()
+            for addresses in ([address], [address, f"/ip4/8.8.8.8/tcp/4001/p2p/{ME}"], [address, 5], [address] * 17)
+        )
 
         async def tell(_: NodeId, question: Frame) -> Frame:
-            return Frame(FIND_KIND, FindAnswer(records=(record,)))
+            return Frame(FIND_KIND, FindAnswer(records=(record, *lies)))
 
         directory, _ = directory_with(tell, contacts)
         directory.meet(identity_of(2).node_id)
         assert await directory.find(SPACE) == (record,)
         assert [known.text for known in contacts.vouched(bob.node_id)] == [address]
+        assert directory.refused == {ScoreReason.MALFORMED_CLAIM: 3}
 
     run(scenario)

@@ -34,7 +34,7 @@ LIMITS = FrameLimits(max_body_bytes=2 * MIB)
 
 def record_of(number: int, network: Network) -> bytes:
     said = Announcement(
-        RUN, 1, LayerRange(0, 2), network.transport.addresses(), None, 0.0, 500, is_relay=False, version="1"
+        RUN, 1, LayerRange(0, 2), None, 0.0, 500, is_relay=False, version="1", addresses=network.transport.addresses()
     )
     return signed_announcement(identity_of(number), said, time.time())
 
