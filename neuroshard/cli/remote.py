@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 
 STOP_SECONDS = 120.0  # time for a final checkpoint on a slow disk, the same as for a service
-PEERS_SHOWN = 10
-PATH_NAMES = {
-    "data_dir": "data folder",
-    "config_file": "config.toml",
-    "data_cache": "data cache",
-    "node_key": "node key",
-    "api_secret": "API secret",
-}
 
 DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
 
@@ -41,112 +32,33 @@ def status(
     port: Port = None,
     demo: DemoNode = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl+C.")] = False,
+    every_value: Annotated[bool, typer.Option("--all", help="Show every value, with its meaning.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what the running node does, and every path it uses."""
     from neuroshard.cli.client import ReconnectingClient, connect
     from neuroshard.cli.client import watch as watch_status
+    from neuroshard.cli.status_text import StatusText
+    from neuroshard.status.snapshot import NodeStatus
 
+    text = StatusText(NodeStatus)
     if watch:
         if as_json:
             raise UsageError(
                 "--watch and --json exclude each other.", "A program can repeat `neuroshard status --json`."
             )
-        watch_status(ReconnectingClient(lambda: connect(data_dir, port, demo=demo)), watched_lines)
+        # The paths never change, and a terminal has no space for them.
+        watch_status(
+            ReconnectingClient(lambda: connect(data_dir, port, demo=demo)),
+            lambda answer: text.lines({**answer, "paths": {}}, every_value=every_value),
+        )
         return
     answer = connect(data_dir, port, demo=demo).get("/api/status")
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    for line in status_lines(answer):
+    for line in text.lines(answer, every_value=every_value):
         typer.echo(line)
-
-
-def watched_lines(answer: Mapping[str, Any]) -> list[str]:
-    """The lines of the status without the paths, which never change and for which a terminal has no space."""
-    names = {PATH_NAMES.get(name, name) for name in answer["paths"]}
-    return [line for line in status_lines(answer) if line[:12].strip() not in names]
-
-
-def status_lines(answer: Mapping[str, Any]) -> list[str]:
-    """The status as text, one fact per line."""
-    training: Mapping[str, Any] = answer["training"]
-    run: Mapping[str, Any] = answer.get("run") or {}
-    loss, speed = training.get("loss_ema"), training["tokens_per_second"] or 0
-    data: Mapping[str, Any] = answer.get("data") or {}
-    checkpoints: Mapping[str, Any] = answer["checkpoints"]
-    paths: Mapping[str, str] = answer["paths"]
-    rows: list[tuple[str, Any]] = [
-        ("state", f"{answer['state']}: {answer['state_reason']}"),
-        *owner_policy_rows(answer),
-        ("learning", answer["verification"]["reason"]),
-        ("node", answer.get("node_id") or "not known yet"),
-        ("wallet", answer.get("wallet_id") or "not known yet"),
-        ("run", run.get("explanation", "not chosen yet")),
-        *network_rows(answer),
-        ("steps", f"{training['steps']:,} ({training['tokens']:,} tokens, {speed:,.0f}/s)"),
-        ("loss", f"{loss:.3f}" if loss is not None else "none yet"),
-        ("data", data.get("explanation", "not open yet")),
-        ("a kill now", f"could lose {checkpoints['could_lose']}"),
-        *((PATH_NAMES.get(name, name), path) for name, path in paths.items()),
-    ]
-    rows += [("warning", text) for text in answer["warnings"]]
-    if checkpoints.get("alarm"):
-        rows.append(("alarm", checkpoints["alarm"]))
-    return [f"{name:12} {value}" for name, value in rows]
-
-
-def owner_policy_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows for the rule that pauses or slows training, its end, limits on the network, and the sensor readings."""
-    kindness: Mapping[str, Any] = answer["kindness"]
-    decision: Mapping[str, Any] = kindness["decision"]
-    rows: list[tuple[str, str]] = []
-    if decision["rule"]:
-        until = decision["until"]
-        when = "" if until is None else f" (until {_clock_words(until, answer['time'])})"
-        rule = "by hand" if decision["rule"] == "user" else f"by {decision['rule']}"
-        rows.append(("rule", f"{decision['reason']}{when} [{rule}]"))
-    network: Mapping[str, Any] = kindness["network"]
-    if network["rule"]:
-        rows.append(("transfer", f"{network['reason']} [by {network['rule']}]"))
-    rows += [("sensor", f"{reading['name']}: {reading['value']}") for reading in kindness["readings"]]
-    return rows
-
-
-def network_rows(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows for the network's state, the peers, this node's addresses, and the command to join through it."""
-    network: Mapping[str, Any] = answer["network"]
-    swarm: Mapping[str, Any] | None = answer["swarm"]
-    rows = [("network", f"{network['state']}: {network['explanation']}")]
-    if answer["peer_count"]:
-        together = f", together {swarm['tokens_per_second'] or 0:,.0f} tokens/s" if swarm else ""
-        shared_loss = swarm["global_loss"] if swarm else None
-        loss = f", network loss {shared_loss:.3f}" if shared_loss is not None else ""
-        rows.append(("peers", f"{answer['peer_count']:,}{together}{loss}"))
-        rows += [("peer", peer_line(peer)) for peer in answer["peers"][:PEERS_SHOWN]]
-        if answer["peer_count"] > PEERS_SHOWN:
-            rows.append(("", f"and {answer['peer_count'] - PEERS_SHOWN:,} more: the dashboard's Swarm view shows all"))
-        diloco: Mapping[str, Any] = answer["diloco"]
-        rows.append(("together", diloco["explanation"]))
-        if diloco["strategy"]:
-            rows.append(("next round", f"{diloco['part']} ({diloco['strategy']}), encoded as {diloco['codec']}"))
-    rows += [("address", address) for address in network["addresses"]]
-    if network["join_line"]:
-        rows.append(("join with", network["join_line"]))
-    return rows
-
-
-def peer_line(peer: Mapping[str, Any]) -> str:
-    """Describe one peer on one line."""
-    facts = [peer["state"] or "no report yet", f"{peer['tokens_per_second'] or 0:,.0f} tokens/s"]
-    if peer["loss_ema"] is not None:
-        facts.append(f"loss {peer['loss_ema']:.3f}")
-    facts.append(peer["connection"] or "known through others")
-    if peer["rtt_seconds"] is not None:
-        facts.append(f"{peer['rtt_seconds'] * 1000:.0f} ms")
-    if peer["standing"] in {"doubtful", "bad", "banned"}:
-        facts.append(peer["standing"])
-    return f"{peer['node_id']}  {', '.join(facts)}"
 
 
 def pause(
@@ -230,19 +142,11 @@ def logs(
         typer.echo(json.dumps(record) if as_json else log_line(record))
 
 
-def _local_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def _clock_words(moment: float, now: float) -> str:
-    """A future time in local time, with the date unless it is today."""
-    then, today = (datetime.fromtimestamp(seconds).astimezone() for seconds in (moment, now))
-    return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%A, %d %B, %H:%M}"
-
-
 def log_line(record: Mapping[str, Any]) -> str:
     """Format a log record as text, in local time."""
-    return f"{_local_time(record['time'])} {record['level']:7} {record['message']}"
+    from neuroshard.cli.status_text import local_time
+
+    return f"{local_time(record['time'])} {record['level']:7} {record['message']}"
 
 
 GENERATION_SECONDS = 310.0  # the node itself gives up after 300

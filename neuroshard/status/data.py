@@ -85,13 +85,13 @@ class DataCoverage:
 class DownloadStatus:
     """A file that the data client fetches."""
 
-    name: Annotated[str, about('file name, such as "shard_17.bin"')]
+    name: Annotated[str, about('file name, such as "shard_17.bin"', brief=True)]
     bytes_done: Annotated[int, about(unit="bytes")]
     bytes_total: Annotated[int | None, about("null: not known", "bytes")]
-    bytes_per_second: Annotated[Number | None, about(unit="bytes/s", stale=Stale.OLD_SNAPSHOT)]
+    bytes_per_second: Annotated[Number | None, about(unit="bytes/s", stale=Stale.OLD_SNAPSHOT, brief=True)]
     attempt: int
-    error: Annotated[str | None, about("last failure")] = None
-    retry_at: Annotated[float | None, about("time of the next attempt", "s since 1970")] = None
+    error: Annotated[str | None, about("last failure", brief=True)] = None
+    retry_at: Annotated[float | None, about("time of the next attempt", "s since 1970", brief=True)] = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class DataStatus:
     verified: Annotated[
         bool, about("every shard is checked against a digest in the signed manifest", gauge="data_verified")
     ]
-    explanation: str
+    explanation: Annotated[str, about(brief=True)]
     is_demo: bool = False
     total_shards: Annotated[int, about("shards of the data set, as the run pins it", gauge="data_shards")] = 0
     total_tokens: Annotated[int, about("tokens of the data set", "tokens")] = 0

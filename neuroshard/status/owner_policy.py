@@ -24,11 +24,11 @@ class TrainingDecision:
     """Effect of the owner's rules on training."""
 
     action: Annotated[TrainingAction, about("what training may do", gauge="training_allowed")] = TrainingAction.RUN
-    reason: Annotated[str, about("a sentence")] = "Nothing limits training."
+    reason: Annotated[str, about("a sentence", brief=True)] = "Nothing limits training."
     rule: Annotated[
-        str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training')
+        str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training', brief=True)
     ] = ""
-    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970")] = None
+    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970", brief=True)] = None
     share: Annotated[
         Number,
         about("share of the time for training; 0 during a pause", "0..1", gauge="compute_share"),
@@ -48,17 +48,17 @@ class NetworkDecision:
     """Effect of the owner's rules on the network."""
 
     action: Annotated[NetworkAction, about("small_only: no tensors, states and shards")] = NetworkAction.OPEN
-    reason: str = "Nothing limits the network."
-    rule: Annotated[str, about("setting that decided; empty when nothing limits the network")] = ""
-    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970")] = None
+    reason: Annotated[str, about(brief=True)] = "Nothing limits the network."
+    rule: Annotated[str, about("setting that decided; empty when nothing limits the network", brief=True)] = ""
+    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970", brief=True)] = None
 
 
 @dataclass(frozen=True)
 class SensorReading:
     """Current reading of a sensor that a setting uses, such as the battery."""
 
-    name: Annotated[str, about('for people, such as "keyboard and mouse"')]
-    value: Annotated[str, about('such as "idle for 3 minutes", or the reason why it is not known')]
+    name: Annotated[str, about('for people, such as "keyboard and mouse"', brief=True)]
+    value: Annotated[str, about('such as "idle for 3 minutes", or the reason why it is not known', brief=True)]
     is_known: Annotated[bool, about("an unknown reading never pauses or slows training")] = True
 
 

@@ -233,7 +233,9 @@ class PipelineStatus:
     """Summary of the run's stages; /api/pipeline returns all of them."""
 
     stages: Annotated[tuple[PipelineStage, ...], EXCLUDED]  # stages of the run's plan, in order
-    missing: Annotated[str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty")] = ""
+    missing: Annotated[
+        str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty", brief=True)
+    ] = ""
     flow: Annotated[PipelineFlow | None, EXCLUDED] = None  # None on a node that drives no microbatches
 
     @derived("stages of the run's plan", gauge="pipeline_stages")

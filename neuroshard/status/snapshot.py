@@ -25,13 +25,13 @@ PEERS_IN_STATUS = 32  # every dashboard gets the status several times per second
 class PathsStatus:
     """Places of the node's files on this computer."""
 
-    data_dir: str = ""
-    config_file: Annotated[str, about("exists only when a setting was stored")] = ""
-    data_cache: str = ""
-    checkpoints: Annotated[str, about("of all wallets, runs and stages")] = ""
-    logs: str = ""
-    node_key: str = ""
-    api_secret: str = ""
+    data_dir: Annotated[str, about(brief=True)] = ""
+    config_file: Annotated[str, about("exists only when a setting was stored", brief=True)] = ""
+    data_cache: Annotated[str, about(brief=True)] = ""
+    checkpoints: Annotated[str, about("of all wallets, runs and stages", brief=True)] = ""
+    logs: Annotated[str, about(brief=True)] = ""
+    node_key: Annotated[str, about(brief=True)] = ""
+    api_secret: Annotated[str, about(brief=True)] = ""
 
 
 class NodeState(StrEnum):
@@ -92,10 +92,10 @@ class ModelStatus:
 class RunStatus:
     """The run that this node serves, and the reason."""
 
-    run_id: RunId
+    run_id: Annotated[RunId, about(brief=True)]
     is_own: bool
     is_demo: bool
-    explanation: Annotated[str, about("one sentence")]
+    explanation: Annotated[str, about("one sentence", brief=True)]
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,21 @@ class HeldOutPoint:
 class TrainingStatus:
     """Progress of the inner steps on this node."""
 
-    steps: Annotated[int, about("inner steps", over_swarm="sum over nodes with the first layers", counter="steps")] = 0
+    steps: Annotated[
+        int, about("inner steps", over_swarm="sum over nodes with the first layers", counter="steps", brief=True)
+    ] = 0
     tokens: Annotated[
-        int, about("trained on", "tokens", over_swarm="sum over nodes with the first layers", counter="tokens")
+        int,
+        about("trained on", "tokens", over_swarm="sum over nodes with the first layers", counter="tokens", brief=True),
     ] = 0
     inherited_steps: Annotated[int, about("part of the steps: made by others before this node took over")] = 0
     inherited_tokens: Annotated[int, about("part of the tokens: seen by others before", "tokens")] = 0
     loss: Annotated[Number | None, about("last step", "nats/token", gauge="loss")] = None
     loss_ema: Annotated[
         Number | None,
-        about("smoothed training loss", "nats/token", over_swarm="mean weighted by tokens", gauge="loss_ema"),
+        about(
+            "smoothed training loss", "nats/token", over_swarm="mean weighted by tokens", gauge="loss_ema", brief=True
+        ),
     ] = None
     initial_loss: Annotated[Number | None, about("mean of the run's first steps", "nats/token")] = None
     lr: Annotated[Number, about("inner learning rate", gauge="learning_rate")] = 0.0
@@ -148,6 +153,7 @@ class TrainingStatus:
             over_swarm=SUM_OF_DRIVERS,
             stale=Stale.NOT_TRAINING,
             gauge="tokens_per_second",
+            brief=True,
         ),
     ] = 0.0
     step_seconds: Annotated[
@@ -163,7 +169,9 @@ class TrainingStatus:
         Number | None, about("held-out loss of a model that knows token frequencies only", "nats/token")
     ] = None
 
-    @derived("loss of the last evaluation on the pinned held-out sequences", "nats/token", gauge="held_out_loss")
+    @derived(
+        "loss of the last evaluation on the pinned held-out sequences", "nats/token", gauge="held_out_loss", brief=True
+    )
     @property
     def held_out_loss(self) -> Number | None:
         return self.held_out[-1].loss if self.held_out else None
@@ -197,8 +205,8 @@ class VerificationStatus:
         bool, about("held-out data shows that the model learns", gauge="training_verified")
     ] = False
     status: LearningVerdict = LearningVerdict.INSUFFICIENT_DATA
-    reason: str = "No held-out evaluation yet."
-    action: Annotated[str, about("what the user can do")] = "Nothing to do: wait for the first evaluations."
+    reason: Annotated[str, about(brief=True)] = "No held-out evaluation yet."
+    action: Annotated[str, about("what the user can do", brief=True)] = "Nothing to do: wait for the first evaluations."
     loss_trend: LossTrend = LossTrend.INSUFFICIENT_DATA
 
     @property
@@ -224,7 +232,9 @@ class DilocoStatus:
     ] = ""
     part: Annotated[str, about('part of the state in the next round: "all weights", "quarter 2 of 4"')] = ""
     codec: Annotated[str, about("encoding of the contributions to the next round")] = ""
-    explanation: str = "Alone: outer steps move the anchor only; there is nobody to synchronise with."
+    explanation: Annotated[str, about(brief=True)] = (
+        "Alone: outer steps move the anchor only; there is nobody to synchronise with."
+    )
     state_root: Annotated[str, about("hash of the replicated state after the last outer step")] = ""
     certified_root: Annotated[
         str, about("root that the certificate of this outer step names; without one, equal to state_root")
@@ -295,14 +305,14 @@ class CheckpointStatus:
     last_saved_step: int | None = None
     last_saved_time: Annotated[float | None, about(unit="s since 1970")] = None
     interval_seconds: Annotated[float, about(unit="s")] = 30.0
-    could_lose: Annotated[str, about("work that a kill now would lose")] = (
+    could_lose: Annotated[str, about("work that a kill now would lose", brief=True)] = (
         "everything since the start: no checkpoint yet"
     )
     could_lose_steps: Annotated[int, about("steps that a kill now would lose", gauge="checkpoint_could_lose_steps")] = 0
     could_lose_seconds: Annotated[float, about(unit="s")] = 0.0
     last_write_seconds: Annotated[float, about("duration of the last write", "s")] = 0.0
     last_stall_seconds: Annotated[float, about("time for which the last write held training up", "s")] = 0.0
-    alarm: Annotated[str | None, about("visible trouble, such as a full disk")] = None
+    alarm: Annotated[str | None, about("visible trouble, such as a full disk", brief=True)] = None
     restored: Annotated[str | None, about("checkpoint that the start found")] = None
 
 
@@ -371,14 +381,14 @@ def rating_of(score: float) -> PeerRating:
 class PeerStatus:
     """Another node of the run, from its last verified report and announcement."""
 
-    node_id: NodeId
+    node_id: Annotated[NodeId, about(brief=True)]
     wallet_id: WalletId
     roles: tuple[Role, ...]
     layers: Annotated[LayerRange | None, about("null: it holds no part of the model, or none yet")]
-    loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token")]
+    loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token", brief=True)]
     tokens_per_second: Annotated[
         Number,
-        about("training rate", "tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER),
+        about("training rate", "tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER, brief=True),
     ]
     last_seen: Annotated[float, about("last sign of life", "s since 1970")]
     steps: Annotated[int, about("inner steps")] = 0
@@ -386,13 +396,13 @@ class PeerStatus:
     shard: Annotated[ShardId | None, about("shard in use")] = None
     outer_step: int = 0
     state_hash: Annotated[str, about("root of its replicated state after the last outer step")] = ""
-    state: Annotated[str, about("as NodeState; empty before the first report")] = ""
+    state: Annotated[str, about("as NodeState; empty before the first report", brief=True)] = ""
     started_at: Annotated[float | None, about("start of the node", "s since 1970")] = None
     first_seen: Annotated[float | None, about("when this node first saw it", "s since 1970")] = None
     version: Annotated[str, about("version of its program")] = ""
-    connection: Annotated[ConnectionKind | None, about("null: known only through others")] = None
+    connection: Annotated[ConnectionKind | None, about("null: known only through others", brief=True)] = None
     address: Annotated[str, about("address of that connection")] = ""
-    rtt_seconds: Annotated[Number | None, about("round trip", "s")] = None
+    rtt_seconds: Annotated[Number | None, about("round trip", "s", brief=True)] = None
     bytes_sent: Annotated[int, about("from this node to the peer", "bytes")] = 0
     bytes_received: Annotated[int, about("from the peer to this node", "bytes")] = 0
     score: Annotated[Number, about("0 is neutral; misbehaviour lowers it")] = 0.0
@@ -402,7 +412,7 @@ class PeerStatus:
     def role(self) -> str:
         return "+".join(self.roles)
 
-    @derived("the score in a word")
+    @derived("the score in a word", brief=True)
     @property
     def standing(self) -> PeerRating:
         return rating_of(self.score)
@@ -422,9 +432,9 @@ class NetworkState(StrEnum):
 class NetworkStatus:
     """This node's connections. Traffic counts from the start."""
 
-    state: Annotated[NetworkState, about(gauge="network_state")] = NetworkState.OFF
-    explanation: str = "The network is off."
-    addresses: Annotated[tuple[str, ...], about("addresses at which others can reach this node")] = ()
+    state: Annotated[NetworkState, about(gauge="network_state", brief=True)] = NetworkState.OFF
+    explanation: Annotated[str, about(brief=True)] = "The network is off."
+    addresses: Annotated[tuple[str, ...], about("addresses at which others can reach this node", brief=True)] = ()
     connections: Annotated[int, about("open connections to other nodes", gauge="connections")] = 0
     bytes_sent: Annotated[int, about("sent to other nodes", "bytes", counter="network_sent_bytes")] = 0
     bytes_received: Annotated[int, about("received from other nodes", "bytes", counter="network_received_bytes")] = 0
@@ -444,7 +454,9 @@ class NetworkStatus:
     refused: Annotated[
         Counts, about("messages from peers that were refused, by reason", counter="network_refused", label="reason")
     ] = ()
-    join_line: Annotated[str, about("command with which others join this run through this node; may be empty")] = ""
+    join_line: Annotated[
+        str, about("command with which others join this run through this node; may be empty", brief=True)
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -453,7 +465,9 @@ class SwarmStatus:
 
     nodes: Annotated[int, about("nodes of the run", gauge="swarm_nodes")] = 1
     training_nodes: Annotated[int, about("nodes of the run that train", gauge="swarm_training_nodes")] = 0
-    global_loss: Annotated[Number | None, about("mean weighted by tokens", "nats/token", gauge="swarm_loss")] = None
+    global_loss: Annotated[
+        Number | None, about("mean weighted by tokens", "nats/token", gauge="swarm_loss", brief=True)
+    ] = None
     min_loss: Annotated[Number | None, about("lowest loss that a node reported", "nats/token")] = None
     total_steps: Annotated[int, about("inner steps", counter="swarm_steps")] = 0
     total_tokens: Annotated[int, about("trained on", "tokens", counter="swarm_tokens")] = 0
@@ -465,6 +479,7 @@ class SwarmStatus:
             "tokens/s",
             stale=Stale.NETWORK_DOWN,
             gauge="swarm_tokens_per_second",
+            brief=True,
         ),
     ] = 0.0
     model_hashes: Annotated[tuple[tuple[NodeId, str], ...], EXCLUDED] = ()
@@ -489,18 +504,18 @@ class NodeStatus:
     version: str
     started_at: Annotated[float, about(unit="s since 1970")]
     time: Annotated[float, about("time of this snapshot", "s since 1970", gauge="snapshot_timestamp_seconds")]
-    state: Annotated[NodeState, about(gauge="state")] = NodeState.STARTING
-    state_reason: str = "Starting."
+    state: Annotated[NodeState, about(gauge="state", brief=True)] = NodeState.STARTING
+    state_reason: Annotated[str, about(brief=True)] = "Starting."
     is_standing_by: Annotated[bool, about("it could train, but no node asks anything of its layers now")] = False
     startup: tuple[StartupStep, ...] = ()
-    node_id: NodeId | None = None
-    wallet_id: WalletId | None = None
+    node_id: Annotated[NodeId | None, about(brief=True)] = None
+    wallet_id: Annotated[WalletId | None, about(brief=True)] = None
     data_dir: str = ""
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
-    paused_until: Annotated[float | None, about(unit="s since 1970")] = None
+    paused_until: Annotated[float | None, about(unit="s since 1970", brief=True)] = None
     kindness: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
-    warnings: tuple[str, ...] = ()
+    warnings: Annotated[tuple[str, ...], about(brief=True)] = ()
     model: ModelStatus | None = None
     memory: MemoryStatus | None = None
     run: RunStatus | None = None
@@ -522,7 +537,7 @@ class NodeStatus:
     samples: Annotated[SamplesStatus, EXCLUDED] = field(default_factory=SamplesStatus)
     uptime_seconds: Annotated[float, about("at this snapshot, by a clock that does not jump", "s")] = 0.0
 
-    @derived("other nodes of the run", gauge="peers")
+    @derived("other nodes of the run", gauge="peers", brief=True)
     @property
     def peer_count(self) -> int:
         return len(self.peers)

@@ -1,6 +1,6 @@
 """Declarations of status values: the meaning, the unit, when a value is stale, and how it adds up over a swarm.
 
-The REST responses, the OpenAPI document and /metrics are generated from the declarations.
+The REST responses, the OpenAPI document, /metrics and the rows of `neuroshard status` follow from the declarations.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def about(
     gauge: str = "",
     counter: str = "",
     label: str = "",
+    brief: bool = False,
     alias: str | None = None,
 ) -> Any:  # Any: FieldInfo is what pydantic reads from Annotated
     """Declare a status value.
@@ -47,25 +48,33 @@ def about(
     /metrics shows every numeric value as a gauge, whose name follows from the field. `gauge` or `counter` gives it
     another name, without the prefix `neuroshard_`; `holders{state=ready}` adds a fixed label. With a name, a choice
     becomes one gauge for each of its values, and a tuple shows its length. `label` makes the value a label of all
-    metrics of its dataclass; on counts by name, it is the label of the names. `alias` is the name in JSON.
+    metrics of its dataclass; on counts by name, it is the label of the names. `neuroshard status` shows the `brief`
+    values; with --all it shows every value. `alias` is the name in JSON.
     """
-    extra = _known(unit=unit, over_swarm=over_swarm, stale_when=stale or "", gauge=gauge, counter=counter, label=label)
+    facts = {"unit": unit, "over_swarm": over_swarm, "stale_when": stale or "", "gauge": gauge, "counter": counter}
+    extra = _known(**facts, label=label, brief=brief)
     return Field(description=description or None, serialization_alias=alias, json_schema_extra=extra)
 
 
 def derived(
-    description: str, unit: str = "", *, stale: Stale | None = None, gauge: str = "", label: str = ""
+    description: str,
+    unit: str = "",
+    *,
+    stale: Stale | None = None,
+    gauge: str = "",
+    label: str = "",
+    brief: bool = False,
 ) -> Callable[[Property], Property]:
     """Declare a property as a status value that is computed from the others. The arguments are those of `about`.
 
     A property is stale because the fields are from which it is computed.
     """
-    extra = _known(unit=unit, stale_when=stale or "", gauge=gauge, label=label)
+    extra = _known(unit=unit, stale_when=stale or "", gauge=gauge, label=label, brief=brief)
     return computed_field(description=description, json_schema_extra=extra)
 
 
-def _known(**facts: str) -> dict[str, Any] | None:
-    return {name: str(fact) for name, fact in facts.items() if fact} or None
+def _known(**facts: str | bool) -> dict[str, Any] | None:
+    return {name: fact if fact is True else str(fact) for name, fact in facts.items() if fact} or None
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class Declaration:
     gauge: str = ""
     counter: str = ""
     label: str = ""
+    brief: bool = False
 
 
 @cache
@@ -106,7 +116,7 @@ def _field_info(hint: object) -> FieldInfo | None:
 
 
 def _declaration(name: str, info: FieldInfo | ComputedFieldInfo | None, *, is_computed: bool) -> Declaration:
-    extra = cast("dict[str, str] | None", info.json_schema_extra) if info else None
+    extra = cast("dict[str, Any] | None", info.json_schema_extra) if info else None
     return Declaration(name, is_computed, (info and info.description) or "", **(extra or {}))
 
 
