@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import httpx
 
+from benchmarks import preloaded
 from benchmarks.sizes import IS_TINY, size
 from benchmarks.texts import write_topics
 
@@ -31,7 +32,7 @@ TOKEN = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 class NodeProcess:
     """A started node; two objects are two nodes."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | preloaded.ForkedProcess
     port: int
     data_dir: Path
     started: float  # time.perf_counter() just before the process was made
@@ -141,15 +142,17 @@ def start_node(
     port: int | None = None,
     variables: Mapping[str, str] | None = None,
     place: Sequence[str] = (),
+    fresh: bool = False,
 ) -> NodeProcess:
     """Start `neuroshard` (or its demo, or its trainer) headless, on a free port unless one is given.
 
     Of the environment it sees nothing of NeuroShard but `variables`, and a token unless it is a demo. It keeps its
     modules compiled for the next start, as an installed program does, wherever the environment says otherwise.
-    `place` stands before the command, and replaces itself by it.
+    `place` stands before the command, and replaces itself by it. At the tiny size and in tests a node is a fork that
+    has imported everything already, unless it has a place or must be `fresh`: its command line and its memory count.
     """
     port = free_port() if port is None else port
-    command = [*place, sys.executable, "-m", "neuroshard", *(["demo"] if demo else ["trainer"] if trainer else [])]
+    command = ["demo"] if demo else ["trainer"] if trainer else []
     home = data_dir / "demo" if demo else data_dir
     if demo and IS_TINY:
         text = data_dir / "text"
@@ -163,7 +166,12 @@ def start_node(
         environment["NEUROSHARD_TOKEN"] = TOKEN
     environment |= variables or {}
     started = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process: subprocess.Popen[bytes] | preloaded.ForkedProcess
+    if preloaded.is_wanted() and not (place or fresh):
+        process = preloaded.forker().start(command, environment)
+    else:
+        command = [*place, sys.executable, "-m", "neuroshard", *command]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return NodeProcess(process, port, home, started)
 
 
@@ -184,9 +192,12 @@ def running_node(
     port: int | None = None,
     variables: Mapping[str, str] | None = None,
     place: Sequence[str] = (),
+    fresh: bool = False,
 ) -> Iterator[NodeProcess]:
     """A node that is gone when the block ends, however it ends. Arguments as for `start_node`."""
-    node = start_node(data_dir, arguments, demo=demo, trainer=trainer, port=port, variables=variables, place=place)
+    node = start_node(
+        data_dir, arguments, demo=demo, trainer=trainer, port=port, variables=variables, place=place, fresh=fresh
+    )
     try:
         yield node
     finally:

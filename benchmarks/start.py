@@ -20,12 +20,12 @@ def measure() -> Report:
     """Start-up times, each from the moment the process is made."""
     help_seconds = median(_help_seconds() for _ in range(HELP_RUNS))
     with tempfile.TemporaryDirectory() as folder:
-        with running_node(Path(folder), [], demo=True) as node:
+        with running_node(Path(folder), [], demo=True, fresh=True) as node:
             first_answer = node.first_answer_seconds()
             first_step = node.wait_for_steps(1)
             node.post("/api/shutdown")
             node.process.wait(60)
-        with running_node(Path(folder), [], demo=True) as node:
+        with running_node(Path(folder), [], demo=True, fresh=True) as node:
             second_answer = node.first_answer_seconds()
             done = node.get("/api/status")["training"]["steps"]
             second_step = node.wait_for_steps(done + 1)

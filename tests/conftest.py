@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,16 @@ import anyio.to_thread
 import pytest
 from hypothesis import settings
 
+from benchmarks import preloaded
+
 if TYPE_CHECKING:
     from neuroshard.pipeline.executor import ComputeThread
     from tests.worlds.commands import Command
 
 settings.register_profile("no clock", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("no clock")
+
+os.environ[preloaded.VARIABLE] = "1"  # imports are most of a node's start; those of a command line are real
 
 TEXT_BYTES = 150_000
 # Checkpoints as often as the ten steps between two of them allow, so that a test need not wait for the clock.

@@ -32,7 +32,7 @@ def node(
 ) -> Iterator[NodeProcess]:
     """A node that the tests of this module talk to; it rests unless a test wants it to train. Its token was a flag."""
     folder = tmp_path_factory.mktemp("running") / "node"
-    with running_node(folder, [*quick, "--token", SECRET_TOKEN], variables=saving_often) as node:
+    with running_node(folder, [*quick, "--token", SECRET_TOKEN], variables=saving_often, fresh=True) as node:
         node.wait_for("checkpoint", lambda status: status["checkpoints"]["last_saved_step"] is not None)
         node.post("/api/training/pause")
         yield node

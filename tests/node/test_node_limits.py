@@ -31,7 +31,7 @@ def test_memory_stays_below_the_limit(tmp_path: Path, small_genesis: Path, least
     if not Path("/proc/self/status").exists():
         pytest.skip("this system does not keep the peak in /proc")
     flags = ["--genesis", str(small_genesis), "--inner-steps", "3", "--memory", str(limit_mb)]
-    with running_node(tmp_path / "node", flags) as node:
+    with running_node(tmp_path / "node", flags, fresh=True) as node:
         status = node.wait_for("outer step", lambda status: status["diloco"]["outer_steps"] >= 1)
         assert "saved" in node.post("/api/checkpoints")["message"]
         answer = node.post("/v1/completions", {"prompt": "The", "max_tokens": 16})

@@ -75,7 +75,7 @@ class Victim:
 
 
 def test_a_training_node_goes_on_while_both_its_ports_are_attacked(quick: list[str], tmp_path: Path) -> None:
-    with running_node(tmp_path, quick) as node:
+    with running_node(tmp_path, quick, fresh=True) as node:
         before = node.wait_for(
             "address and steps", lambda s: bool(s["network"]["addresses"] and s["training"]["steps"])
         )

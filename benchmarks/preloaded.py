@@ -1,0 +1,175 @@
+"""Nodes that start without importing anything: each is a fork of one process that has imported all that a node uses.
+
+For the tiny size of the benchmarks and for tests, where imports are most of the work. A forked node runs the same
+command from its first line. `python -m benchmarks.preloaded FD` is the process that forks; it ends with its client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+VARIABLE = "BENCHMARK_PRELOAD"  # set in the environment of those who want it
+MODULES = (
+    "neuroshard.cli.main",
+    "neuroshard.node.launch",
+    "neuroshard.node.assembly",
+    "neuroshard.membership.network_opening",
+    "neuroshard.network.libp2p",
+    "neuroshard.node.demo",
+)
+# A node sets these before it imports PyTorch, which is too late in a fork.
+THREADS = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
+MESSAGE_BYTES = 1 << 20
+
+
+class ForkedProcess:
+    """A process that another one has forked, with the methods of `subprocess.Popen` that callers use."""
+
+    def __init__(self, forker: Forker, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._forker = forker
+        self._end = os.pidfd_open(pid)  # readable once the process has ended; it stays a zombie until it is reaped
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+        return self.returncode if self.returncode is not None or not self._has_ended(0) else self._reap()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code. Raises subprocess.TimeoutExpired."""
+        if self.returncode is not None:
+            return self.returncode
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired("neuroshard", timeout or 0.0)
+        return self._reap()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _has_ended(self, seconds: float | None) -> bool:
+        waiting = select.poll()  # select.select knows no file descriptors above 1023
+        waiting.register(self._end, select.POLLIN)
+        return bool(waiting.poll(None if seconds is None else max(0.0, seconds) * 1000))
+
+    def _reap(self) -> int:
+        with self._forker.lock:
+            if self.returncode is None:
+                self.returncode = int(self._forker.ask({"reap": self.pid})["code"])
+                os.close(self._end)
+        return self.returncode
+
+
+class Forker:
+    """The client of the process that forks, which is started here."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.preloaded", str(theirs.fileno())],
+                env={**os.environ, **THREADS, "PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+        """Start `neuroshard` with these arguments in the present folder."""
+        request = {"arguments": [*arguments], "environment": {**environment}, "folder": os.getcwd()}
+        with self.lock:
+            return ForkedProcess(self, int(self.ask(request)["pid"]))
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raises RuntimeError if the process that forks has ended."""
+        with self.lock:
+            self._socket.send(json.dumps(request).encode())
+            answer = self._socket.recv(MESSAGE_BYTES)
+        if not answer:
+            raise RuntimeError(f"the process that forks ended with code {self._process.wait()}")
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        """End the process that forks; it kills what it started."""
+        self._socket.close()
+        self._process.wait()
+
+
+def is_wanted() -> bool:
+    """Whether nodes are forked here."""
+    return sys.platform == "linux" and bool(os.environ.get(VARIABLE))
+
+
+@cache
+def forker() -> Forker:
+    """Return the one of this process. It ends with this process."""
+    made = Forker()
+    atexit.register(made.close)
+    return made
+
+
+def serve(connection: socket.socket) -> list[str] | None:
+    """Fork for each request. Return the arguments in a child, None in the parent when the client has gone."""
+    living = set[int]()
+    while message := connection.recv(MESSAGE_BYTES):
+        request = json.loads(message)
+        if pid := request.get("reap"):
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            living.discard(pid)
+            connection.send(json.dumps({"code": code}).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            os.chdir(request["folder"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            return list(request["arguments"])
+        living.add(pid)
+        connection.send(json.dumps({"pid": pid}).encode())
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
+
+
+def main() -> None:
+    """Import, then fork until the client has gone; each child runs `neuroshard`."""
+    for name in MODULES:
+        import_module(name)
+    gc.collect()
+    gc.freeze()  # the children do not copy the pages of what is collected never
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        arguments = serve(connection)
+    if arguments is not None:
+        sys.argv = ["neuroshard", *arguments]
+        runpy.run_module("neuroshard", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
