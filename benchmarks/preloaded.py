@@ -20,6 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "BENCHMARK_PRELOAD"  # set in the environment of those who want it
@@ -101,7 +102,7 @@ class Forker:
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Start `neuroshard` with these arguments in the present folder."""
-        request = {"arguments": [*arguments], "environment": {**environment}, "folder": os.getcwd()}
+        request = {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
         with self.lock:
             return ForkedProcess(self, int(self.ask(request)["pid"]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from math import inf, isnan, nan
 from typing import Any, cast
 
@@ -221,12 +222,17 @@ def test_every_summary_of_every_snapshot_is_json(status: NodeStatus, now: float)
     assert not {"NaN", "+Inf", "-Inf"} & set(values)
 
 
+@cache
+def schema_of(kind: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema(mode="serialization", by_alias=True)
+
+
 def shown_rates(status: NodeStatus, age: float) -> dict[str, list[object]]:
     """Every value with a staleness condition, by the condition, as the routes show it."""
     shown: dict[str, list[object]] = {}
     current = fresh(status, age)
     for _, kind, summary in SNAPSHOT_ROUTES:
-        schema = TypeAdapter(kind).json_schema(mode="serialization", by_alias=True)
+        schema = schema_of(kind)
         collect(as_python(summary(current)), schema, schema.get("$defs", {}), shown)
     return shown
 

@@ -53,7 +53,7 @@ def test_measured_peaks_stay_under_the_need_and_the_limit(
 @pytest.mark.parametrize("kept_graphs", [8, 3, 0])
 @pytest.mark.process
 def test_a_middle_stage_with_eight_microbatches_open_stays_under_its_need(kept_graphs: int) -> None:
-    depth, vocabulary, sequence, batch, opened = 6, 2_000, 256, 2, 8
+    depth, vocabulary, sequence, batch, opened = 6, 2_000, 128, 2, 8
     layers = LayerRange(1, depth - 1)
     peak = peak_of("stage", depth, vocabulary, sequence, batch, opened, kept_graphs)
     load = PipelineLoad((layers,), opened, kept_graphs)
