@@ -20,7 +20,7 @@ from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.telemetry.work_history import WorkHistory
 from neuroshard.types import LayerRange
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 FILE_NAME = "contribution.json"
 MOST_BYTES = 1_000_000
@@ -129,7 +129,7 @@ class ContributionRecorder:
             await anyio.to_thread.run_sync(write_atomically, self._path, content)
         except OSError as error:
             if not self._has_failed:  # warn once: a full disk stays full for hours
-                log.warning("The record of your contribution cannot be saved in %s: %s.", self._path, error.strerror)
+                _LOG.warning("The record of your contribution cannot be saved in %s: %s.", self._path, error.strerror)
             self._has_failed = True
             return
         self._is_saved, self._has_failed = True, False

@@ -79,7 +79,7 @@ class TransferLedger:
         self._saved = moved
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 SAVE_SECONDS = 5.0  # a kill may lose the count of this time
 GIGABYTE = 1e9
@@ -140,11 +140,11 @@ class NetworkRules:
             await anyio.to_thread.run_sync(self._ledger.save)
         except StorageError as error:
             if not self._has_failed:
-                log.warning("The bytes of this month cannot be stored: %s", error)
+                _LOG.warning("The bytes of this month cannot be stored: %s", error)
             self._has_failed = True
 
     def _obey(self, decision: NetworkDecision) -> None:
-        log.info("%s", decision.reason)
+        _LOG.info("%s", decision.reason)
         self._decision = decision
         if decision.action is NetworkAction.OPEN:
             self._gate.open()
@@ -250,7 +250,7 @@ class OwnerPolicyTask:
         decision, before = status.decision, self._told and self._told.decision
         is_new = before is None or (before.action, before.rule) != (decision.action, decision.rule)
         if is_new and decision.rule != USER and (before is not None or decision.rule):
-            log.info("%s", decision.reason)
+            _LOG.info("%s", decision.reason)
         self._told = status
         self._publisher.change(kindness=status)
 

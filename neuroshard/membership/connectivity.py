@@ -28,7 +28,7 @@ from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.status.snapshot import NetworkState
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 MAX_ADDRESSES = 256
 MAX_REMEMBERED = 64
@@ -146,7 +146,7 @@ def remembered_addresses(file: Path, on_damage: Literal["set_aside", "ignore"] =
     try:
         stored = _addresses_in(file, on_damage).read()
     except StorageError as error:
-        log.warning("The remembered addresses of peers are not used: %s", error)
+        _LOG.warning("The remembered addresses of peers are not used: %s", error)
         return ()
     return () if stored is None else stored.addresses
 
@@ -156,7 +156,7 @@ def remember_addresses(file: Path, addresses: Iterable[str]) -> None:
     try:
         _addresses_in(file).write(RememberedAddresses(tuple(addresses)[:MAX_REMEMBERED]))
     except StorageError as error:
-        log.warning("The addresses of peers cannot be stored: %s", error)
+        _LOG.warning("The addresses of peers cannot be stored: %s", error)
 
 
 def _addresses_in(
@@ -311,7 +311,7 @@ class Networking:
                 scope.deadline = anyio.current_time() + CLOSING_SECONDS
 
     async def _use(self, network: Network) -> None:
-        log.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
+        _LOG.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_dialling, network)
@@ -361,7 +361,8 @@ class Networking:
         except (NeuroShardError, TimeoutError) as error:
             self.book.note_failure(address.text, anyio.current_time())
             level = logging.WARNING if address.is_given and address.failures == 0 else logging.DEBUG
-            log.log(level, "%s does not answer and is tried again: %s", address.text, str(error) or "no answer in time")
+            reason = str(error) or "no answer in time"
+            _LOG.log(level, "%s does not answer and is tried again: %s", address.text, reason)
         else:
             self.book.note_success(address.text, anyio.current_time())
         finally:

@@ -130,7 +130,7 @@ class ReportNumbers:
         return self._last
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 NUMBER_FILE = "network/report-number.json"
 
@@ -158,11 +158,11 @@ def kept_report_numbers(data_dir: Path) -> ReportNumbers:
         try:
             file.write(ReservedNumber(number))
         except StorageError as error:
-            log.warning("The number of this node's last report cannot be stored: %s", error)
+            _LOG.warning("The number of this node's last report cannot be stored: %s", error)
 
     try:
         stored = file.read()
     except StorageError as error:
-        log.warning("The number of this node's last report is not known: %s", error)
+        _LOG.warning("The number of this node's last report is not known: %s", error)
         stored = None
     return ReportNumbers(0 if stored is None else stored.reserved, keep)

@@ -10,7 +10,7 @@ import anyio
 
 from neuroshard.errors import NeuroShardError
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -29,7 +29,7 @@ async def keep_running(
     *,
     is_final: Callable[[BaseException], bool] = lambda _: False,
 ) -> None:
-    """Run `work` until it ends by itself; after a failure tell the reason and the seconds until the next try.
+    """Run `work` until it ends by itself; after a failure report the reason and the seconds until the next try.
 
     An error that is final, judged by its first cause, is raised as that cause instead.
     """
@@ -38,14 +38,14 @@ async def keep_running(
         started = anyio.current_time()
         try:
             await work()
-        except Exception as error:  # whatever fails here, training goes on
+        except Exception as error:  # noqa: BLE001 - the task supervisor: a failure of this work must not end training
             if is_final(first_cause(error)):
                 raise first_cause(error) from None
             failures = 1 if anyio.current_time() - started > STEADY_SECONDS else failures + 1
             seconds = pause_after(failures)
-            expected = isinstance(first_cause(error), NeuroShardError)
-            told = None if expected else error  # a defect: whoever mends it needs to know where
-            log.warning("%s failed and is tried again in %.0f s: %s", name, seconds, cause_words(error), exc_info=told)
+            defect = None if isinstance(first_cause(error), NeuroShardError) else error  # the log shows its traceback
+            text = "%s failed and is tried again in %.0f s: %s"
+            _LOG.warning(text, name, seconds, cause_words(error), exc_info=defect)
             on_failure(cause_words(error), seconds)
             await anyio.sleep(seconds)
         else:
@@ -70,7 +70,7 @@ Companion = Callable[[], Coroutine[Any, Any, object]]
 
 
 async def accompanied(work: Callable[[], Awaitable[T]], *companions: Companion) -> T:
-    """The value of `work`; companions run beside it and are cancelled when it ends.
+    """Return the value of `work`. The companions run at the same time and are cancelled when it ends.
 
     The failure of one ends all. An error for the user is raised as itself, not inside a group.
     """
@@ -82,10 +82,10 @@ async def accompanied(work: Callable[[], Awaitable[T]], *companions: Companion) 
             values.append(await work())
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        told = group.subgroup(NeuroShardError)
-        if told is None:
+        for_user = group.subgroup(NeuroShardError)
+        if for_user is None:
             raise
-        raise _first(told) from group
+        raise _first(for_user) from group
     return values[0]
 
 

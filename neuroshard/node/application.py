@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from neuroshard.node.demo import DemoOptions
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 3600.0  # between checks whether a day has passed since the last look-up
 
@@ -55,7 +55,7 @@ async def watch_for_updates(
         except DamagedFileError as error:  # no update is found until the owner has acted
             publisher.warn(str(error))
         except NeuroShardError as error:
-            log.info("The check for a newer version failed: %s", error)
+            _LOG.info("The check for a newer version failed: %s", error)
         else:
             if told:
                 publisher.warn(told)

@@ -46,7 +46,7 @@ from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import MemoryStatus, NodeState
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 WAITING_LOOK_SECONDS = 0.5
 
@@ -175,7 +175,7 @@ class Assembly:
 
             built = await anyio.to_thread.run_sync(data.build, progress, abandon_on_cancel=True)
             self._closing.callback(data.close)
-            log.info(
+            _LOG.info(
                 "%s %s tokens of %s.",
                 "Reusing" if built.is_reused else "Built",
                 f"{built.report.tokens:,}",
@@ -229,7 +229,7 @@ class Assembly:
             otherwise = "this computer trains a run of its own" if self._holds_layers else "the trainer ends"
             found = await self._finder.suggested(fetcher, data.genesis, tell, otherwise)
         if isinstance(found, NoRun) and self._holds_layers:
-            log.info("%s", found.explanation)
+            _LOG.info("%s", found.explanation)
         self._publisher.state(NodeState.STARTING, f"{DATA} ...")
         return found
 
@@ -257,7 +257,7 @@ class Assembly:
             parameters = run_parameters(proposal, pins, name="own", inner_steps=wanted)
             windows_of(parameters, room, None)
             run = runs.create(parameters)
-            log.info("A new run of your own starts: %s.", run.run_id[:16])
+            _LOG.info("A new run of your own starts: %s.", run.run_id[:16])
         elif wanted is not None and wanted != run.parameters.outer.inner_steps:
             self._publisher.warn(
                 f"This run was created with {run.parameters.outer.inner_steps} inner steps; "

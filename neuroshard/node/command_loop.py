@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from neuroshard.node.stage_training import RunningNode
     from neuroshard.training.trainer import Trainer
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 STOPPING = "The node is stopping."
 
@@ -130,7 +130,7 @@ class CommandLoop:
             raise NotReadyError(STOPPING)  # the status may not show it yet
         match command:
             case Shutdown(reason):
-                log.info("Stopping: %s.", reason)
+                _LOG.info("Stopping: %s.", reason)
                 self._stop.ask(reason)
                 return CommandResult("stopping", "Stopping after a final checkpoint.")
             case UpdateSettings(changes):
@@ -193,7 +193,7 @@ class CommandLoop:
             try:
                 await anyio.to_thread.run_sync(keep_pause, self._configuration.settings.data_dir, self._wish.asked)
             except StorageError as error:
-                log.warning("%s", error)
+                _LOG.warning("%s", error)
                 return f" {error}"
         return ""
 

@@ -118,7 +118,7 @@ class DemoData:
             self._server.stop()
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 OUTPUT_FILE = "output.txt"
 STOP_SECONDS = 30.0  # for a final checkpoint
@@ -215,8 +215,8 @@ async def _watch(number: int, folder: Path, process: Process) -> None:
     while process.returncode is None:
         owner = read_lock_owner(folder)
         if owner is not None and owner.port is not None:
-            log.info("Node %d: %s", number, dashboard_url(owner.host, owner.port))
+            _LOG.info("Node %d: %s", number, dashboard_url(owner.host, owner.port))
             break
         await anyio.sleep(LOOK_SECONDS)
     code = await process.wait()
-    log.warning("Node %d ended with exit code %d; its output is in %s.", number, code, folder / OUTPUT_FILE)
+    _LOG.warning("Node %d ended with exit code %d; its output is in %s.", number, code, folder / OUTPUT_FILE)

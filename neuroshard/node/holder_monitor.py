@@ -19,7 +19,7 @@ from neuroshard.state.replica_status import query_status
 from neuroshard.state.transfer_messages import DonorError
 from neuroshard.types import NodeId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class HolderMonitor:
         count = self._unanswered[node, stage] = self._unanswered.get((node, stage), 0) + 1
         if count < 2 or node in self.swarm.lost:
             return
-        log.info("Node %s does not answer any more: its layers count as missing.", node)
+        _LOG.info("Node %s does not answer any more: its layers count as missing.", node)
         self.swarm.confirmed.remove(node, stage)  # so that it is asked as soon as it reports again
         self.swarm.lost.add(node)
         losses = self._losses[node] = self._losses.get(node, 0) + 1
@@ -138,7 +138,7 @@ class HolderMonitor:
         self.swarm.confirmed.remove(node, stage)
         now = anyio.current_time()
         if now - self._denied_at.setdefault((node, stage), now) >= self.times.denial_seconds:
-            log.warning("Node %s reports layers that it does not hold: it is not counted for a while.", node)
+            _LOG.warning("Node %s reports layers that it does not hold: it is not counted for a while.", node)
             del self._denied_at[node, stage]
             self.swarm.asking.report(node, ScoreReason.FALSE_REPORT)
             self.swarm.lost.disbelieve(node)

@@ -31,7 +31,7 @@ from neuroshard.training.record import StageIdentity
 from neuroshard.training.state_transfer import install
 from neuroshard.types import LayerRange, NodeId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 HEAR_SECONDS = 0.1
@@ -136,13 +136,13 @@ class Joining:
             await self.offload(partial(install, received, self.identity, self.store))
         except LyingDonorError as error:
             self._liars.add(first)
-            log.warning("Node %s sent an unusable state of %s: %s", first, _named(self.identity.layers), error)
+            _LOG.warning("Node %s sent an unusable state of %s: %s", first, _named(self.identity.layers), error)
         except DonorError as error:
             self.tell(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
-            log.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
+            _LOG.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
         else:
             step = received.manifest.meta.step
-            log.info("%s were downloaded from node %s at step %s.", _named(self.identity.layers), first, f"{step:,}")
+            _LOG.info("%s were downloaded from node %s at step %s.", _named(self.identity.layers), first, f"{step:,}")
             return True
         return False
 
@@ -287,12 +287,12 @@ class StageSafety:
     async def look(self) -> None:
         """Ask once about every stage, and wait for the answers."""
         coverage = self.swarm.coverage()
-        told = dict[int, ReportedCopy]()
+        reported = dict[int, ReportedCopy]()
 
         async def ask(stage: int, holder: NodeId) -> None:
             answers = await query_statuses(self.swarm.asking, self.swarm.name_of(stage), [holder])
             if holder in answers:
-                told[stage] = ReportedCopy(holder, answers[holder].copied_seconds, anyio.current_time())
+                reported[stage] = ReportedCopy(holder, answers[holder].copied_seconds, anyio.current_time())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._find_unobtainable, coverage.missing)
@@ -300,7 +300,7 @@ class StageSafety:
                 holder = self.swarm.sole_holder(stage)
                 if holder is not None and holder != self.swarm.node_id:
                     tasks.start_soon(ask, stage, holder)
-        self.swarm.note_copies(told)
+        self.swarm.note_copies(reported)
 
     async def _find_unobtainable(self, missing: Iterable[int]) -> None:
         self.swarm.note_unobtainable(await unobtainable(self.swarm, missing, self.has_state))

@@ -57,7 +57,7 @@ def summary(status: NodeStatus) -> str:
     return "".join(f"{name:14} {value}\n" for name, value in rows)
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def run_node(
@@ -104,7 +104,7 @@ def run_node(
             _prepare_native_threads()
             place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer)
             report = _run_to_the_end(Application(place, commands).run, waker)
-        log.info("%s", report.message)
+        _LOG.info("%s", report.message)
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
         return report.exit_code
@@ -133,9 +133,9 @@ def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...],
 
 
 def _show_dashboard(url: str, warnings: tuple[str, ...], *, open_browser: bool) -> None:
-    log.info("NeuroShard %s. Dashboard: %s", __version__, url)
+    _LOG.info("NeuroShard %s. Dashboard: %s", __version__, url)
     for warning in warnings:
-        log.warning("%s", warning)
+        _LOG.warning("%s", warning)
     if open_browser:
         open_browser_at(url)
 
@@ -158,5 +158,5 @@ def _run_to_the_end(run: Callable[[], ExitReport], waker: MainThreadWaker) -> Ex
         try:
             return outcome.result()
         except NeuroShardError as error:  # the command line prints it; the log file must contain it too
-            log.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})  # noqa: TRY400 - a message, not a defect
+            _LOG.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})
             raise

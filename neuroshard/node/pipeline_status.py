@@ -92,10 +92,10 @@ def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> StateCopyStatus | None:
     if holder == swarm.node_id:
         standing = swarm.donor.standing(swarm.name_of(stage.index))
         return None if standing is None or not standing.is_live else StateCopyStatus(standing.copied_seconds)
-    told = swarm.told_copies.get(stage.index)
-    if told is None or told.holder != holder:
+    copy = swarm.reported_copies.get(stage.index)
+    if copy is None or copy.holder != holder:
         return None
-    age = None if told.age_seconds is None else told.age_seconds + anyio.current_time() - told.told_at
+    age = None if copy.age_seconds is None else copy.age_seconds + anyio.current_time() - copy.reported_at
     return StateCopyStatus(age)
 
 

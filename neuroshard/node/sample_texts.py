@@ -33,7 +33,7 @@ from neuroshard.training.text_generation import (
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import RunId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 FOLDER = "samples"
 MOST_BYTES = 1_000_000
@@ -117,7 +117,7 @@ class SampleTexts:
                     return False  # a pause must free the accelerator
                 texts.append(await self._text(author, prompt))
         except (NotReadyError, ValueError) as error:  # ValueError: the weights are NaN
-            log.info("The model could not write a sample now: %s", error)
+            _LOG.info("The model could not write a sample now: %s", error)
             return False
         last, seconds = author.look().steps, round(self._monotonic() - begun, 3)
         self._samples = (*self._samples, TextSample(step, max(step, last), self._clock(), seconds, tuple(texts)))
@@ -151,7 +151,7 @@ class SampleTexts:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             await self._offload(partial(write_atomically, self._path, content.encode("utf-8", "replace")))
         except OSError as error:
-            log.warning("The texts of the model cannot be saved in %s: %s.", self._path, error.strerror)
+            _LOG.warning("The texts of the model cannot be saved in %s: %s.", self._path, error.strerror)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
@@ -162,5 +162,5 @@ def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
     except FileNotFoundError:
         return PROMPTS, ()
     except (OSError, ValueError) as error:
-        log.warning("The samples in %s cannot be read (%s): a new list begins.", path, error)
+        _LOG.warning("The samples in %s cannot be read (%s): a new list begins.", path, error)
         return PROMPTS, ()

@@ -35,7 +35,7 @@ from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.telemetry.logs import configure_logging
 from neuroshard.types import NodeId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 SEED_FOLDER = "seed"
 DEFAULT_PORT = 4001
@@ -77,7 +77,7 @@ async def _main(loaded: LoadedSettings) -> None:
     settings = loaded.settings
     wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # not kept: nothing refers to it later
     identity = node_identity(wallet, settings.data_dir)
-    log.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
+    _LOG.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
     outside = ExternalAddresses()
     networking = Networking(
         identity.node_id,
@@ -109,7 +109,7 @@ async def _told_to_end() -> None:
     """Wait for the first signal. Afterwards the previous handlers apply again: a second one ends the process."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            log.info("Stopping: %s received.", signal.Signals(number).name)
+            _LOG.info("Stopping: %s received.", signal.Signals(number).name)
             return
 
 
@@ -121,7 +121,7 @@ async def _tell_addresses(networking: Networking) -> None:
         addresses = told if network is None else network.transport.addresses()
         if addresses != told:
             if told:
-                log.info("The addresses changed: nodes can start with --peer %s", " or --peer ".join(addresses))
+                _LOG.info("The addresses changed: nodes can start with --peer %s", " or --peer ".join(addresses))
             told = addresses
             with suppress(BrokenPipeError):  # the reader has closed its end; the log contains changed addresses too
                 sys.stdout.write("".join(f"{address}\n" for address in addresses))
@@ -138,7 +138,7 @@ async def _tell_company(networking: Networking) -> None:
         connected = 0 if network is None else len(network.transport.peers())
         if connected != told:
             told = connected
-            log.info("%d nodes are connected.", connected)
+            _LOG.info("%d nodes are connected.", connected)
 
 
 def _lock(folder: Path) -> InstanceLock:

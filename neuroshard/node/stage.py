@@ -35,7 +35,7 @@ from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
 from neuroshard.training.state_transfer import StateDonor
 from neuroshard.types import LayerRange
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ async def bring_up_stage(
         )
     )
     if stage.probe is not None:
-        log.info(
+        _LOG.info(
             "Computing in %s: bf16 is %.2f times as fast as fp32 here.", stage.probe.chosen.value, stage.probe.gain
         )
     if stage.is_restored:
-        log.info("Resuming at step %s.", f"{stage.record.progress.steps:,}")
+        _LOG.info("Resuming at step %s.", f"{stage.record.progress.steps:,}")
     service = StageServer(
         compute,
         stage.executor,

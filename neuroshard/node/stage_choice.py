@@ -107,7 +107,7 @@ def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLo
         yield PipelineLoad(layers, count, kept_graphs=0)
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 QUIET_SECONDS = 1.5  # without a new member the view of the swarm counts as complete
@@ -143,7 +143,7 @@ class StageChooser:
         if chosen is None:
             raise ValueError("a node without a window for its memory must not come so far")
         if len(self.swarm.plan) > 1:
-            log.info("This node takes %s of %d.", chosen.words, len(self.swarm.plan))
+            _LOG.info("This node takes %s of %d.", chosen.words, len(self.swarm.plan))
         return chosen
 
     async def _listen(self) -> None:
@@ -239,9 +239,9 @@ def _noted(file: StateFile[StageRange], stage_count: int) -> StageRange | None:
     try:
         note = file.read()
     except StorageError as error:
-        log.warning("%s This node begins with the layers of its newest checkpoint.", error)
+        _LOG.warning("%s This node begins with the layers of its newest checkpoint.", error)
         return None
     if note is not None and note.stop > stage_count:
-        log.warning("%s names no stages of this run. This node uses its newest checkpoint.", file.path)
+        _LOG.warning("%s names no stages of this run. This node uses its newest checkpoint.", file.path)
         return None
     return note

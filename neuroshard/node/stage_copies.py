@@ -106,7 +106,7 @@ def copy_is_due(
     return is_old and (waited is None or waited >= pause)
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -212,10 +212,10 @@ class StageCopies:
                 async with self._fetching[holder]:
                     await self._pull(duty, holder)
         except DonorError as error:
-            log.debug("The copy of %s is not renewed: %s", duty.name, error)
+            _LOG.debug("The copy of %s is not renewed: %s", duty.name, error)
         except StorageError as error:
             if not duty.has_trouble:
-                log.warning("No copy of %s is kept here: %s", duty.name, error)
+                _LOG.warning("No copy of %s is kept here: %s", duty.name, error)
             duty.has_trouble = True
 
     async def _pull(self, duty: _Duty, holder: NodeId) -> None:
@@ -237,7 +237,7 @@ class StageCopies:
             await self.offload(partial(duty.copy.keep, received, taken_at))
         self.swarm.donor.keep(duty.stage, duty.copy)
         duty.has_trouble = False
-        log.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
+        _LOG.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
         with suppress(DonorError):
             await receiver.tell_copied(holder, manifest.meta.time)
 
@@ -246,7 +246,7 @@ class StageCopies:
         kept = duty.copy.work
         was_ahead, duty.is_ahead = duty.is_ahead, kept is not None and work < kept
         if duty.is_ahead and not was_ahead:
-            log.warning(
+            _LOG.warning(
                 "The copy of %s here has more steps than node %s: it stays until the node has caught up.",
                 duty.name,
                 holder,

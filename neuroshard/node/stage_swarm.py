@@ -72,7 +72,7 @@ class ReportedCopy:
 
     holder: NodeId
     age_seconds: float | None  # at the time of the report; None: no copy yet
-    told_at: float  # time of the report by the event loop's clock
+    reported_at: float  # time of the report by the event loop's clock
 
 
 class StageSwarm:
@@ -117,7 +117,7 @@ class StageSwarm:
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
         self.destination: StageRange | None = None  # the stages this node moves to while it still holds others
         self.report_soon: Callable[[], None] = _unheard  # sends a report to the other nodes soon
-        self.told_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
+        self.reported_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
         self.donor = SnapshotServer(membership.knows, report=self._report)  # sends states stored here
         self.rounds = RoundRequestHandlers()  # for replicas held here
         self.asking = ReplicaClient(self, self._report)  # asks other nodes for their states
@@ -176,7 +176,7 @@ class StageSwarm:
 
     def note_copies(self, copies: Mapping[int, ReportedCopy]) -> None:
         """Record the copies of stages that another node holds alone, as their holders report them."""
-        self.told_copies = copies
+        self.reported_copies = copies
 
     def note_unobtainable(self, stages: frozenset[int]) -> None:
         """Record the stages whose state no node that answers has."""

@@ -30,7 +30,7 @@ from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NodeState
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
@@ -55,7 +55,7 @@ class Relocating:
             move = should_move(self.swarm.node_id, unrest, now, self.times)
             is_wanted = move is not None and self._fits(move.stages) and self.may_go()
             if move is not None and is_wanted and await self._can_begin(move) and await self._is_first(move, coverage):
-                log.info("Moving to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
+                _LOG.info("Moving to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
                 return move.stages
 
     def _coverage(self) -> StageCoverage:

@@ -19,7 +19,7 @@ from neuroshard.training.drive_store import DriveStore
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import RunId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 SAVE_SECONDS = 30.0  # between two saves, if there were steps
 
@@ -39,7 +39,7 @@ class RecordSaver:
             try:
                 await self._save()
             except OSError as error:
-                log.warning("The record cannot be saved in %s: %s.", self.store.folder, error.strerror or error)
+                _LOG.warning("The record cannot be saved in %s: %s.", self.store.folder, error.strerror or error)
 
     async def save_in_the_end(self) -> None:
         """Save the record of the last steps when training ends. Raises StorageError."""
@@ -93,7 +93,7 @@ class RotationLog:
             with self.path.open("ab") as file:
                 file.write(lines)
         except OSError as error:
-            log.warning("Changes of shard could not be recorded in %s: %s.", self.path, error.strerror)
+            _LOG.warning("Changes of shard could not be recorded in %s: %s.", self.path, error.strerror)
             return
         self._last = new[-1]
 

@@ -30,7 +30,7 @@ from neuroshard.network.tasks import accompanied
 from neuroshard.runs.stored_runs import LocalRun, LocalRuns, find_run
 from neuroshard.state.checkpoint_catalogue import SavedStage
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 OF_A_FOLDER = 1  # failures until a source is given up: a wrong file on a disk stays wrong
 OF_A_SERVER = 5
@@ -127,7 +127,8 @@ async def _open(fetcher: Fetcher, store: Path, runs: LocalRuns, max_tokenizer_by
     if run is not None and await _continues(genesis, run.parameters.genesis):
         return _of_run(await opened(pins=run.parameters.genesis), run)  # the data set and its table grew
     if run is not None:
-        log.warning("%s holds other data than before: a new run begins, the old one stays.", fetcher.source.description)
+        text = "%s contains other data than before. A new run begins. The old one remains stored."
+        _LOG.warning(text, fetcher.source.description)
     return OpenedData(genesis, table, None)
 
 

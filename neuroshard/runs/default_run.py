@@ -26,7 +26,7 @@ from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
 from neuroshard.runs.offer import RunOffer
 from neuroshard.types import JsonValue, RunId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
 MAX_RUN_FILE_BYTES = 16 * 1024
@@ -78,7 +78,7 @@ async def default_run_of(fetcher: Fetcher, manifest_key: str | None) -> DefaultR
         try:
             return read_default_run(data, manifest_key)
         except DataError as error:
-            log.warning("%s", error)
+            _LOG.warning("%s", error)
     return None
 
 

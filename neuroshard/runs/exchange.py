@@ -34,7 +34,7 @@ from neuroshard.runs.offer import (
 from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId, RunId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 _NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 
@@ -58,7 +58,7 @@ class RunVersions:
             for parameters in (signed.parameters for signed in choice.offer.versions):
                 if parameters.version not in known:
                     start = parameters.holds_from_outer_step
-                    log.info(
+                    _LOG.info(
                         "The run's owner signed version %d; it holds from outer step %d.", parameters.version, start
                     )
             self.offer = choice.offer
@@ -71,7 +71,7 @@ class RunVersions:
         if before is not None and before != holding:
             names = [name for name in changed_fields(before, holding) if name not in _NOT_WORTH_A_WORD]
             what = ", ".join(names) or "nothing"
-            log.info("Outer step %d: version %d of the run holds; it changes %s.", outer_step, holding.version, what)
+            _LOG.info("Outer step %d: version %d of the run holds; it changes %s.", outer_step, holding.version, what)
 
 
 RUN_KIND = "run/parameters"
@@ -202,7 +202,7 @@ class RunExchange:
             try:
                 records = await network.directory.find(directory_namespace(run_id), MOST_RECORDS)
             except NeuroShardError as error:
-                log.debug("The directory does not answer: %s", error)
+                _LOG.debug("The directory does not answer: %s", error)
                 records = ()
             for record in records:
                 found = intake.take(record)
@@ -238,7 +238,7 @@ class RunExchange:
                 timeout_seconds=ASK_SECONDS,
             )
         except NeuroShardError as error:
-            log.debug("Node %s knows no run: %s", peer, error)
+            _LOG.debug("Node %s knows no run: %s", peer, error)
             return None
         return answer.read(RunAnswer).offer
 
@@ -254,14 +254,14 @@ class RunExchange:
         if choice.is_new:
             self.shelf.keep(choice.offer)
         elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # lower: the peer is behind
-            log.warning("%s", choice.reason)
+            _LOG.warning("%s", choice.reason)
 
 
 def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
     try:
         return read_offer(data) if run_id is None else checked_offer(run_id, data)
     except DataError as error:
-        log.warning("What node %s says about a run is ignored: %s", peer, error)
+        _LOG.warning("What node %s says about a run is ignored: %s", peer, error)
     return None
 
 

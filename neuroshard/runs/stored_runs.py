@@ -23,7 +23,7 @@ from neuroshard.runs.offer import (
 )
 from neuroshard.types import RunId
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 RUN_ID_DIGITS = 64
 
@@ -44,7 +44,7 @@ class JoinedRuns:
             data = _read(file)
             return None if data is None else checked_offer(run_id, data)
         except (OSError, DataError) as error:
-            log.warning("The stored run %s cannot be used: %s", file, error)
+            _LOG.warning("The stored run %s cannot be used: %s", file, error)
             return None
 
     def keep(self, offer: RunOffer) -> OfferChoice:
@@ -187,7 +187,7 @@ def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
         try:
             own = RunOffer.of_new_run(SignedRunParameters.from_json(read_bounded(file, MAX_RUN_BYTES) or b""))
         except (StorageError, DataError) as error:
-            log.warning("The stored run %s cannot be used: %s", file, error)
+            _LOG.warning("The stored run %s cannot be used: %s", file, error)
             continue
         if own.run_id == run_id:
             return own

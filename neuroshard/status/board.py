@@ -163,7 +163,7 @@ def _nobody() -> None:
     """Do nothing: no listener is registered yet."""
 
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -196,7 +196,7 @@ class Publisher:
         known = self._board.current().warnings
         for message in dict.fromkeys(messages):
             if message not in known:
-                log.warning("%s", message)
+                _LOG.warning("%s", message)
         self.change(warnings=tuple(dict.fromkeys((*known, *messages))))
 
 

@@ -71,14 +71,14 @@ def test_a_large_stage_behind_a_slow_line_loses_no_more_than_is_told_and_trains_
             pauses = [after - before for before, after in pairwise(training.times)]
             assert max(pauses) < 3
             assert sum(pauses) / len(pauses) < 2 * (WORK_SECONDS + SENT_IN_A_STEP / UPLINK)
-            told = first.swarm.told_copies[LAST]
-            assert told.age_seconds is not None
-            told_age = told.age_seconds + anyio.current_time() - told.told_at
+            copy = first.swarm.reported_copies[LAST]
+            assert copy.age_seconds is not None
+            reported_age = copy.age_seconds + anyio.current_time() - copy.reported_at
             steps = steps_of(third)
             third.kill()
             assert await until_held(world, LAST) < 120
             (taker,) = world.holders(LAST)
-            assert 0 < steps - taker.began_steps[-1] <= min(age, told_age) + 1  # a step takes a second
+            assert 0 < steps - taker.began_steps[-1] <= min(age, reported_age) + 1  # a step takes a second
             await anyio.sleep(60)
             assert steps_of(taker) > taker.began_steps[-1] + 20
 
