@@ -137,6 +137,8 @@ def _memory_of(data: bytes) -> int:
 
 def _forgery(claim: SignedClaim[T], kind: str, delegations: KnownDelegations) -> Refusal | None:
     """The reason why a claim's signatures are false at the time that it is dated, or None."""
+    # The time is the claim's own: the result is stored for all intakes, so it must not depend on when the first one
+    # asks. `_wrong_time` compares the dates with this computer's clock on every arrival.
     try:
         verify_claim(claim, kind, now=claim.issued_at, known=delegations)
     except DelegationExpiredError as error:
@@ -298,7 +300,7 @@ class ClaimIntake(Generic[T]):
         ahead = statement.issued_at - now
         if -self._rules.max_age_seconds <= ahead <= MAX_CLOCK_SKEW_SECONDS:
             if now < statement.delegated_until:
-                return None
+                return None  # the signatures are checked after the other cheap checks
             return Refusal(f"The delegation of node {statement.node_id} expired.", ScoreReason.EXPIRED_CLAIM)
         # Only an authentic claim shows its author's clock: a forged one must not move the estimate.
         forged = self._cache.authenticity(data)
