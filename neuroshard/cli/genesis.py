@@ -126,10 +126,15 @@ def now() -> str:
 
 def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOptions, *, as_json: bool) -> None:
     from neuroshard.dataset import FolderText, build_genesis
+    from neuroshard.dataset.progress import ProgressPrinter
 
-    shown = _ProgressLine()
-    built = build_genesis(FolderText(text), out, wallet, now=now(), options=options, progress=shown.show)
-    shown.end()
+    printer = ProgressPrinter(sys.stderr, time.monotonic)
+
+    def progress(step: str, fraction: float) -> None:
+        printer.show(f"{step} {fraction:.0%}")
+
+    built = build_genesis(FolderText(text), out, wallet, now=now(), options=options, progress=progress)
+    printer.end()
     report = built.report
     if as_json:
         typer.echo(report.to_json().decode())
@@ -162,7 +167,8 @@ def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, 
     from neuroshard.config.folders import NodePaths
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.dataset.destination import open_destination
-    from neuroshard.dataset.population import PopulationDependencies, PopulationOptions, ProgressPrinter, populate
+    from neuroshard.dataset.population import PopulationDependencies, PopulationOptions, PopulationPlan, populate
+    from neuroshard.dataset.progress import ProgressPrinter
     from neuroshard.dataset.sources import load_configuration
 
     options = PopulationOptions(
@@ -172,13 +178,13 @@ def _build_from_sources(where: _Places, wallet: Wallet, *, workers: int | None, 
         shard_format=where.shard_format,
     )
     now()  # raises for a wrong date before the long work begins
-    configuration = load_configuration(where.config)
+    plan = PopulationPlan.of(load_configuration(where.config), follows=follow)
     destination = open_destination(where.out, s3_endpoint=where.s3_endpoint)
     progress = ProgressPrinter(sys.stderr, time.monotonic)
     try:
         with _stopped_by_signals() as stop:
             surroundings = PopulationDependencies(date=now, clock=time.monotonic, stop=stop, progress=progress)
-            report = populate(configuration, destination, wallet, options, surroundings)
+            report = populate(plan, destination, wallet, options, surroundings)
     finally:
         progress.end()
         destination.close()
@@ -229,24 +235,6 @@ def _stopped_by_signals() -> Generator[Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _ProgressLine:
-    """A progress line on a terminal; it prints nothing if stderr is not a terminal."""
-
-    def __init__(self) -> None:
-        self._wanted = sys.stderr.isatty()
-
-    def show(self, stage: str, fraction: float) -> None:
-        """Show the progress of a step of the build; `fraction` is in 0..1."""
-        if self._wanted:
-            sys.stderr.write(f"\r{stage:10} {fraction:4.0%}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._wanted:
-            sys.stderr.write("\r" + " " * 16 + "\r")
 
 
 PlaceArgument = Annotated[str, typer.Argument(metavar="DEST", help="A folder, http(s)://... or s3://bucket/prefix.")]

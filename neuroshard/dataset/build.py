@@ -1,24 +1,24 @@
-"""Builds a data set in a folder from text: collect, learn a vocabulary, tokenise, pack, sign. All or nothing.
+"""Builds a data set in a folder from text: collect, learn a vocabulary, tokenise into signed shards. All or nothing.
 
-Each document (a long one in sections) is encoded with BOS before and EOS after it. The documents are sorted by their
-hash, concatenated without padding, and cut into shards of equal size."""
+The documents (long ones in sections) are sorted by their hash and pass through the populator, which encodes each with
+BOS before and EOS after it, joins them without padding, and cuts them into shards of equal size."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neuroshard.data.entropy import unigram_entropy
-from neuroshard.data.manifest import SourceCount
-from neuroshard.data.shard_file import ShardFormat
+from neuroshard.data.manifest import CHECKPOINTS_NAME, DEFAULT_SHARD_TOKENS, MANIFEST_NAME, MAX_SHARDS, parse_manifest
+from neuroshard.data.shard_file import ShardFormat, read_shard
 from neuroshard.data.storage import storage_error, write_shared_file
-from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, count_words, learn_from_counts
+from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.dataset.build_folder import (
     REPORT_NAME,
     BuildReport,
@@ -28,25 +28,26 @@ from neuroshard.dataset.build_folder import (
     replace_folder,
     unfinished_folder,
 )
-from neuroshard.dataset.build_text import Document, StageProgress, TextSource, in_sections, shuffled, without_repeats
+from neuroshard.dataset.build_text import StageProgress, TextSource, in_sections, shuffled, without_repeats
 from neuroshard.dataset.destination import FolderDestination
-from neuroshard.dataset.packing import (
-    DEFAULT_MAX_SHARD_TOKENS,
-    MIN_SHARD_TOKENS,
-    ShardPlan,
-    cut_shards,
-    default_merge_count,
-    plan_shards,
-    section_characters,
+from neuroshard.dataset.packing import default_merge_count, section_characters
+from neuroshard.dataset.population import (
+    PopulationDependencies,
+    PopulationOptions,
+    PopulationPlan,
+    PopulationReport,
+    populate,
 )
+from neuroshard.dataset.progress import SourceProgress
+from neuroshard.dataset.records import ListedTexts, PopulationSource
+from neuroshard.dataset.source_configuration import VocabularyConfiguration
 from neuroshard.dataset.verification import verify_folder
-from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity.signing import Signer
+from neuroshard.types import ShardId
 
-BUILD_VERSION = "3"  # raise it when the same text would give another folder
+BUILD_VERSION = "4"  # raise it when the same text would give another folder
 MAX_BUILD_VOCABULARY = 32_000
-STAGES = ("collect", "learn", "tokenise", "write")
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,6 @@ class BuildOptions:
     """Options of a build that the user may choose."""
 
     vocabulary: int | None = None  # ids in all, specials and bytes included; None: by the size of the text
-    max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS
-    min_shard_tokens: int = MIN_SHARD_TOKENS
     shard_format: ShardFormat = "bin"
 
     def __post_init__(self) -> None:
@@ -87,7 +86,7 @@ def build_genesis(
 ) -> BuiltGenesis:
     """Build `folder`, or reuse it when the same text, options and key made it and nothing of it is damaged.
 
-    `now` is an ISO 8601 date for the manifest.
+    `now` is an ISO 8601 date for the manifest. `progress` gets the steps "collect", "learn" and "tokenise".
 
     The work happens in a folder next to it that replaces it at the end, so an interrupted build is never seen. Raises
     DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written, or when
@@ -101,13 +100,14 @@ def build_genesis(
         refuse_foreign_files(folder, has_report=existing is not None)
     except OSError as error:
         raise storage_error(folder, error) from error
-    prepared = _prepare(source, options, progress)
+    corpus = _collect(source, progress)
     unfinished = unfinished_folder(folder)
     try:
         if unfinished.exists():
             shutil.rmtree(unfinished)  # an earlier build was interrupted
-        unfinished.mkdir(parents=True)
-        report = _write(prepared, unfinished, signer, options.shard_format, fingerprint, now=now, progress=progress)
+        populated = _populate(corpus, unfinished, signer, options, now=now, progress=progress)
+        report = _report(corpus, populated, fingerprint, _entropy(unfinished))
+        write_shared_file(unfinished / REPORT_NAME, report.to_json())
         replace_folder(unfinished, folder)
     except OSError as error:
         raise storage_error(folder, error) from error
@@ -117,16 +117,14 @@ def build_genesis(
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Everything about a folder that is computed before the first write."""
+class _Corpus:
+    """The text of a build."""
 
     source: str
-    documents: int
-    near_duplicates: int
-    text_bytes: int
-    table: TokenizerTable
-    ids: NDArray[np.uint32]  # (tokens,)
-    plan: ShardPlan
+    documents: int  # as found
+    near_duplicates: int  # of them dropped
+    text_bytes: int  # UTF-8, after dropping
+    sections: tuple[str, ...]  # in the order of the shards
 
 
 def _fingerprint(source: TextSource, options: BuildOptions, signer: Signer) -> str:
@@ -141,66 +139,69 @@ def _is_sound(folder: Path) -> bool:
         return False  # no manifest, or none that can be read: built again
 
 
-def _prepare(source: TextSource, options: BuildOptions, progress: StageProgress) -> _Prepared:
+def _collect(source: TextSource, progress: StageProgress) -> _Corpus:
     found = source.documents(lambda fraction: progress("collect", fraction))
     kept = without_repeats(found)
     text_bytes = sum(len(document.text.encode("utf-8", "surrogatepass")) for document in kept)
-    sections = shuffled(list(in_sections(kept, section_characters(sum(len(document.text) for document in kept)))))
-    merge_count = default_merge_count(text_bytes) if options.vocabulary is None else options.vocabulary - FIRST_MERGE_ID
-    progress("learn", 0.0)
-    words = count_words(section.text for section in sections)
-    table = learn_from_counts(
-        words, merge_count, source=source.name, progress=lambda fraction: progress("learn", fraction)
+    sections = in_sections(kept, section_characters(sum(len(document.text) for document in kept)))
+    texts = tuple(section.text for section in shuffled(list(sections)))
+    return _Corpus(source.name, len(found), len(found) - len(kept), text_bytes, texts)
+
+
+@dataclass(frozen=True)
+class _BuildProgress:
+    """A PopulationProgress that reports steps of the build. There is nothing to say: texts in memory do not fail."""
+
+    show: StageProgress
+    sections: int
+
+    def learning(self, source: str, fraction: float) -> None:
+        self.show("learn", fraction)
+
+    def tokenising(self, status: SourceProgress) -> None:
+        self.show("tokenise", status.documents / self.sections)
+
+    def say(self, message: str) -> None:
+        pass
+
+
+def _populate(
+    corpus: _Corpus, folder: Path, signer: Signer, options: BuildOptions, *, now: str, progress: StageProgress
+) -> PopulationReport:
+    wanted = options.vocabulary
+    merges = default_merge_count(corpus.text_bytes) if wanted is None else wanted - FIRST_MERGE_ID
+    plan = PopulationPlan(
+        [PopulationSource(corpus.source, corpus.source, MAX_SHARDS, ListedTexts(corpus.sections))],
+        VocabularyConfiguration(merges=merges, sample_documents=len(corpus.sections)),
+        DEFAULT_SHARD_TOKENS,
     )
-    ids = _tokenise(Tokenizer(table), sections, progress)
-    plan = plan_shards(len(ids), options.max_shard_tokens, options.min_shard_tokens)
-    return _Prepared(source.name, len(found), len(found) - len(kept), text_bytes, table, ids, plan)
-
-
-def _tokenise(tokenizer: Tokenizer, sections: Sequence[Document], progress: StageProgress) -> NDArray[np.uint32]:
-    pieces: list[NDArray[np.uint32]] = []
-    for done, ids in enumerate(tokenizer.encode_documents(section.text for section in sections)):
-        pieces.append(ids)
-        progress("tokenise", (done + 1) / len(sections))
-    return np.concatenate(pieces)
-
-
-def _write(
-    prepared: _Prepared,
-    folder: Path,
-    signer: Signer,
-    shard_format: ShardFormat,
-    fingerprint: str,
-    *,
-    now: str,
-    progress: StageProgress,
-) -> BuildReport:
-    plan, table = prepared.plan, prepared.table
-    writer = GenesisWriter(FolderDestination(folder), tokens_per_shard=plan.tokens_per_shard, shard_format=shard_format)
-    counts = np.zeros(table.next_merge_id, dtype=np.int64)
-    for done, ids in enumerate(cut_shards(prepared.ids, plan)):
-        writer.add_shard(ids)
-        counts += np.bincount(ids, minlength=table.next_merge_id)
-        progress("write", (done + 1) / plan.shard_count)
-    tokens = plan.shard_count * plan.tokens_per_shard
-    writer.finish(
-        signer,
-        tokenizer=table.to_json(),
-        next_merge_id=table.next_merge_id,
-        now=now,
-        sources={prepared.source: SourceCount(plan.shard_count, tokens, prepared.documents, plan.shard_count - 1)},
-    )
-    report = BuildReport(
-        fingerprint=fingerprint,
-        source=prepared.source,
-        documents=prepared.documents,
-        near_duplicates=prepared.near_duplicates,
-        text_bytes=prepared.text_bytes,
-        vocabulary=table.next_merge_id,
-        tokens=tokens,
-        shards=plan.shard_count,
-        tokens_per_shard=plan.tokens_per_shard,
-        unigram_entropy=unigram_entropy(counts),
-    )
-    write_shared_file(folder / REPORT_NAME, report.to_json())
+    shown = _BuildProgress(progress, len(corpus.sections))
+    dependencies = PopulationDependencies(date=lambda: now, clock=time.monotonic, stop=Event(), progress=shown)
+    settings = PopulationOptions(workers=0, logs=None, shard_format=options.shard_format)
+    report = populate(plan, FolderDestination(folder), signer, settings, dependencies)
+    (folder / CHECKPOINTS_NAME).unlink()  # a build is replaced as a whole, never continued
     return report
+
+
+def _entropy(folder: Path) -> float:
+    """Return the entropy of the token frequencies over all shards, in nats per token."""
+    manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes())
+    counts = np.zeros(manifest.tokenizers[-1].next_merge_id, dtype=np.int64)
+    for form in map(manifest.shard_form, map(ShardId, range(manifest.total_shards))):
+        counts += np.bincount(read_shard((folder / form.name).read_bytes(), form), minlength=len(counts))
+    return unigram_entropy(counts)
+
+
+def _report(corpus: _Corpus, populated: PopulationReport, fingerprint: str, entropy: float) -> BuildReport:
+    return BuildReport(
+        fingerprint=fingerprint,
+        source=corpus.source,
+        documents=corpus.documents,
+        near_duplicates=corpus.near_duplicates,
+        text_bytes=corpus.text_bytes,
+        vocabulary=populated.vocabulary,
+        tokens=populated.tokens,
+        shards=populated.shards,
+        tokens_per_shard=populated.tokens_per_shard,
+        unigram_entropy=entropy,
+    )

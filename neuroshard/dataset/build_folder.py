@@ -7,17 +7,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX, write_atomically
 from neuroshard.dataset.folder_destination import LOCK_NAME
+from neuroshard.decoders import json_decoder
 from neuroshard.errors import StorageError
-from neuroshard.types import JsonValue
-
-_Value = TypeVar("_Value", str, int, float)
 
 REPORT_NAME = "build.json"
 UNFINISHED_SUFFIX = ".unfinished"  # of the folder in which a build works
@@ -48,34 +45,9 @@ def read_report(folder: Path) -> BuildReport | None:
     """Return the report of a folder built here, or None when it is missing or invalid."""
     try:
         with (folder / REPORT_NAME).open("rb") as file:
-            return _report_from(cast("JsonValue", json.loads(file.read(_MAX_REPORT_BYTES))))
-    except (OSError, ValueError, TypeError, RecursionError):
+            return cast("BuildReport", json_decoder(BuildReport).decode(file.read(_MAX_REPORT_BYTES)))
+    except (OSError, ValueError, RecursionError):
         return None  # no report, no reuse: the folder is built again
-
-
-def _report_from(value: JsonValue) -> BuildReport:
-    """Convert JSON to a report. Raises TypeError when a field is missing or of another type."""
-    if not isinstance(value, Mapping):
-        raise TypeError("a report is an object")
-    return BuildReport(
-        fingerprint=_field(value, "fingerprint", str),
-        source=_field(value, "source", str),
-        documents=_field(value, "documents", int),
-        near_duplicates=_field(value, "near_duplicates", int),
-        text_bytes=_field(value, "text_bytes", int),
-        vocabulary=_field(value, "vocabulary", int),
-        tokens=_field(value, "tokens", int),
-        shards=_field(value, "shards", int),
-        tokens_per_shard=_field(value, "tokens_per_shard", int),
-        unigram_entropy=_field(value, "unigram_entropy", float),
-    )
-
-
-def _field(value: Mapping[str, JsonValue], name: str, kind: type[_Value]) -> _Value:
-    item = value.get(name)
-    if isinstance(item, bool) or not isinstance(item, kind):
-        raise TypeError(f"{name} is not of type {kind.__name__}")
-    return item
 
 
 OUTDATED_SUFFIX = ".outdated"  # of an older build while it is replaced

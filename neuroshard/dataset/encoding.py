@@ -1,4 +1,4 @@
-"""Tokenises batches in several processes. The output and its order do not depend on the number of processes."""
+"""Tokenises batches, in several processes or in this one. The output and its order do not depend on the number."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import signal
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import connection
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -28,56 +28,61 @@ _BATCHES_A_WORKER = 64  # in progress, so no worker waits while the main process
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """The ids of one batch (n,), the source's mark after it, and its size as UTF-8."""
+    """The ids of one batch (n,), its size as UTF-8, and the source's mark after it."""
 
     ids: Ids
-    mark: Mark
     text_bytes: int
+    mark: Mark
 
 
-class EncodingPool:
-    """Processes that tokenise with one table. They end with this object, and also when this process is killed."""
+Encoding = Callable[[Iterable[TextBatch]], Generator[EncodedBatch]]
 
-    def __init__(self, table: TokenizerTable, workers: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="neuroshard-table-")
-        self._file = Path(self._folder.name) / "tokenizer.json"
-        self._file.write_bytes(table.to_json())
-        self._queue_length = workers * _BATCHES_A_WORKER
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
-        self._processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker)
 
-    def __enter__(self) -> EncodingPool:
-        return self
+@contextmanager
+def open_encoding(table: TokenizerTable, workers: int) -> Generator[Encoding]:
+    """Provide the function that tokenises batches in order: in `workers` processes, or with 0 in this process.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._processes.shutdown(wait=True, cancel_futures=True)
-        self._folder.cleanup()
-
-    def encode(self, batches: Iterable[TextBatch]) -> Generator[EncodedBatch]:
-        """Yield batches in order; a bounded number is in progress. Raises NeuroShardError if a process dies."""
-        on_the_way: deque[tuple[Future[tuple[Ids, int]], Mark]] = deque()
+    The processes end with the context, and also when this process is killed.
+    """
+    if workers == 0:
+        tokenizer = Tokenizer(table)
+        yield lambda batches: (EncodedBatch(*_encode(tokenizer, batch.pieces), batch.mark) for batch in batches)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+    with tempfile.TemporaryDirectory(prefix="neuroshard-table-") as folder:
+        file = Path(folder) / "tokenizer.json"
+        file.write_bytes(table.to_json())
+        processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker)
         try:
-            for batch in batches:
-                on_the_way.append((self._processes.submit(_encode, self._file, batch.pieces), batch.mark))
-                if len(on_the_way) >= self._queue_length:
-                    yield _collected(*on_the_way.popleft())
-            while on_the_way:
-                yield _collected(*on_the_way.popleft())
-        except BrokenProcessPool as error:
-            raise NeuroShardError(
-                "A tokenising process was ended from outside, perhaps for want of memory.",
-                "Give the same command again: it goes on. Fewer --workers need less memory.",
-            ) from error
+            yield partial(_encode_in_processes, processes, file, workers * _BATCHES_A_WORKER)
         finally:
-            for future, _ in on_the_way:
-                future.cancel()  # the results are no longer needed
+            processes.shutdown(wait=True, cancel_futures=True)
+
+
+def _encode_in_processes(
+    processes: ProcessPoolExecutor, table_file: Path, queue_length: int, batches: Iterable[TextBatch]
+) -> Generator[EncodedBatch]:
+    """Yield batches in order; a bounded number is in progress. Raises NeuroShardError if a process dies."""
+    on_the_way: deque[tuple[Future[tuple[Ids, int]], Mark]] = deque()
+    try:
+        for batch in batches:
+            on_the_way.append((processes.submit(_encode_in_worker, table_file, batch.pieces), batch.mark))
+            if len(on_the_way) >= queue_length:
+                yield _collected(*on_the_way.popleft())
+        while on_the_way:
+            yield _collected(*on_the_way.popleft())
+    except BrokenProcessPool as error:
+        raise NeuroShardError(
+            "A tokenising process was ended from outside, perhaps for want of memory.",
+            "Give the same command again: it goes on. Fewer --workers need less memory.",
+        ) from error
+    finally:
+        for future, _ in on_the_way:
+            future.cancel()  # the results are no longer needed
 
 
 def _collected(future: Future[tuple[Ids, int]], mark: Mark) -> EncodedBatch:
-    ids, text_bytes = future.result()
-    return EncodedBatch(ids, mark, text_bytes)
+    return EncodedBatch(*future.result(), mark)
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Ids:
@@ -87,10 +92,13 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> Ids:
     return np.concatenate(parts, dtype=dtype, casting="same_kind") if parts else NO_TOKENS
 
 
-def _encode(table_file: Path, pieces: Sequence[Piece]) -> tuple[Ids, int]:
-    """Encode pieces in a worker process."""
+def _encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> tuple[Ids, int]:
     text_bytes = sum(len(piece.text.encode("utf-8", "surrogatepass")) for piece in pieces)
-    return encode_pieces(_tokenizer(table_file), pieces), text_bytes
+    return encode_pieces(tokenizer, pieces), text_bytes
+
+
+def _encode_in_worker(table_file: Path, pieces: Sequence[Piece]) -> tuple[Ids, int]:
+    return _encode(_tokenizer(table_file), pieces)
 
 
 @lru_cache(maxsize=1)

@@ -16,16 +16,19 @@ from neuroshard.data.shard_file import ShardFormat
 from neuroshard.data.tokenizer import TokenizerTable, byte_table, count_words, learn_from_counts
 from neuroshard.dataset.batches import Mark, Packer, TextBatch, text_batches
 from neuroshard.dataset.destination import Destination
-from neuroshard.dataset.encoding import EncodedBatch, EncodingPool
+from neuroshard.dataset.encoding import EncodedBatch, Encoding, open_encoding
 from neuroshard.dataset.packing import MIN_SHARDS, common_shard_tokens
 from neuroshard.dataset.population_state import Ledger
-from neuroshard.dataset.progress import ProgressPrinter, SourceLog, SourceProgress
-from neuroshard.dataset.records import DocumentSource, Position, SourceChangedError, SourceFailureError, SourceRecord
-from neuroshard.dataset.source_configuration import (
-    PopulationConfiguration,
-    SourceConfiguration,
-    VocabularyConfiguration,
+from neuroshard.dataset.progress import PopulationProgress, SourceLog, SourceProgress
+from neuroshard.dataset.records import (
+    DocumentSource,
+    PopulationSource,
+    Position,
+    SourceChangedError,
+    SourceFailureError,
+    SourceRecord,
 )
+from neuroshard.dataset.source_configuration import PopulationConfiguration, VocabularyConfiguration
 from neuroshard.dataset.sources import open_document_source
 from neuroshard.errors import StoppedError
 from neuroshard.identity.signing import Signer
@@ -100,22 +103,24 @@ MAX_SAMPLE_CHARACTERS = 128 << 20  # of a source
 MAX_DOCUMENT_CHARACTERS = 1 << 20  # of one document
 
 
-def merge_shares(sources: Sequence[SourceConfiguration], vocabulary: VocabularyConfiguration) -> dict[str, int]:
+def merge_shares(targets: Mapping[str, int], vocabulary: VocabularyConfiguration) -> dict[str, int]:
     """Return the merges that each source should teach; together `vocabulary.merges`.
+
+    `targets` maps each source, in order, to its target_shards.
 
     A single source teaches all. Otherwise the first teaches `first_source_merges` and the others the rest, in
     proportion to their target_shards, rounded by largest remainder.
     """
-    first, others = sources[0], sources[1:]
+    first, *others = targets
     if not others:
-        return {first.name: vocabulary.merges}
-    shares = {first.name: min(vocabulary.first_source_merges, vocabulary.merges)}
-    rest, weight = vocabulary.merges - shares[first.name], sum(source.target_shards for source in others)
-    for source in others:
-        shares[source.name] = rest * source.target_shards // weight
-    by_remainder = sorted(others, key=lambda source: -(rest * source.target_shards % weight))
-    for source in by_remainder[: vocabulary.merges - sum(shares.values())]:
-        shares[source.name] += 1
+        return {first: vocabulary.merges}
+    shares = {first: min(vocabulary.first_source_merges, vocabulary.merges)}
+    rest, weight = vocabulary.merges - shares[first], sum(targets[name] for name in others)
+    for name in others:
+        shares[name] = rest * targets[name] // weight
+    by_remainder = sorted(others, key=lambda name: -(rest * targets[name] % weight))
+    for name in by_remainder[: vocabulary.merges - sum(shares.values())]:
+        shares[name] += 1
     return shares
 
 
@@ -161,8 +166,8 @@ def grow_table(
 class PopulationOptions:
     """Options of a population; only the shard format changes the result."""
 
-    workers: int
-    logs: Path
+    workers: int  # processes that tokenise; 0: the calling process does
+    logs: Path | None  # folder; None: no logs
     publish_seconds: float = 30.0  # between two manifests while shards are made
     follow_seconds: float | None = None  # between two checks of growing sources; None ends with the sources
     pauses_seconds: Sequence[float] = PAUSES_SECONDS
@@ -176,7 +181,28 @@ class PopulationDependencies:
     date: Callable[[], str]
     clock: Callable[[], float]
     stop: Event
-    progress: ProgressPrinter
+    progress: PopulationProgress
+
+
+@dataclass(frozen=True)
+class PopulationPlan:
+    """The content of a population. `sources` are in order of priority, each with a name of its own."""
+
+    sources: Sequence[PopulationSource]
+    vocabulary: VocabularyConfiguration
+    max_shard_tokens: int  # too little text for 16 shards of this size gives smaller shards
+
+    @classmethod
+    def of(cls, configuration: PopulationConfiguration, *, follows: bool = False) -> PopulationPlan:
+        """Open the sources of a configuration. With `follows`, they may grow while they are read.
+
+        Raises UsageError when a library that a source needs is not installed.
+        """
+        sources = [
+            PopulationSource(item.name, item.origin, item.target_shards, open_document_source(item, follows=follows))
+            for item in configuration.active()
+        ]
+        return cls(sources, configuration.vocabulary, configuration.tokens_per_shard)
 
 
 @dataclass(frozen=True)
@@ -193,7 +219,7 @@ class PopulationReport:
 
 
 def populate(
-    configuration: PopulationConfiguration,
+    plan: PopulationPlan,
     destination: Destination,
     signer: Signer,
     options: PopulationOptions,
@@ -201,27 +227,21 @@ def populate(
 ) -> PopulationReport:
     """Create the data set, or continue it.
 
-    Raises DataError for sources that cannot be used, UsageError when a library is missing, StorageError and
-    DiskFullError when the destination cannot be written, ConflictError when another process writes to it, StoppedError
-    when it was stopped before the first tokens.
+    Raises DataError for sources that cannot be used, StorageError and DiskFullError when the destination cannot be
+    written, ConflictError when another process writes to it, StoppedError when it was stopped before the first tokens.
     """
-    follows = options.follow_seconds is not None
-    opened = {source.name: open_document_source(source, follows=follows) for source in configuration.active()}
     with destination.claim("genesis build"), ExitStack() as stack:
-        logs = {
-            source.name: stack.enter_context(SourceLog(options.logs, source.name)) for source in configuration.active()
-        }
+        logs = {source.name: stack.enter_context(SourceLog(options.logs, source.name)) for source in plan.sources}
         ledger = Ledger(destination, signer, surroundings.date, options.shard_format)
-        return _Population(configuration, ledger, options, surroundings, logs=logs, opened=opened).run()
+        return _Population(plan, ledger, options, surroundings, logs).run()
 
 
 @dataclass
 class _SourceRun:
-    """An active source and its progress in this run."""
+    """A source and its progress in this run."""
 
     name: str
     target_shards: int
-    opened: DocumentSource
     log: SourceLog
     packer: Packer
     tokens: int = 0
@@ -239,39 +259,36 @@ class _Population:
 
     def __init__(
         self,
-        configuration: PopulationConfiguration,
+        plan: PopulationPlan,
         ledger: Ledger,
         options: PopulationOptions,
         surroundings: PopulationDependencies,
-        *,
         logs: Mapping[str, SourceLog],
-        opened: Mapping[str, DocumentSource],
     ) -> None:
-        self._vocabulary = configuration.vocabulary
-        self._most_shard_tokens = configuration.tokens_per_shard
-        self._active = configuration.active()
+        self._vocabulary = plan.vocabulary
+        self._most_shard_tokens = plan.max_shard_tokens
+        self._sources = plan.sources
+        self._documents = {source.name: source.documents for source in plan.sources}
         self._ledger = ledger
         self._options = options
         self._surroundings = surroundings
         self._logs = logs
-        self._opened = opened
         self._runs: list[_SourceRun] = []
         self._failures: dict[str, str] = {}
         self._published_at = surroundings.clock()
 
     def run(self) -> PopulationReport:
         """Learn the vocabulary and read all sources; then repeat while the sources are followed."""
-        self._ledger.take_sources(self._active)
+        self._ledger.take_sources(self._sources)
         table = self._learn(self._ledger.load_table())
         checkpoints = self._ledger.checkpoints
-        for source in self._active:
+        for source in self._sources:
             at = checkpoints.sources[source.name]
             packer = Packer(at.mark, at.leftover)
-            log, opened = self._logs[source.name], self._opened[source.name]
-            self._runs.append(_SourceRun(source.name, source.target_shards, opened, log, packer))
-        with EncodingPool(table, self._options.workers) as pool:
+            self._runs.append(_SourceRun(source.name, source.target_shards, self._logs[source.name], packer))
+        with open_encoding(table, self._options.workers) as encode:
             while True:
-                self._pass(pool)
+                self._pass(encode)
                 self._ledger.publish()
                 wait = self._options.follow_seconds
                 if wait is None or self._surroundings.stop.wait(wait):
@@ -284,10 +301,10 @@ class _Population:
             self._ledger.open_writer(size)
             self._ledger.publish()  # with the table that made the newest shards
         asked = self._ledger.asked_merges()
-        shares = merge_shares(self._active, self._vocabulary)
+        shares = merge_shares({source.name: source.target_shards for source in self._sources}, self._vocabulary)
         wanted = {name: share - asked.get(name, 0) for name, share in shares.items()}
         grown = grow_table(table, wanted, self._samples, self._vocabulary.merges, self._learning)
-        self._ledger.take_table(grown, shares, self._active)
+        self._ledger.take_table(grown, shares, self._sources)
         return grown
 
     def _samples(self, name: str) -> Iterator[str]:
@@ -300,20 +317,20 @@ class _Population:
 
     def _reader(self, name: str, position: Position) -> RetryingReader:
         pauses, stop = self._options.pauses_seconds, self._surroundings.stop
-        return RetryingReader(self._opened[name], position, log=self._logs[name], stop=stop, pauses=pauses)
+        return RetryingReader(self._documents[name], position, log=self._logs[name], stop=stop, pauses=pauses)
 
-    def _pass(self, pool: EncodingPool) -> None:
+    def _pass(self, encode: Encoding) -> None:
         """Read every source once, up to its end."""
         self._failures.clear()
         for run in self._runs:
-            self._populate(run, pool)
+            self._populate(run, encode)
             if self._surroundings.stop.is_set():
                 return
         if self._size is None and not self._failures:
             supplies = [(run.packer.tokens, run.target_shards) for run in self._runs]
             self._settle(common_shard_tokens(supplies, self._most_shard_tokens))
 
-    def _populate(self, run: _SourceRun, pool: EncodingPool) -> None:
+    def _populate(self, run: _SourceRun, encode: Encoding) -> None:
         self._make_shards(run)  # an earlier remainder may be enough for some shards
         if self._has_enough(run):
             return
@@ -321,7 +338,7 @@ class _Population:
         reached = run.packer.reached
         feed = BatchReader(self._reader(run.name, reached.position), reached, run.log)
         run.log.say(f"reading on after {reached.documents:,} documents")
-        with closing(pool.encode(feed.batches())) as encoded_batches:
+        with closing(encode(feed.batches())) as encoded_batches:
             for encoded in encoded_batches:
                 run.take(encoded)
                 run.seconds = before + self._surroundings.clock() - began
@@ -396,8 +413,8 @@ class _Population:
 __all__ = [
     "PopulationDependencies",
     "PopulationOptions",
+    "PopulationPlan",
     "PopulationReport",
-    "ProgressPrinter",
     "populate",
     "stopped_error",
 ]

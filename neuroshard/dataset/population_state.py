@@ -38,7 +38,7 @@ from neuroshard.dataset.batches import NO_TOKENS, Ids, Mark, PackedShard
 from neuroshard.dataset.destination import Destination
 from neuroshard.dataset.object_store import Condition, ExpectedVersion, put_once
 from neuroshard.dataset.packing import MIN_SHARDS
-from neuroshard.dataset.source_configuration import SourceConfiguration
+from neuroshard.dataset.records import PopulationSource
 from neuroshard.dataset.writer import GenesisWriter, Unpublished
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import Signer
@@ -228,7 +228,7 @@ class Ledger:
         self._table_json = there.content
         return TokenizerTable.load(there.content)
 
-    def take_sources(self, sources: Sequence[SourceConfiguration]) -> None:
+    def take_sources(self, sources: Sequence[PopulationSource]) -> None:
         """Compare with the sources read before. Raises DataError when a name now means another source."""
         for source in sources:
             known = self._now.sources.get(source.name) if self._now else None
@@ -238,9 +238,7 @@ class Ledger:
                     "Give the new source a name of its own.",
                 )
 
-    def take_table(
-        self, table: TokenizerTable, merges: Mapping[str, int], sources: Sequence[SourceConfiguration]
-    ) -> None:
+    def take_table(self, table: TokenizerTable, merges: Mapping[str, int], sources: Sequence[PopulationSource]) -> None:
         """Set the table of all further shards, with the merges that each source was asked for."""
         known = self._now or Checkpoints(table.sha256, table.next_merge_id, shard_format=self._shard_format)
         asked = self.asked_merges()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from neuroshard.errors import StorageError
 
@@ -49,6 +49,22 @@ def duration_in_words(seconds: float) -> str:
     return f"{seconds / length:.1f} {unit}" if unit in "dh" else f"{seconds / length:.0f} {unit}"
 
 
+class PopulationProgress(Protocol):
+    """The view of a population's progress."""
+
+    def learning(self, source: str, fraction: float) -> None:
+        """Show the progress of learning the vocabulary; `fraction` is in 0..1."""
+        ...
+
+    def tokenising(self, status: SourceProgress) -> None:
+        """Show the progress of making shards."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Show a message, for example the failure of a source."""
+        ...
+
+
 class ProgressPrinter:
     """Writes progress to a stream at readable intervals."""
 
@@ -61,12 +77,10 @@ class ProgressPrinter:
         self._width = 0
 
     def learning(self, source: str, fraction: float) -> None:
-        """Show the progress of learning the vocabulary."""
-        self._show(f"{source}: learning the vocabulary, {fraction:.0%}")
+        self.show(f"{source}: learning the vocabulary, {fraction:.0%}")
 
     def tokenising(self, status: SourceProgress) -> None:
-        """Show the progress of making shards."""
-        self._show(status.line())
+        self.show(status.line())
 
     def say(self, message: str) -> None:
         """Write a message on a line of its own."""
@@ -80,7 +94,8 @@ class ProgressPrinter:
             self._stream.write("\r" + " " * self._width + "\r")
             self._width = 0
 
-    def _show(self, line: str) -> None:
+    def show(self, line: str) -> None:
+        """Show a line that the next one replaces; of lines in quick succession, only some."""
         now = self._clock()
         if now - self._last < (_TERMINAL_SECONDS if self._is_terminal else _PLAIN_SECONDS):
             return
@@ -95,16 +110,11 @@ _LATER_SKIPPED = 1_000
 
 
 class SourceLog:
-    """Appends lines with their time to the log of a source."""
+    """Appends lines with their time to the log of a source, if it has one."""
 
-    def __init__(self, folder: Path, source: str) -> None:
-        """Raises StorageError when the file cannot be written."""
-        self.file = folder / f"genesis_{source}.log"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._handler = logging.FileHandler(self.file, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise StorageError(f"{self.file} cannot be written: {error.strerror or error}.") from error
+    def __init__(self, folder: Path | None, source: str) -> None:
+        """`folder` None: no log. Raises StorageError when the file cannot be written."""
+        self._handler = logging.NullHandler() if folder is None else _log_file(folder / f"genesis_{source}.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._logger = logging.Logger(f"genesis.{source}")  # outside the logger hierarchy: no other handler gets it
         self._logger.addHandler(self._handler)
@@ -127,3 +137,11 @@ class SourceLog:
         self._skipped += 1
         if self._skipped <= _FIRST_SKIPPED or self._skipped % _LATER_SKIPPED == 0:
             self.say(f"passed over: {problem} ({self._skipped:,} so far)")
+
+
+def _log_file(file: Path) -> logging.Handler:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror or error}.") from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from neuroshard.errors import DataError, DataUnavailableError
 from neuroshard.types import JsonValue
@@ -49,6 +49,35 @@ class DocumentSource(Protocol):
     def open(self, position: Position) -> RecordReader:
         """Start reading at the position."""
         ...
+
+
+@dataclass(frozen=True)
+class PopulationSource:
+    """A source of a population: its documents, and the number of shards that it may fill."""
+
+    name: str  # of the log file and in the manifest
+    origin: str  # a position has no meaning under another origin
+    target_shards: int
+    documents: DocumentSource
+
+
+class ListedTexts:
+    """Texts in memory: a document source and its reader. A position is the number of texts that were read."""
+
+    def __init__(self, texts: Sequence[str], read: int = 0) -> None:
+        self._texts = texts
+        self._read = read
+
+    def open(self, position: Position) -> ListedTexts:
+        return ListedTexts(self._texts, cast("int", position.get("read", 0)))
+
+    def position(self) -> Position:
+        return {"read": self._read}
+
+    def records(self) -> Iterator[SourceRecord]:
+        for text in self._texts[self._read :]:
+            self._read += 1
+            yield SourceRecord(text)
 
 
 def missing_field(source: str, field: str, found: list[str]) -> DataError:

@@ -48,8 +48,8 @@ def parts_of(table: TokenizerTable, identifier: int, vocabulary: int) -> list[in
 
 def shard_of(shard: int) -> np.ndarray:
     """Tokens of one shard, from the table that was there when it was made."""
-    table = SMALL if shard < GROWN_AT else GROWN
-    ids = np.concatenate(list(Tokenizer(table).encode_documents(TEXTS[shard:] + TEXTS)))
+    tokenizer = Tokenizer(SMALL if shard < GROWN_AT else GROWN)
+    ids = np.concatenate([tokenizer.encode(text, bos=True, eos=True) for text in TEXTS[shard:] + TEXTS])
     return ids[shard : shard + TOKENS].astype(np.int64)
 
 

@@ -15,10 +15,11 @@ from neuroshard.dataset.destination import Destination, FolderDestination
 from neuroshard.dataset.population import (
     PopulationDependencies,
     PopulationOptions,
+    PopulationPlan,
     PopulationReport,
-    ProgressPrinter,
     populate,
 )
+from neuroshard.dataset.progress import ProgressPrinter
 from neuroshard.dataset.sources import PopulationConfiguration
 from tests.data.genesis_samples import TestSigner
 
@@ -73,7 +74,8 @@ def run_population(
     destination = FolderDestination(out) if isinstance(out, Path) else out
     options = PopulationOptions(workers, logs, publish_seconds, follow_seconds, pauses)
     surroundings = PopulationDependencies(date, monotonic, stop or Event(), ProgressPrinter(io.StringIO(), monotonic))
-    return populate(configuration, destination, TestSigner(), options, surroundings)
+    plan = PopulationPlan.of(configuration, follows=follow_seconds is not None)
+    return populate(plan, destination, TestSigner(), options, surroundings)
 
 
 def contents(folder: Path) -> dict[str, str]:

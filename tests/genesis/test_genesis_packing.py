@@ -1,31 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.dataset.packing import ShardPlan, cut_shards, default_merge_count, plan_shards, section_characters
+from neuroshard.dataset.packing import default_merge_count, section_characters
 from neuroshard.dataset.served_files import RangeResponse, range_response
-from neuroshard.errors import DataError
-
-
-@given(st.integers(16_384, 10**9))
-def test_every_folder_has_sixteen_shards_and_wastes_little(total: int) -> None:
-    plan = plan_shards(total)
-    assert plan.shard_count >= 16
-    assert 1_024 <= plan.tokens_per_shard <= 2_500_000
-    assert 0 <= total - plan.shard_count * plan.tokens_per_shard < plan.shard_count
-
-
-def test_too_little_text_is_told() -> None:
-    with pytest.raises(DataError, match="Add more text"):
-        plan_shards(16_383)
-
-
-def test_shards_are_consecutive_pieces() -> None:
-    shards = list(cut_shards(np.arange(11, dtype=np.uint32), ShardPlan(3, 3)))
-    assert [shard.tolist() for shard in shards] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 def test_sizes_follow_the_text() -> None:

@@ -67,7 +67,8 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path) -> None:
     source = json_source(write_json_lines(tmp_path / "a.jsonl", made_up_texts(1_500)))
     run_population(configured(source), tmp_path / "one", workers=1)
     run_population(configured(source), tmp_path / "three", workers=3)
-    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+    run_population(configured(source), tmp_path / "none", workers=0)
+    assert contents(tmp_path / "one") == contents(tmp_path / "three") == contents(tmp_path / "none")
 
 
 def test_small_data_get_smaller_shards_and_a_shard_of_every_source(tmp_path: Path) -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from neuroshard.dataset.population import merge_shares
-from neuroshard.dataset.sources import SHIPPED_CONFIGURATION, PopulationConfiguration, load_configuration
+from neuroshard.dataset.sources import (
+    SHIPPED_CONFIGURATION,
+    PopulationConfiguration,
+    SourceConfiguration,
+    load_configuration,
+)
 from neuroshard.errors import StorageError, UsageError
 
 ONE = '[[sources]]\nname = "one"\nkind = "text"\nlocation = "texts"\ntarget_shards = 20\n'
@@ -30,12 +36,16 @@ def test_the_shipped_configuration_has_five_sources_of_which_one_runs() -> None:
     assert {source.kind for source in shipped.sources} == {"huggingface"}
 
 
+def targets_of(sources: Sequence[SourceConfiguration]) -> dict[str, int]:
+    return {source.name: source.target_shards for source in sources}
+
+
 def test_merges_are_split_as_the_shipped_sources_are_large() -> None:
     shipped = load_configuration(Path(SHIPPED_CONFIGURATION))
-    shares = merge_shares(shipped.sources, shipped.vocabulary)
+    shares = merge_shares(targets_of(shipped.sources), shipped.vocabulary)
     assert shares == {"fineweb-edu": 2_500, "fineweb": 26_102, "redpajama": 1_566, "slimpajama": 1_044, "c4": 522}
     assert sum(shares.values()) == 31_734
-    assert merge_shares(shipped.active(), shipped.vocabulary) == {"fineweb-edu": 31_734}
+    assert merge_shares(targets_of(shipped.active()), shipped.vocabulary) == {"fineweb-edu": 31_734}
 
 
 def test_sources_run_by_priority_and_then_as_they_stand(tmp_path: Path) -> None:
@@ -121,6 +131,6 @@ def test_shares_always_sum_to_all_merges(merges: int, first: int, weights: list[
     ]
     content = {"sources": sources, "vocabulary": {"merges": merges, "first_source_merges": first}}
     configuration = PopulationConfiguration.model_validate(content)
-    shares = merge_shares(configuration.active(), configuration.vocabulary)
+    shares = merge_shares(targets_of(configuration.active()), configuration.vocabulary)
     assert sum(shares.values()) == merges
     assert min(shares.values()) >= 0

@@ -16,6 +16,7 @@ from populating import configured, run_population, write_json_lines
 
 from neuroshard.dataset import sources as json_lines
 from neuroshard.dataset.file_source import files_from
+from neuroshard.dataset.records import ListedTexts
 from neuroshard.dataset.sources import (
     Position,
     SourceChangedError,
@@ -27,6 +28,15 @@ from neuroshard.errors import DataError, UsageError
 from neuroshard.types import JsonValue
 
 TEXTS = [f"document {i} \u00e9\u4f60\U0001f600" for i in range(700)]
+
+
+def test_listed_texts_are_read_from_any_position() -> None:
+    source = ListedTexts(TEXTS[:5])
+    reader = source.open({})
+    for count, record in enumerate(reader.records(), start=1):
+        assert record.text == TEXTS[count - 1]
+        assert [later.text for later in source.open(reader.position()).records()] == TEXTS[count:5]
+    assert [record.text for record in source.open({}).records()] == TEXTS[:5]
 
 
 def configuration(kind: str, location: Path, **more: object) -> SourceConfiguration:

@@ -23,8 +23,7 @@ from populating import (
 from neuroshard.data.manifest import parse_manifest
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
 from neuroshard.dataset import verify_folder
-from neuroshard.dataset.population import ProgressPrinter
-from neuroshard.dataset.progress import SourceProgress, duration_in_words
+from neuroshard.dataset.progress import ProgressPrinter, SourceProgress, duration_in_words
 from neuroshard.errors import DataError, StoppedError
 
 

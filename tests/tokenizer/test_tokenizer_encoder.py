@@ -100,7 +100,8 @@ def test_what_looks_special_is_text() -> None:
 
 
 def test_documents_stand_between_bos_and_eos() -> None:
-    for ids in LEARNED.encode_documents(["one", "", "two"]):
+    for text in ("one", "", "two"):
+        ids = LEARNED.encode(text, bos=True, eos=True)
         assert (ids[0], ids[-1]) == (BOS, EOS)
         assert (ids[1:-1] >= 10).all()
 

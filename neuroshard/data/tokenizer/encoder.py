@@ -6,7 +6,7 @@ compare the fast encoder with it, and `Tokenizer` falls back to it."""
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -139,11 +139,6 @@ class Tokenizer:
         """Encode a text as uint32 (n,). Text that looks like a special token is encoded as text."""
         ids = self._encode_plain(replace_surrogates(text))
         return np.concatenate([[BOS] * bos, ids, [EOS] * eos], dtype=np.uint32, casting="unsafe") if bos or eos else ids
-
-    def encode_documents(self, documents: Iterable[str]) -> Iterator[TokenIds]:
-        """Yield the ids of each document in turn, with BOS before and EOS after it."""
-        for document in documents:
-            yield self.encode(document, bos=True, eos=True)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the exact bytes of the ids; special ids are skipped. Raises DataError for an unknown id."""
