@@ -112,4 +112,4 @@ def change(node: NodeProcess, settings: Mapping[str, object]) -> None:
     headers = {"Authorization": f"Bearer {secret}"}
     httpx.patch(f"{node.url}/api/config", json=settings, headers=headers, trust_env=False).raise_for_status()
     share = float(str(settings["cpu_percent"])) / 100
-    node.wait_for("share", lambda status: status["kindness"]["decision"]["share"] == share)
+    node.wait_for("share", lambda status: status["owner_policy"]["decision"]["share"] == share)

@@ -252,7 +252,7 @@ class OwnerPolicyTask:
         if is_new and decision.rule != USER and (before is not None or decision.rule):
             _LOG.info("%s", decision.reason)
         self._told = status
-        self._publisher.change(kindness=status)
+        self._publisher.change(owner_policy=status)
 
 
 PAUSE_FILE = "pause.json"

@@ -135,9 +135,9 @@ class Application:
         ledger = TransferLedger(settings.data_dir)
         publisher.warn(*ledger.warnings)
         network = NetworkRules(ledger, society.networking.gate, society.networking, society.moved)
-        kindness = OwnerPolicyTask(place.configuration, wish, loop, publisher, network=network)
+        owner_policy = OwnerPolicyTask(place.configuration, wish, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
-        companions = (loop.run, observe, society.networking.run, keeper.run, kindness.run, *updates)
+        companions = (loop.run, observe, society.networking.run, keeper.run, owner_policy.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 

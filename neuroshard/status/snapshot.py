@@ -514,7 +514,7 @@ class NodeStatus:
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
     paused_until: Annotated[float | None, about(unit="s since 1970", brief=True)] = None
-    kindness: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
+    owner_policy: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
     warnings: Annotated[tuple[str, ...], about(brief=True)] = ()
     model: ModelStatus | None = None
     memory: MemoryStatus | None = None

@@ -163,15 +163,15 @@ def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page
     slowed = TrainingDecision(
         TrainingAction.THROTTLE, "Slowed down to 50% of the time, as set.", "cpu_percent", None, 0.5
     )
-    node.publish(lambda status: replace(status, kindness=OwnerPolicyStatus(slowed)))
+    node.publish(lambda status: replace(status, owner_policy=OwnerPolicyStatus(slowed)))
     expect(page.get_by_text("tokens (word pieces) a second. Slowed down to 50% of the time, as set.")).to_be_visible()
     reason = "Paused while blender runs."
     readings = (SensorReading("programs", "blender"), SensorReading("battery", "there is none", is_known=False))
     paused = OwnerPolicyStatus(
         TrainingDecision(TrainingAction.PAUSE, reason, "pause_for_programs", None, 0.0), readings
     )
-    node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, kindness=paused))
-    expect(page.get_by_text(f"{reason} Training goes on by itself; nothing is lost.")).to_be_visible()
+    node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, owner_policy=paused))
+    expect(page.get_by_text(f"{reason} Training resumes by itself; no work is lost.")).to_be_visible()
     expect(page.get_by_text("not known: there is none")).to_be_visible()
     expect(page.get_by_role("button", name="Resume")).to_have_count(0)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()  # by hand as well

@@ -126,10 +126,10 @@ def test_every_path_is_shown(tmp_path: Path) -> None:
 def test_the_rule_its_end_and_the_readings_are_shown() -> None:
     decision = TrainingDecision(TrainingAction.PAUSE, "Somebody works here.", "train_when", until=1_000.0, share=0.0)
     readings = (SensorReading("power", "plugged in"), SensorReading("load", "is not known", is_known=False))
-    lines = lines_of(replace(among(0), kindness=OwnerPolicyStatus(decision, readings)))
-    assert "kindness decision rule  train_when" in lines
-    assert f"kindness decision until  {local_time(1_000.0)}" in lines
-    assert "kindness readings  power: plugged in" in lines
+    lines = lines_of(replace(among(0), owner_policy=OwnerPolicyStatus(decision, readings)))
+    assert "owner policy decision rule  train_when" in lines
+    assert f"owner policy decision until  {local_time(1_000.0)}" in lines
+    assert "owner policy readings  power: plugged in" in lines
 
 
 def test_a_stale_value_is_shown_with_its_condition() -> None:

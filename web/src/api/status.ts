@@ -197,7 +197,7 @@ export interface NodeStatus {
   paths: PathsStatus;
   is_demo: boolean;
   paused_until: number | null; // [s since 1970]
-  kindness: OwnerPolicyStatus;
+  owner_policy: OwnerPolicyStatus;
   warnings: string[];
   model: ModelStatus | null;
   memory: MemoryStatus | null;

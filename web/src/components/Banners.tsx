@@ -2,7 +2,7 @@
 
 import type { DownloadStatus, NodeStatus } from "../api/status";
 import { ago, count, duration } from "../format";
-import { isPausedByRule } from "../state/kindness";
+import { isPausedByRule } from "../state/ownerPolicy";
 import type { Dashboard } from "../state/store";
 import { waitingSentence } from "../words/verdict";
 import { Banner } from "./parts";
@@ -64,10 +64,10 @@ function Gone({ dashboard, now }: { dashboard: Dashboard; now: number }) {
 function StateBanner({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   if (status.state === "waiting_for_data") return <WaitingForData status={status} nodeNow={nodeNow} />;
   if (status.state === "waiting_for_stages") return <WaitingForStages status={status} />;
-  if (status.state === "paused" && isPausedByRule(status.kindness)) {
+  if (status.state === "paused" && isPausedByRule(status.owner_policy)) {
     return (
       <Banner tone="warn" title="A rule of yours holds." action={<a href="#settings">The rules</a>}>
-        {status.kindness.decision.reason} Training goes on by itself; nothing is lost.
+        {status.owner_policy.decision.reason} Training resumes by itself; no work is lost.
       </Banner>
     );
   }

@@ -3,7 +3,7 @@
 import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { isPausedByRule } from "../state/kindness";
+import { isPausedByRule } from "../state/ownerPolicy";
 import { Icon } from "./parts";
 import { PauseMenu } from "./PauseMenu";
 import { StopDialog } from "./StopDialog";
@@ -28,7 +28,7 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
       setBusy(false);
     }
   };
-  const paused = status.state === "paused" && !isPausedByRule(status.kindness); // what a rule holds up, nobody can resume
+  const paused = status.state === "paused" && !isPausedByRule(status.owner_policy); // nobody can resume a pause by a rule
   const ending = status.state === "stopping";
   const cannotPause = busy || !reachable || ending || status.state === "starting";
   return (

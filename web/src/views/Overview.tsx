@@ -2,7 +2,7 @@
 
 import type { NodeStatus } from "../api/status";
 import { CheckpointCard, ComputerCard, RoundCard, ShardCard } from "../components/cards";
-import { KindnessCard } from "../components/KindnessCard";
+import { OwnerPolicyCard } from "../components/OwnerPolicyCard";
 import { Card, Stat } from "../components/parts";
 import { Startup } from "../components/Startup";
 import { SwarmLine } from "../components/SwarmLine";
@@ -43,7 +43,7 @@ export function Overview({ dashboard, status, nodeNow }: Props) {
         <ShardCard data={status.data} />
         <RoundCard status={status} nodeNow={nodeNow} />
         <CheckpointCard status={status} nodeNow={nodeNow} />
-        <KindnessCard kindness={status.kindness} />
+        <OwnerPolicyCard policy={status.owner_policy} />
       </div>
     </div>
   );

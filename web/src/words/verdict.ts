@@ -122,8 +122,8 @@ function isItWorking(status: NodeStatus, now: number): Answer {
   }
 }
 
-function slowedWords({ kindness }: NodeStatus): string {
-  return kindness.decision.action === "throttle" ? ` ${kindness.decision.reason}` : "";
+function slowedWords({ owner_policy }: NodeStatus): string {
+  return owner_policy.decision.action === "throttle" ? ` ${owner_policy.decision.reason}` : "";
 }
 
 function didItHelp(status: NodeStatus): Answer {

@@ -68,7 +68,7 @@ class Computer:
 
     @property
     def told(self) -> TrainingDecision:
-        return self.board.current().kindness.decision
+        return self.board.current().owner_policy.decision
 
 
 def living(computer: Computer, scenario: Callable[[], Awaitable[None]]) -> None:
@@ -169,7 +169,7 @@ def test_changed_settings_and_observations_hold_at_the_next_look(tmp_path: Path)
         computer.observed = HostReadings(on_battery=True)
         await anyio.sleep(2)
         assert computer.wish.reason == "Paused: this computer runs on battery."
-        assert [reading.value for reading in computer.board.current().kindness.readings] == ["on battery"]
+        assert [reading.value for reading in computer.board.current().owner_policy.readings] == ["on battery"]
         computer.configuration.change({"pause_on_battery": False, "cpu_percent": 25}, "paused")
         await anyio.sleep(2)
         assert not computer.wish.holds

@@ -1,11 +1,11 @@
-// How training gives way: what holds now, and what the owner's rules look at.
+// The owner's rules: the decision in effect, and the sensors that the rules use.
 
 import type { OwnerPolicyStatus } from "../api/status";
 import { clock } from "../format";
 import { Card, Facts } from "./parts";
 
-export function KindnessCard({ kindness }: { kindness: OwnerPolicyStatus }) {
-  const { decision, readings } = kindness;
+export function OwnerPolicyCard({ policy }: { policy: OwnerPolicyStatus }) {
+  const { decision, readings } = policy;
   return (
     <Card title="This computer stays yours" hint="Training gives way by the rules that you set." aside={<a href="#settings">Settings</a>}>
       <p>

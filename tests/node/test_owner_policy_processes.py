@@ -25,20 +25,20 @@ def test_a_pause_survives_a_kill_and_rules_hold_at_once(trained_folder: Path, qu
         paused = node.wait_for("pause", lambda status: status["state"] == "paused")
         assert paused["state_reason"] == "Paused by the user."
         assert abs(paused["paused_until"] - until) < 60
-        assert paused["kindness"]["decision"]["rule"] == "user"
+        assert paused["owner_policy"]["decision"]["rule"] == "user"
         change(node, {"training_schedule": [span_without_now()]})
         told = node.wait_for("rule", lambda _: "your rules" in node.post("/api/training/resume")["message"])
         assert told["state"] == "paused"
-        held = node.wait_for("its words", lambda status: status["kindness"]["decision"]["rule"] == "training_schedule")
+        held = node.wait_for("its words", lambda status: status["owner_policy"]["decision"]["rule"] == "training_schedule")
         assert "outside the training schedule" in held["state_reason"]
-        assert held["paused_until"] == held["kindness"]["decision"]["until"] > time.time()
+        assert held["paused_until"] == held["owner_policy"]["decision"]["until"] > time.time()
         metrics = httpx.get(f"{node.url}/metrics", trust_env=False).text
         assert 'neuroshard_training_allowed{action="pause"} 1.0' in metrics
         change(node, {"training_schedule": None, "cpu_percent": 50})
         slow = node.wait_for("throttled training", lambda status: status["state"] == "training")
         node.wait_for_steps(slow["training"]["steps"] + 3)
-        throttled = node.wait_for("share", lambda status: status["kindness"]["decision"]["action"] == "throttle")
-        assert throttled["kindness"]["decision"]["share"] == 0.5
+        throttled = node.wait_for("share", lambda status: status["owner_policy"]["decision"]["action"] == "throttle")
+        assert throttled["owner_policy"]["decision"]["share"] == 0.5
         node.kill()
     assert not (folder / "pause.json").exists()
 
