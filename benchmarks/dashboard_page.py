@@ -186,5 +186,5 @@ def _peer(number: int) -> dict[str, Any]:
         "bytes_sent": 1,
         "bytes_received": 1,
         "score": 0.0,
-        "standing": "good",
+        "rating": "good",
     }

@@ -414,7 +414,7 @@ class PeerStatus:
 
     @derived("the score in a word", brief=True)
     @property
-    def standing(self) -> PeerRating:
+    def rating(self) -> PeerRating:
         return rating_of(self.score)
 
 

@@ -48,9 +48,9 @@ def test_peers_tells_everything_about_every_peer(api: Api) -> None:
         "bytes_sent": 1_000,
         "bytes_received": 2_000,
         "score": 3.0,
-        "standing": "good",
+        "rating": "good",
     }
-    assert (heard_of["standing"], heard_of["connection"], heard_of["rtt_seconds"]) == ("bad", None, None)
+    assert (heard_of["rating"], heard_of["connection"], heard_of["rtt_seconds"]) == ("bad", None, None)
 
 
 def test_peers_and_status_tell_the_same_about_the_network(api: Api) -> None:
@@ -170,7 +170,7 @@ def test_a_reason_that_comes_twice_is_added_up(api: Api) -> None:
 
 
 @given(st.floats(), st.floats())
-def test_a_higher_score_is_never_a_worse_standing(one: float, other: float) -> None:
+def test_a_higher_score_is_never_a_worse_rating(one: float, other: float) -> None:
     order = list(PeerRating)
     if one <= other:
         assert order.index(rating_of(one)) >= order.index(rating_of(other))
@@ -188,7 +188,7 @@ def test_a_higher_score_is_never_a_worse_standing(one: float, other: float) -> N
         (float("-inf"), "banned"),
     ],
 )
-def test_standing_is_a_word(score: float, word: str) -> None:
+def test_a_rating_is_a_word(score: float, word: str) -> None:
     assert rating_of(score) == word
 
 

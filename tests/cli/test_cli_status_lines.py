@@ -97,7 +97,7 @@ def test_peers_addresses_and_the_join_line_are_shown() -> None:
     assert "swarm global loss  4.25 nats/token" in lines
     assert (
         "peers  12D3KooWpeer1: loss ema 4.5 nats/token, tokens per second 1,234 tokens/s, state training, "
-        "connection punched, rtt 0.0321 s, standing neutral"
+        "connection punched, rtt 0.0321 s, rating neutral"
     ) in lines
     assert "network addresses  /ip4/192.0.2.7/tcp/4001/p2p/12D3KooWme" in lines
     assert f"network join line  {JOIN_LINE}" in lines
@@ -106,7 +106,7 @@ def test_peers_addresses_and_the_join_line_are_shown() -> None:
 def test_facts_of_a_peer_that_are_not_known_are_left_out() -> None:
     stranger = replace(peer(0), loss_ema=None, state="", connection=None, rtt_seconds=None, score=-70.0)
     lines = lines_of(replace(among(1), peers=(stranger,)))
-    assert "peers  12D3KooWpeer0: tokens per second 1,234 tokens/s, standing bad" in lines
+    assert "peers  12D3KooWpeer0: tokens per second 1,234 tokens/s, rating bad" in lines
 
 
 def test_a_thousand_peers_do_not_fill_the_terminal() -> None:

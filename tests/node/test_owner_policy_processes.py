@@ -29,7 +29,9 @@ def test_a_pause_survives_a_kill_and_rules_hold_at_once(trained_folder: Path, qu
         change(node, {"training_schedule": [span_without_now()]})
         told = node.wait_for("rule", lambda _: "your rules" in node.post("/api/training/resume")["message"])
         assert told["state"] == "paused"
-        held = node.wait_for("its words", lambda status: status["owner_policy"]["decision"]["rule"] == "training_schedule")
+        held = node.wait_for(
+            "its words", lambda status: status["owner_policy"]["decision"]["rule"] == "training_schedule"
+        )
         assert "outside the training schedule" in held["state_reason"]
         assert held["paused_until"] == held["owner_policy"]["decision"]["until"] > time.time()
         metrics = httpx.get(f"{node.url}/metrics", trust_env=False).text

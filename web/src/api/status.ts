@@ -269,7 +269,7 @@ export interface PeerStatus {
   bytes_received: number; // from the peer to this node [bytes]
   score: number | null; // 0 is neutral; misbehaviour lowers it
   role: string; // roles joined by "+", for people
-  standing: PeerRating; // the score in a word
+  rating: PeerRating; // the score in a word
 }
 
 /** Summary of the run's stages; /api/pipeline returns all of them. */

@@ -10,7 +10,7 @@ import { OwnRow, PeerRow } from "./PeerRow";
 import { Card } from "./parts";
 
 const PAGE = 25;
-const COLUMNS = ["Node", "Doing", "Tokens/s", "Loss", "Steps", "Connection", "Traffic", "Since", "Standing"];
+const COLUMNS = ["Node", "Doing", "Tokens/s", "Loss", "Steps", "Connection", "Traffic", "Since", "Rating"];
 
 interface Props {
   status: NodeStatus;

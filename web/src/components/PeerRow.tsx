@@ -4,7 +4,7 @@ import type { NodeStatus, PeerStatus } from "../api/status";
 import type { ComponentChildren } from "preact";
 import { ago, bigCount, bytes, count, duration, loss, runningFor, shortId } from "../format";
 import { layerWords, shortRoleWords } from "../words/part";
-import { connectionWords, peerState, standingWords } from "../words/swarm";
+import { connectionWords, peerState, ratingWords } from "../words/swarm";
 import type { Tone } from "../words/verdict";
 
 function Cell(props: { label: string; children: ComponentChildren; note?: ComponentChildren }) {
@@ -35,13 +35,13 @@ export function OwnRow({ status, nodeNow }: { status: NodeStatus; nodeNow: numbe
       <Cell label="Connection">–</Cell>
       <Traffic sent={network.bytes_sent} received={network.bytes_received} />
       <Cell label="Since">{runningFor(status, nodeNow)}</Cell>
-      <Cell label="Standing">–</Cell>
+      <Cell label="Rating">–</Cell>
     </tr>
   );
 }
 
 export function PeerRow({ peer, nodeNow }: { peer: PeerStatus; nodeNow: number }) {
-  const [standing, tone] = standingWords(peer.standing);
+  const [rating, tone] = ratingWords(peer.rating);
   const since = peer.first_seen ?? peer.started_at;
   const delay = peer.rtt_seconds === null ? "" : `, ${(peer.rtt_seconds * 1000).toFixed(0)} ms`;
   return (
@@ -68,7 +68,7 @@ export function PeerRow({ peer, nodeNow }: { peer: PeerStatus; nodeNow: number }
       <Cell label="Since" note={`seen ${ago(peer.last_seen, nodeNow)}`}>
         {since === null ? "–" : duration(nodeNow - since)}
       </Cell>
-      <Cell label="Standing">{tone ? <span class={`pill tone-${tone}`}>{standing}</span> : standing}</Cell>
+      <Cell label="Rating">{tone ? <span class={`pill tone-${tone}`}>{rating}</span> : rating}</Cell>
     </tr>
   );
 }

@@ -1,7 +1,7 @@
 // Which peers a list shows and in what order. Pure, and steady: equal peers never change places.
 
 import type { PeerStatus } from "../api/status";
-import { connectionWords, peerState, standingWords } from "./swarm";
+import { connectionWords, peerState, ratingWords } from "./swarm";
 
 export const ORDERS = {
   active: "Most active",
@@ -12,7 +12,7 @@ export const ORDERS = {
   traffic: "Most traffic",
   longest: "Longest here",
   newest: "Newest",
-  standing: "Worst standing",
+  rating: "Lowest rating",
 } as const;
 
 export type Order = keyof typeof ORDERS;
@@ -29,7 +29,7 @@ export const SORTED_COLUMN: Record<Order, readonly [string, "ascending" | "desce
   traffic: ["Traffic", "descending"],
   longest: ["Since", "ascending"],
   newest: ["Since", "descending"],
-  standing: ["Standing", "ascending"],
+  rating: ["Rating", "ascending"],
 };
 
 const ACTIVITY = ["training", "starting", "waiting_for_data", "waiting_for_stages", "paused", "not_training", "stopping", "failed"];
@@ -45,7 +45,7 @@ const KEYS: Record<Order, readonly Key[]> = {
   traffic: [(peer) => -(peer.bytes_sent + peer.bytes_received)],
   longest: [since],
   newest: [(peer) => -(peer.first_seen ?? 0)],
-  standing: [(peer) => peer.score ?? 0],
+  rating: [(peer) => peer.score ?? 0],
 };
 
 export function inOrder(peers: readonly PeerStatus[], order: Order): PeerStatus[] {
@@ -67,7 +67,7 @@ export function found(peers: readonly PeerStatus[], search: string): readonly Pe
 
 function shownText(peer: PeerStatus): string {
   const parts = [peer.node_id, peer.wallet_id, peer.address, peer.version, peerState(peer.state)[0], ...peer.roles];
-  return [...parts, connectionWords(peer.connection), standingWords(peer.standing)[0]].join(" ").toLowerCase();
+  return [...parts, connectionWords(peer.connection), ratingWords(peer.rating)[0]].join(" ").toLowerCase();
 }
 
 function compared(a: readonly number[], b: readonly number[]): number {

@@ -77,7 +77,7 @@ export function connectionWords(kind: ConnectionKind | null): string {
   return kind === null ? "Through others" : CONNECTIONS[kind];
 }
 
-const STANDINGS: Record<PeerRating, readonly [string, Tone | null]> = {
+const RATINGS: Record<PeerRating, readonly [string, Tone | null]> = {
   good: ["Good", null],
   neutral: ["Neutral", null],
   doubtful: ["Doubtful", "warn"],
@@ -85,8 +85,8 @@ const STANDINGS: Record<PeerRating, readonly [string, Tone | null]> = {
   banned: ["Banned", "bad"],
 };
 
-export function standingWords(standing: PeerRating): readonly [string, Tone | null] {
-  return STANDINGS[standing];
+export function ratingWords(rating: PeerRating): readonly [string, Tone | null] {
+  return RATINGS[rating];
 }
 
 /** What a peer says it does; peers may say anything, known or not. */
