@@ -119,6 +119,8 @@ class Observer:
         self._count("refused_files", self._node.ground.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.cache.damaged_files)
         self._society.note_outer_step(seen.diloco.outer_steps)
+        if seen.warnings:
+            self._publisher.warn(*seen.warnings)
         clock_warning = self._society.clock_warning
         if clock_warning is not None:
             self._publisher.warn(clock_warning)

@@ -182,6 +182,11 @@ class InFlightLedger:
         self._sent.clear()
         self.cleared.notify()
 
+    def rewind(self, position: DataPosition | None) -> None:
+        """Give up all microbatches in flight. The data after `position` are read again; None: all of this start."""
+        self.position = position
+        self.clear()
+
 
 NOTICEABLE_WAIT_SECONDS = 1.0
 

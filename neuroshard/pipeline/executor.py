@@ -161,6 +161,7 @@ class StageExecutor:
         self.optimizer = optimizer
         self.device = device  # compute device; while suspended, the tensors are on the CPU
         self.is_suspended = False
+        self.is_dropped = False  # weights and moments have no memory and read as NaN
         self.precision = precision
         self._loss_sums: list[Tensor] = []
         self._steps = 0
@@ -325,6 +326,7 @@ class StageExecutor:
 
         `allocate_tensors` must come before a checkpoint is loaded.
         """
+        self.is_dropped = True
         for tensor in self._held():
             tensor.data = without_values(tensor)
 
@@ -332,6 +334,7 @@ class StageExecutor:
         """Reserve memory for dropped tensors. Their values are undefined until a checkpoint is loaded into them."""
         for tensor in self._held():
             tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.is_dropped = False
 
     def resume(self) -> None:
         """Move the tensors back to the device after `suspend`. After OutOfMemoryError, the stage is suspended again."""

@@ -248,11 +248,13 @@ class WriteAheadFeed:
 
     def rewind(self, position: DataPosition) -> None:
         """Continue from an earlier position, but not from one before data that may have left this node."""
+        while len(self._taken) > self._safe:  # read by a cancelled call, and never noted
+            self._taken.pop()
         if self._noted is not None and _is_later(self._noted, position):
             position = self._noted
         if position != self._feed.position:  # otherwise the data in `_taken` follow, which are read but not returned
             self._feed.rewind(position)
-            self._given = None
+            self._given = self._given if self._taken else None
 
     def status(self) -> DataStatus:
         """Status of the feed, with the reason while the position cannot be written."""

@@ -73,6 +73,8 @@ class HeldOutVote:
         """
         outer = self._outer
         before, root, strategy = outer.state, outer.progress.state_root, outer.strategy
+        if outer.is_dropped:  # since the root was computed; the aggregate is not to blame
+            return self._voted("not measured: the node is paused", is_no=False)
         if len(aggregate) != strategy.length:
             return self._voted("it is of another step", is_no=True)
         after = await anyio.to_thread.run_sync(strategy.next_state, before, aggregate)

@@ -101,7 +101,7 @@ class OuterSync:
         self.state_changed = Signal()
         self.residual = residual  # (d,), codec loss of the last contribution; replaced, never changed in place
         self.progress = progress or OuterProgress()
-        self._is_dropped = False
+        self.is_dropped = False  # whether only a checkpoint has the state
 
     @property
     def state(self) -> OuterState:
@@ -222,7 +222,7 @@ class OuterSync:
         Returns "" if the state is of another step, or not in memory.
         """
         state, strategy = self.state, self.strategy
-        if self._is_dropped or state.outer_step != outer_step:
+        if self.is_dropped or state.outer_step != outer_step:
             return ""
         return await anyio.to_thread.run_sync(lambda: state_root(strategy.next_state(state, aggregate)))
 
@@ -242,7 +242,7 @@ class OuterSync:
     async def update_root(self) -> None:
         """Compute the root of the present state on another thread, unless it is known."""
         state, changes = self._state, self._changes
-        if self._root_of == changes:
+        if self._root_of == changes or self.is_dropped:
             return
         root = await anyio.to_thread.run_sync(state_root, state)
         # The state may have changed meanwhile. The root of an older state must not be stored for the new one.
@@ -254,7 +254,7 @@ class OuterSync:
         """Free the memory of a state that a checkpoint contains. It reads as NaN until `restore`."""
         state = self._state
         self._state = replace(state, anchor=without_values(state.anchor), velocity=without_values(state.velocity))
-        self.residual, self._is_dropped = None, True
+        self.residual, self.is_dropped = None, True
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count an abandoned round. Training continues."""
@@ -272,7 +272,7 @@ class OuterSync:
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Replace the state by that of a checkpoint."""
         self.state, self.residual, self.progress = state, residual, progress
-        self._is_dropped = False
+        self.is_dropped = False
 
     def exact_root(self) -> str:
         """Root of the present weights while they equal those that the group agreed on; "" after they have changed."""

@@ -78,6 +78,7 @@ class Saver:
         self._outer = outer
         self._wall_clock = wall_clock
         self._dropped: CheckpointGeneration | None = None  # the state of the stage, if only the disk has it
+        self.warnings: tuple[str, ...] = ()  # of all calls of `restore`: damaged checkpoints, other thread counts
 
     async def offer(self, record: TrainingRecord, outer_step_done: bool) -> bool:
         """Save in the background if a checkpoint is due after a step. Returns whether a save has begun."""
@@ -96,7 +97,10 @@ class Saver:
         return await self._compute.run(lambda: self._save(record), Priority.SMALL)
 
     async def restore(self) -> Restored | None:
-        """Load the newest undamaged checkpoint into the stage, whose tensors may be dropped; None without one."""
+        """Load the newest undamaged checkpoint into the stage, whose tensors may be dropped; None without one.
+
+        `warnings` then describes the damaged ones. Raises StorageError if the disk cannot be read.
+        """
         await self._written()
         return await self._compute.run(self._restore, Priority.SMALL)
 
@@ -150,16 +154,15 @@ class Saver:
             await anyio.sleep(WRITE_POLL_SECONDS)
 
     def _restore(self) -> Restored | None:
-        loaded = self._keeper.restore(expectation(self._identity)).loaded
-        if loaded is None:
+        restoration = self._keeper.restore(expectation(self._identity))
+        self.warnings += restoration.warnings
+        if restoration.loaded is None:
             return None
-        if self._dropped is not None:
-            self._executor.allocate_tensors()
-            self._dropped = None
-        warning = thread_warning(loaded.meta.threads, self._identity.threads)
-        if warning is not None:
-            _LOG.warning("%s", warning)
-        return load_into_stage(loaded, self._executor)
+        restored = load_into_stage(restoration.loaded, self._executor)
+        # Only now: after a failure the stage still counts as dropped, so that no save writes its undefined values.
+        self._dropped = None
+        self.warnings += thread_warnings(restoration.loaded.meta.threads, self._identity.threads)
+        return restored
 
     def _save(self, record: TrainingRecord) -> WriteReport:
         self._keeper.wait()
@@ -203,19 +206,19 @@ def expectation(identity: StageIdentity) -> Expectation:
     return Expectation(identity.wallet_id, identity.run_id, identity.architecture, identity.layers)
 
 
-def thread_warning(stored: int, present: int) -> str | None:
-    """Warning if a checkpoint was made with another number of CPU threads; None with the same number."""
+def thread_warnings(stored: int, present: int) -> tuple[str, ...]:
+    """Warning if a checkpoint was made with another number of CPU threads; () with the same number."""
     if stored == present:
-        return None
-    return (
-        f"The checkpoint was made with {stored} CPU threads, now there are {present}: "
-        "training goes on, but its last digits will differ."
-    )
+        return ()
+    counts = f"The checkpoint was made with {stored} CPU threads, now there are {present}"
+    return (f"{counts}: training continues, but its last digits will differ.",)
 
 
 def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restored:
     """Load a checkpoint into a stage. Runs on the compute thread. Raises CheckpointError for a malformed record."""
     record, progress = from_meta(loaded.meta)
+    if executor.is_dropped:
+        executor.allocate_tensors()
     state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
     restore_random_state(loaded.meta)
     if loaded.meta.precision:  # another precision would not continue bit for bit
@@ -342,7 +345,6 @@ def _restored_stage(
     keeper: CheckpointSaver,
 ) -> Stage:
     restored = load_into_stage(loaded, executor)
-    warning = thread_warning(loaded.meta.threads, identity.threads)
     return Stage(
         executor,
         restored.outer_state,
@@ -352,5 +354,5 @@ def _restored_stage(
         restored.outer_progress,
         restored.record,
         is_restored=True,
-        warnings=warnings if warning is None else (*warnings, warning),
+        warnings=warnings + thread_warnings(loaded.meta.threads, identity.threads),
     )

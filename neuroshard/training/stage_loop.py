@@ -25,6 +25,7 @@ from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_checkpoint import Restored
+from neuroshard.types import DataPosition
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class StageLoop:
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
         self._held_since: float | None = None  # when this loop first saw a request to hold
-        self._moving = anyio.Lock()  # while tensors are dropped or loaded
+        self._moving = anyio.Lock()  # while tensors are saved, dropped or loaded
         self._readers = 0  # users of the tensors in a pause
         control.feed(parts.service.changed)  # the loop waits for this one signal
         if before is not None:
@@ -210,15 +211,16 @@ class StageLoop:
         self._set_state(NodeState.TRAINING)
 
     async def _has_resumed(self) -> bool:
-        await self._load_tensors()
-        try:
-            await self._service.resume()
-        except AcceleratorFullError as error:
-            _LOG.warning("Training does not go on: %s", error)
-            self._wait_for_room()
-            self._set_state(NodeState.PAUSED)  # a waiter for the end of the pause checks again
-            return False
-        return True
+        async with self._moving:  # a new pause must not drop the tensors before the stage is resumed
+            await self._load_tensors()
+            try:
+                await self._service.resume()
+            except AcceleratorFullError as error:
+                _LOG.warning("Training does not continue: %s", error)
+                self._wait_for_room()
+                self._set_state(NodeState.PAUSED)  # a waiter for the end of the pause checks again
+                return False
+            return True
 
     async def _make_room(self) -> None:
         """Drop the present step: the microbatch that ran out of memory may have left part of its gradients."""
@@ -263,35 +265,44 @@ class StageLoop:
                 return False
             with anyio.CancelScope(shield=True):
                 await self._service.discard("The node is paused.", is_paused=True)
-                if self._ledger is not None and self.evaluator is not None and not self._ledger.is_clear:
-                    self._ledger.clear()  # the driver, which the pause has stopped from reading, begins again
-                    self.evaluator.rewind_feed(self.record, self._ledger.position)
+                if self._ledger is not None and not self._ledger.is_clear:
+                    self._rewind_feed(self._ledger.position)
                 await saver.drop_tensors(saved)
             return True
+
+    def _rewind_feed(self, position: DataPosition | None) -> None:
+        """Give up what is in flight and read the data from this position on; None: from that of the start."""
+        if self._ledger is not None and self.evaluator is not None:
+            self._ledger.rewind(position)  # the driver, which the pause has stopped from reading, begins again
+            self.evaluator.rewind_feed(self.record, position)
 
     @asynccontextmanager
     async def in_memory(self) -> AsyncGenerator[None]:
         """Keep the tensors in memory, also in a pause. Raises StorageError if their checkpoint cannot be read."""
         self._readers += 1
         try:
-            await self._load_tensors()
+            async with self._moving:
+                await self._load_tensors()
             yield
         finally:
             self._readers -= 1
 
     async def _load_tensors(self) -> None:
-        """Load dropped tensors from the newest checkpoint. Raises StorageError if there is none that can be read."""
-        async with self._moving:
-            saver = self.parts.saver
-            if saver is None or not saver.is_dropped:
-                return
-            with anyio.CancelScope(shield=True):  # tensors and record change together
-                restored = await saver.restore()
-                if restored is None:
-                    raise StorageError(
-                        "No checkpoint of the paused model can be read.", "The log says why. Check the disk."
-                    )
-                self._continue_from(restored)
+        """Load dropped tensors from the newest checkpoint. Raises StorageError if there is none that can be read.
+
+        If the newest one is damaged, training continues from the one before, with the data after that one.
+        """
+        saver, steps = self.parts.saver, self.steps
+        if saver is None or not saver.is_dropped:
+            return
+        with anyio.CancelScope(shield=True):  # tensors and record change together
+            restored = await saver.restore()
+            if restored is None:
+                words = " ".join(saver.warnings)
+                raise StorageError(f"No checkpoint of the paused model can be read. {words}", "Check the disk.")
+            self._continue_from(restored)
+            if self.steps != steps:
+                self._rewind_feed(self.record.progress.position)
 
     async def _asked(self) -> None:
         """Wait until the pause is over or a checkpoint is requested."""
@@ -300,9 +311,10 @@ class StageLoop:
 
     async def _save(self) -> None:
         number = self._control.saves  # later requests need another checkpoint
-        await self.parts.outer.finish_root()  # the checkpoint contains it
-        if self.parts.saver is not None:
-            self.last_report = await self.parts.saver.save(self.record)
+        async with self._moving:
+            await self.parts.outer.finish_root()  # the checkpoint contains it
+            if self.parts.saver is not None:
+                self.last_report = await self.parts.saver.save(self.record)
         self.requests.save_taken(number)
 
     def _begin(self) -> None:

@@ -55,6 +55,7 @@ class TrainerSnapshot:
     history: tuple[LossPoint, ...]
     stages: tuple[StageStatus, ...] = ()
     flow: PipelineFlow | None = None  # microbatches that this node drives
+    warnings: tuple[str, ...] = ()  # of checkpoints that were loaded since the start
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
         history=record.history.snapshot(),
         stages=tuple(stage_status(stage, loop.record, saved) for stage, loop, saved in rows),
         flow=None if loops.drive is None else loops.drive.driver.flow.flow(),
+        warnings=tuple(words for held in parts.stages if held.saver is not None for words in held.saver.warnings),
     )
 
 

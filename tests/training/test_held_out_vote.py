@@ -84,6 +84,16 @@ def test_weights_that_are_no_numbers_are_an_objection(
     assert objection == "the weights it leads to are not finite"
 
 
+def test_a_state_that_left_the_memory_is_no_objection(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    outer.drop_tensors()
+    vote = vote_of(compute, stage, outer)
+    assert trio.run(vote.objection, -gained, ROOT) == ""
+    assert vote.explanation == "No objection: not measured: the node is paused."
+
+
 def test_a_loss_that_is_no_number_is_an_objection_unless_it_was_none_before(
     compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
 ) -> None:

@@ -31,6 +31,7 @@ from tests.worlds.stages import (
     state_digest,
     tensors_dropped,
     train,
+    windows,
 )
 from tests.worlds.trainers import SPLIT, make_split_trainer
 
@@ -159,6 +160,35 @@ def test_data_that_left_this_node_do_not_come_again() -> None:
         again = await feed.next_batch(2)
         assert torch.equal(third.input_ids, again.input_ids)
         assert third.position == again.position == feed.position
+
+    trio.run(main)
+
+
+def test_data_of_a_read_that_the_pause_cancelled_come_once() -> None:
+    """The pause cancels a read ahead. What it has read was never noted, so the rewound feed reads it again."""
+
+    class Slow(MemoryFeed):
+        """Cannot give more than three windows for now."""
+
+        left = 3
+
+        async def next_batch(self, sequences: int, *, step: int | None = None) -> Batch:
+            if not self.left:
+                await trio.sleep_forever()
+            self.left -= 1
+            return await super().next_batch(sequences, step=step)
+
+    source = Slow()
+    feed, start = WriteAheadFeed(source, [].append), source.position
+
+    async def main() -> None:
+        with trio.move_on_after(0.01) as scope:
+            await feed.next_batch(2)
+        assert scope.cancelled_caught
+        source.left = 100
+        feed.rewind(start)
+        ids = [(await feed.next_batch(2)).input_ids for _ in range(3)]
+        assert torch.equal(torch.cat(ids), windows(0)[:6, :-1])
 
     trio.run(main)
 
