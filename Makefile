@@ -98,7 +98,7 @@ $(WEB_TOOLS): $(DEVELOPMENT) web/package-lock.json
 
 # Browser tests use the system's browser. It is installed where that needs no question; elsewhere they skip and say so.
 chromium:
-	@if $(PY) tests/browser/find_chromium.py >/dev/null; then :; \
+	@if $(PY) tests/worlds/system_programs.py chromium >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
 	  echo "Installing chromium for the browser tests"; \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null \
@@ -107,7 +107,7 @@ chromium:
 
 # The same for nginx, behind which tests put a data set; not where installing it would also start it on port 80.
 nginx:
-	@if $(PY) tests/genesis/find_nginx.py >/dev/null; then :; \
+	@if $(PY) tests/worlds/system_programs.py nginx >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ] && [ ! -d /run/systemd/system ]; then \
 	  echo "Installing nginx for the tests of downloads"; \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light) >/dev/null \
@@ -116,7 +116,7 @@ nginx:
 
 # The same for a display without a screen, which tests ask when it was last touched.
 xvfb:
-	@if $(PY) tests/node/find_xvfb.py >/dev/null; then :; \
+	@if $(PY) tests/worlds/system_programs.py xvfb >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && [ -x /usr/bin/apt-get ]; then \
 	  echo "Installing Xvfb for the tests of idle computers"; \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends xvfb) >/dev/null \

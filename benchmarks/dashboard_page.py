@@ -83,7 +83,7 @@ def compressed_bytes() -> int:
 
 def find_browser() -> str:
     """Return the path of the browser that the tests use. Raises NotHereError where there is none."""
-    command = [sys.executable, "tests/browser/find_chromium.py"]
+    command = [sys.executable, "tests/worlds/system_programs.py", "chromium"]
     found = subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
     if not found:
         raise NotHereError("there is no Chromium")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from api_under_test import Api, make_api
-from fake_node import FakeNode
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
+from tests.worlds.api import Api, make_api
+from tests.worlds.fake_node import FakeNode
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from api_under_test import BODIES, SECRET, Api, make_api
-from fake_node import FakeNode
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.api.access import SESSION_SECONDS, SessionKeys
 from neuroshard.api.address import HostPolicy, is_loopback_name
 from neuroshard.status.board import Resume
+from tests.worlds.api import BODIES, SECRET, Api, make_api
+from tests.worlds.fake_node import FakeNode
 
 HERE = "http://127.0.0.1:8000"
 RESUME = "/api/training/resume"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from api_under_test import Api, make_api
-from fake_node import FakeNode, training_status
 
 from neuroshard.status.board import Publisher, StatusBoard
+from tests.worlds.api import Api, make_api
+from tests.worlds.fake_node import FakeNode, training_status
 
 DAY = 86_400.0
 

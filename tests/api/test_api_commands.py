@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from api_under_test import Api, make_api
-from fake_node import FakeNode, training_status
 
 from neuroshard.api.context import answer_within
 from neuroshard.api.problems import CommandTimeoutError
 from neuroshard.errors import NotReadyError
 from neuroshard.status.board import CommandChannel, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
+from tests.worlds.api import Api, make_api
+from tests.worlds.fake_node import FakeNode, training_status
 
 
 def test_pause_for_a_while_and_for_good(api: Api) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from api_under_test import Api, make_api
-from fake_node import FakeNode
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.errors import NotReadyError
 from neuroshard.status.board import Generate
+from tests.worlds.api import Api, make_api
+from tests.worlds.fake_node import FakeNode
 
 ASK: dict[str, object] = {"model": "neuroshard", "prompt": "one two three four", "max_tokens": 3}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from api_under_test import Api
 from starlette.applications import Starlette
 
 from neuroshard.api.dashboard import NOT_BUILT, dashboard_files, dashboard_routes
+from tests.worlds.api import Api
 
 
 @pytest.fixture

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api_under_test import Api
-from fake_node import training_status
-
 from neuroshard.status.data import (
     DataCoverage,
     DataStatus,
@@ -18,6 +15,8 @@ from neuroshard.status.data import (
     ShardUse,
 )
 from neuroshard.types import ShardId
+from tests.worlds.api import Api
+from tests.worlds.fake_node import training_status
 
 DATA = DataStatus(
     "https://cdn.example",

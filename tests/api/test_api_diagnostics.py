@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_under_test import SECRET, Api, make_api
-from fake_node import FakeNode, training_status
 
 from neuroshard.api.app import create_app
 from neuroshard.api.diagnostics import MOST_PART_BYTES
@@ -19,6 +17,8 @@ from neuroshard.status.snapshot import NetworkStatus, PathsStatus, PeerStatus
 from neuroshard.telemetry.logs import FILE_NAME
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.types import NodeId, WalletId
+from tests.worlds.api import SECRET, Api, make_api
+from tests.worlds.fake_node import FakeNode, training_status
 
 TOKEN = "correct-horse-battery-staple-4711"
 PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"

@@ -10,15 +10,14 @@ from dataclasses import replace
 import anyio
 import httpx
 import pytest
-from api_under_test import Api, make_api
-from event_stream import events_of
-from fake_node import FakeNode
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.events import MOST_WAITING_LINES, Broadcaster, Subscriber
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NotReadyError
+from tests.worlds.api import Api, events_of, make_api
+from tests.worlds.fake_node import FakeNode
 
 FAST = ApiLimits(events_per_second=100)
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api_under_test import Api, make_api
-from fake_node import FakeNode
 from hypothesis import HealthCheck, Phase, given, settings
-from swarm_samples import among
 
 from neuroshard.api.server import ApiServer, bind
+from tests.worlds.api import Api, make_api
+from tests.worlds.fake_node import FakeNode, among
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside the library are not ours

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_under_test import SECRET, make_api
-from fake_node import FakeNode
 
 from neuroshard.api.address import HostPolicy, dashboard_url, local_url
 from neuroshard.api.server import ApiServer, bind
@@ -18,6 +16,8 @@ from neuroshard.config.instance_lock import InstanceLock
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.node.launch import run_node
+from tests.worlds.api import SECRET, make_api
+from tests.worlds.fake_node import FakeNode
 
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2", "::1", "0.0.0.0", "::"])

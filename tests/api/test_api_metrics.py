@@ -9,15 +9,13 @@ from math import inf, nan
 from typing import Annotated, Any, cast
 
 import pytest
-from agreed_samples import FIRST_STAGE, after_rounds
-from fake_node import training_status
-from pipeline_samples import in_a_pipeline
 
 from neuroshard.api.metrics import Sample, metrics_text, samples_of, snapshot_metrics
 from neuroshard.api.rendering import as_python
 from neuroshard.status.freshness import fresh
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.status.values import Number, about, derived
+from tests.worlds.fake_node import FIRST_STAGE, after_rounds, in_a_pipeline, training_status
 
 
 class Colour(StrEnum):

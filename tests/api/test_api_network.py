@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from api_under_test import Api
-from event_stream import events_of
-from fake_node import FakeNode, training_status
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_samples import JOIN_LINE, among, peer
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.status.snapshot import ConnectionKind, DilocoStatus, NetworkStatus, PeerRating, rating_of
+from tests.worlds.api import Api, events_of
+from tests.worlds.fake_node import JOIN_LINE, FakeNode, among, peer, training_status
 
 
 def test_peers_tells_everything_about_every_peer(api: Api) -> None:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from agreed_samples import ABANDONED, FAR, FIRST, FIRST_STAGE, ME, SECOND, SECOND_STAGE, WALLET, after_rounds
-from api_under_test import Api
-from fake_node import STARTED
+
+from tests.worlds.api import Api
+from tests.worlds.fake_node import (
+    ABANDONED,
+    FAR,
+    FIRST,
+    FIRST_STAGE,
+    ME,
+    SECOND,
+    SECOND_STAGE,
+    STARTED,
+    WALLET,
+    after_rounds,
+)
 
 
 def test_a_round_is_told_whole(api: Api) -> None:

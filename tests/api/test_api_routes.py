@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from api_under_test import BODIES, Api, make_api
-from fake_node import FakeNode, training_status
 
 from neuroshard.errors import (
     CheckpointError,
@@ -20,6 +18,8 @@ from neuroshard.errors import (
 )
 from neuroshard.status.snapshot import NodeState, NodeStatus, PeerStatus
 from neuroshard.types import LayerRange, NodeId, Role, WalletId
+from tests.worlds.api import BODIES, Api, make_api
+from tests.worlds.fake_node import FakeNode, training_status
 
 CONTRACT = {
     ("get", "/api/training/verify"),

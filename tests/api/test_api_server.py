@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from api_under_test import SECRET, Api, make_api
-from fake_node import FakeNode
 
 from neuroshard.api import server as connection
 from neuroshard.api.access import load_or_create_secret
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NetworkRefusedError, StorageError
+from tests.worlds.api import SECRET, Api, make_api
+from tests.worlds.fake_node import FakeNode
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 

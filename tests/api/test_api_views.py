@@ -9,11 +9,8 @@ from math import inf, isnan, nan
 from typing import Any, cast
 
 import pytest
-from agreed_samples import COMPLETED, FIRST_STAGE
-from fake_node import training_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipeline_samples import STAGES, in_a_pipeline
 from pydantic import TypeAdapter
 
 from neuroshard.api.metrics import metrics_text
@@ -46,6 +43,7 @@ from neuroshard.status.summaries import pipeline_summary, thin_out
 from neuroshard.status.values import Stale
 from neuroshard.types import JsonValue as SharedJson
 from neuroshard.types import LayerRange, Role
+from tests.worlds.fake_node import COMPLETED, FIRST_STAGE, STAGES, in_a_pipeline, training_status
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([nan, inf, -inf])
 COUNTS = st.integers(0, 10**12)

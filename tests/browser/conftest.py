@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import snapshots
 from dashboard_session import PATIENCE_MS, StartNode, Visits
-from find_chromium import chromium_path
 from playwright.sync_api import Browser, Error, expect, sync_playwright
 from pretend_node import PretendNode
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.status.snapshot import NodeStatus
+from tests.worlds.system_programs import chromium_path
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]

@@ -1,13 +1,15 @@
-"""One visit to a dashboard: what was asked of which host, and what the browser complained about."""
+"""Visits to a dashboard: requests and complaints of the browser, checks of every view, places in the Swarm view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import TypeAlias
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
 from pretend_node import PretendNode
+from swarm_snapshots import peer_id
 
 StartNode: TypeAlias = Callable[..., PretendNode]
 PATIENCE_MS = 15_000  # of a computer that has other work
@@ -64,3 +66,92 @@ class Visits:
 
 
 OpenPage: TypeAlias = Visits
+
+
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+# Controls and landmarks without a name.
+UNNAMED = """() => [...document.querySelectorAll('button, input, select, a, nav, section, [role]')]
+  .filter((e) => !(e.labels?.length || e.ariaLabel || e.hasAttribute('aria-labelledby')
+    || e.role === 'status' || e.textContent.trim()))
+  .map((e) => e.outerHTML)"""
+
+# Ids that are there twice.
+TWICE = (
+    """() => [...document.querySelectorAll('[id]')].map((e) => e.id).filter((id, at, all) => all.indexOf(id) !== at)"""
+)
+
+# Texts below 4.5 to 1 (WCAG AA). Mixed colours (color-mix, color(srgb ...)) are drawn on a canvas to be read.
+FAINT = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgb = (colour, under) => {
+    canvas.fillStyle = under; canvas.fillRect(0, 0, 1, 1);
+    canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const light = (values) => values.reduce((sum, v, at) => sum + linear(v / 255) * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (element) => {
+    const chain = [];
+    for (let e = element; e; e = e.parentElement) chain.unshift(getComputedStyle(e).backgroundColor);
+    return chain.reduce((under, colour) => `rgb(${rgb(colour, under)})`, 'rgb(255,255,255)');
+  };
+  const texts = [...document.querySelectorAll('main *')].filter(
+    (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())
+      && e.checkVisibility() && !e.matches(':disabled'));
+  return texts.map((e) => {
+    const under = behind(e);
+    const [a, b] = [light(rgb(getComputedStyle(e).color, under)), light(rgb(under, under))].sort((x, y) => y - x);
+    return { text: e.textContent.trim().slice(0, 30), ratio: (a + 0.05) / (b + 0.05) };
+  }).filter((found) => found.ratio < 4.5);
+}"""
+
+
+RUN_AXE = """async () => {
+  const { violations } = await axe.run(document, { resultTypes: ['violations'] });
+  return violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map((n) => n.html.slice(0, 150)).join(' | ')}`);
+}"""
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core says is wrong with the page as it is."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    found: list[str] = page.evaluate(RUN_AXE)
+    return found
+
+
+def slowest_frame(page: Page, seconds: float) -> float:
+    """Milliseconds between two paints of the page, at most, during a time of watching."""
+    milliseconds: float = page.evaluate(
+        """async (duration) => {
+          let slowest = 0, last = performance.now();
+          const end = last + duration;
+          while (last < end) {
+            await new Promise(requestAnimationFrame);
+            slowest = Math.max(slowest, performance.now() - last);
+            last = performance.now();
+          }
+          return slowest;
+        }""",
+        seconds * 1000,
+    )
+    return milliseconds
+
+
+MOST_ROWS = 26  # a page of 25, and this computer
+
+
+def rows(page: Page) -> Locator:
+    """Rows of the list of nodes, this computer's first."""
+    return page.get_by_role("region", name="Nodes of this run").locator("tbody tr")
+
+
+def shown(number: int) -> str:
+    """A peer's id as the list shortens it."""
+    return f"{peer_id(number)[:8]}…{peer_id(number)[-6:]}"
+
+
+def stat(page: Page, name: str) -> Locator:
+    """One of the large numbers."""
+    return page.locator(".stat", has=page.get_by_text(name, exact=True))

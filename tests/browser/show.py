@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pipeline_snapshots
-import round_snapshots
 import snapshots
 import swarm_snapshots
 from pretend_node import PretendNode
@@ -33,7 +32,7 @@ SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
     "pipeline": pipeline_snapshots.driver,
     "gap": pipeline_snapshots.gap,
     "trainer": pipeline_snapshots.trainer,
-    "rounds": round_snapshots.eventful,
+    "rounds": swarm_snapshots.eventful,
 }
 
 

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pipeline_snapshots
 import pytest
-import round_snapshots
 import snapshots
 import swarm_snapshots
-from dashboard_session import DESKTOP, OpenPage, StartNode
-from page_checks import violations
+from dashboard_session import DESKTOP, OpenPage, StartNode, violations
 from playwright.sync_api import Page, ViewportSize, expect
 
 from neuroshard.status.snapshot import NodeState, NodeStatus
@@ -45,7 +43,7 @@ def test_a_node_among_others_is_clean(theme: str, start_node: StartNode, open_pa
     seen: tuple[tuple[str, Callable[[], NodeStatus]], ...] = (
         ("swarm", lambda: swarm_snapshots.among(6)),
         ("pipeline", pipeline_snapshots.gap),
-        ("rounds", round_snapshots.eventful),
+        ("rounds", swarm_snapshots.eventful),
         ("overview", snapshots.starting),
         ("overview", snapshots.in_trouble),
     )

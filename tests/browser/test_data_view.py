@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import snapshots
-from dashboard_session import OpenPage, StartNode
-from page_checks import FAINT, TWICE, UNNAMED
+from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode
 from playwright.sync_api import ViewportSize, expect
 
 from neuroshard.status.data import DataStatus, RefreshState, RefreshStatus

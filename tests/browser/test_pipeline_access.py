@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from dashboard_session import OpenPage, StartNode
-from page_checks import FAINT, TWICE, UNNAMED, slowest_frame
+from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode, slowest_frame
 from pipeline_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 from playwright.sync_api import ViewportSize, expect
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pipeline_snapshots
 import pytest
 import snapshots
-from dashboard_session import OpenPage, StartNode
+from dashboard_session import OpenPage, StartNode, stat
 from pipeline_snapshots import ME, TAKEN_OVER, driver, gap, resting, silent, trainer, worker
 from playwright.sync_api import Locator, Page, expect
-from swarm_page import stat
 from swarm_snapshots import peer_id
 
 from neuroshard.status.data import DataStatus

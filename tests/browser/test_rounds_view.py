@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from dashboard_session import OpenPage, StartNode
-from page_checks import FAINT, TWICE, UNNAMED
+from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode, stat
 from playwright.sync_api import Locator, Page, ViewportSize, expect
-from round_snapshots import BAD, GONE, SLOW, agreeing, crowded, eventful, in_two_stages, in_vain
-from swarm_page import stat
-from swarm_snapshots import alone, among
+from swarm_snapshots import BAD, GONE, SLOW, agreeing, alone, among, crowded, eventful, in_two_stages, in_vain
 
 from neuroshard.status.snapshot import NodeStatus
 

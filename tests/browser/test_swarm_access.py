@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import swarm_snapshots
-from dashboard_session import OpenPage, StartNode
-from page_checks import FAINT, TWICE, UNNAMED, slowest_frame
+from dashboard_session import FAINT, MOST_ROWS, TWICE, UNNAMED, OpenPage, StartNode, rows, slowest_frame
 from playwright.sync_api import ViewportSize, expect
-from swarm_page import MOST_ROWS, rows
 from swarm_snapshots import among
 
 pytestmark = pytest.mark.browser

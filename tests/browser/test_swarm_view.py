@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import snapshots
 import swarm_snapshots
-from dashboard_session import OpenPage, StartNode
+from dashboard_session import MOST_ROWS, OpenPage, StartNode, rows, shown, stat
 from playwright.sync_api import expect
-from swarm_page import MOST_ROWS, rows, shown, stat
 from swarm_snapshots import JOIN_LINE, among, peer_id
 
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeState

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dashboard_session import OpenPage, StartNode
+from dashboard_session import OpenPage, StartNode, rows
 from playwright.sync_api import expect
-from swarm_page import rows
 from swarm_snapshots import among
 
 from neuroshard.status.snapshot import NodeStatus

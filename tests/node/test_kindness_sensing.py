@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from find_xvfb import find_xvfb
 
 from neuroshard.host.owner_policy import GpuReading, Rules, Unknown
 from neuroshard.host.sensors import (
@@ -29,6 +28,7 @@ from neuroshard.host.sensors import (
     runs_on_battery_linux,
     session_idle_seconds,
 )
+from tests.worlds.system_programs import xvfb_path
 
 IOREG = """+-o Root  <class IORegistryEntry, id 0x100000100, retain 33>
   +-o IOResources  <class IOResources, id 0x10000011a, registered, matched, active, busy 0 (0 ms), retain 60>
@@ -173,7 +173,7 @@ def test_without_a_driver_a_gpu_is_unknown() -> None:
 @pytest.fixture(scope="module")
 def screen() -> Iterator[str]:
     """The name of a display."""
-    xvfb = find_xvfb()
+    xvfb = xvfb_path()
     if xvfb is None:
         pytest.skip("no Xvfb here")
     with display(xvfb) as (name, _):
@@ -277,7 +277,7 @@ def test_a_program_without_the_library_of_displays_goes_on(monkeypatch: pytest.M
 
 
 def test_a_display_that_goes_away_is_unknown_until_it_is_back() -> None:
-    xvfb = find_xvfb()
+    xvfb = xvfb_path()
     if xvfb is None:
         pytest.skip("no Xvfb here")
     with display(xvfb) as (name, process):

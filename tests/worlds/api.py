@@ -1,18 +1,20 @@
-"""An application around a fake node, called without a socket."""
+"""An application around a fake node, called without a socket, and the events of its streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import httpx
-from fake_node import FakeNode
 from fastapi import FastAPI
 
 from neuroshard.api.app import ApiContext, ApiLimits, create_app
 from neuroshard.telemetry.logs import LogRing
 from neuroshard.types import JsonValue
+from tests.worlds.fake_node import FakeNode
 
 SECRET = "a-secret-of-the-tests-that-is-long-enough"
 PORT = 8000
@@ -96,3 +98,21 @@ def make_api(
         clock=clock,
     )
     return Api(node, context, create_app(context))
+
+
+def parse(block: str) -> tuple[str, Any]:
+    """Name and data of one event."""
+    fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
+    return fields.get("event", ""), json.loads(fields.get("data", "null"))
+
+
+def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    """Events of a live stream."""
+    buffer = ""
+    for text in response.iter_text():
+        buffer += text
+        while "\n\n" in buffer:
+            block, _, buffer = buffer.partition("\n\n")
+            event = parse(block)
+            if event[0]:
+                yield event
