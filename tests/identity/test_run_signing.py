@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuroshard.config.run_parameters import MAX_SEEDS, GenesisPins, OuterOptimization, RunParameters
+from neuroshard.config.run_parameters import MAX_SEEDS
 from neuroshard.identity import (
     RunParametersError,
     SignatureError,
@@ -21,24 +21,12 @@ from neuroshard.identity import (
     run_parameters_from_json,
     run_parameters_to_json,
 )
-from neuroshard.types import Architecture
+from tests.worlds.claims import FIRST as PARAMETERS
+from tests.worlds.claims import OWNER, SEED
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 VECTORS: dict[str, Any] = json.loads((FOLDER / "identity.json").read_text("utf-8"))
 RUNS: dict[str, Any] = json.loads((FOLDER / "runs.json").read_text("utf-8"))
-SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
-OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
-PARAMETERS = RunParameters(
-    name="demo",
-    version=1,
-    architecture=Architecture(64, 2, 2, 1, 128, 512, 32),
-    stage_count=1,
-    batch_size=4,
-    sequences_per_step=8,
-    initial_weights_seed=7,
-    genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
-    outer=OuterOptimization(codec="fp32"),
-)
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:

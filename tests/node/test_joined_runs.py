@@ -9,24 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.errors import DataError, StorageError
-from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity import SignedRunParameters
 from neuroshard.runs.offer import MAX_OFFER_BYTES, RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns, LocalRuns, find_run, is_run_id, read_offer_file
-from neuroshard.types import Architecture, RunId
-
-OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
-FIRST = RunParameters(
-    name="demo",
-    version=1,
-    architecture=Architecture(64, 2, 2, 1, 128, 512, 32),
-    stage_count=1,
-    batch_size=4,
-    sequences_per_step=8,
-    initial_weights_seed=7,
-    genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
-)
+from neuroshard.types import RunId
+from tests.worlds.claims import FIRST, OWNER
 
 
 def offer(version: int = 1, outer_lr: float = 0.7) -> RunOffer:
