@@ -26,7 +26,7 @@ async def read(url: str, folder: Path, tokens_per_second: float, seconds: float)
     """Take batches for so long, each followed by the time that a step on it takes."""
     source = open_source(url)
     genesis = await open_genesis(Fetcher(source), folder / "descriptions")
-    cache = ShardCache(folder, limit_bytes=10**9, beside=folder / "descriptions")
+    cache = ShardCache(folder, limit_bytes=10**9, descriptions=folder / "descriptions")
     feed = DataFeed(
         genesis,
         cache,

@@ -111,17 +111,17 @@ class CacheFileWriter:
 class ShardCache:
     """Keeps shards under `folder`, together never above `limit_bytes`, including a download in progress.
 
-    Files in the folder `beside` (the descriptions of data sets) count towards the limit too.
+    Files in the folder `descriptions` (of data sets) count towards the limit too.
 
     A shard is found by its id and a 32-byte key that names its exact contents (its digest). All methods block on the
     disk: call them from a worker thread. Several threads may call them. A file has the bytes that were downloaded, so
     another run or another node can use it too.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int, beside: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int, descriptions: Path | None = None) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self._beside = beside
+        self._descriptions = descriptions
         self.damaged_files = 0  # cache files found damaged and removed
         self._lock = Lock()
         self._files: dict[_Place, _CacheFile] = {}  # least recently used first
@@ -138,9 +138,9 @@ class ShardCache:
             raise storage_error(folder, error) from error
 
     def usage(self) -> tuple[int, int]:
-        """Return the number of cached shards, and the bytes that they and the counted folder take."""
+        """Return the number of cached shards, and the bytes that they and the descriptions take."""
         with self._lock:
-            return len(self._files), self._shard_bytes() + self._beside_bytes()
+            return len(self._files), self._shard_bytes() + self._description_bytes()
 
     def contains(self, shard: ShardId, key: bytes) -> bool:
         """Return whether the shard is cached; only `get` checks its contents."""
@@ -202,7 +202,7 @@ class ShardCache:
         """
         with self._lock:
             self._check_folder()
-            kept = self._kept_bytes(keep) + self._beside_bytes()
+            kept = self._kept_bytes(keep) + self._description_bytes()
             if kept + needed_bytes > self.limit_bytes:
                 raise StorageError(
                     f"The storage limit of {_mb(self.limit_bytes)} is too small: shard {shard} needs "
@@ -275,7 +275,7 @@ class ShardCache:
 
     def _room(self) -> int:
         """Return the bytes that shards may take at present."""
-        return self.limit_bytes - sum(self._reserved.values()) - self._beside_bytes()
+        return self.limit_bytes - sum(self._reserved.values()) - self._description_bytes()
 
     def _make_room(self, needed_bytes: int, keep: Collection[ShardId]) -> bool:
         room = self._room() - needed_bytes
@@ -293,14 +293,14 @@ class ShardCache:
     def _removable(self, keep: Collection[ShardId]) -> list[_CacheFile]:
         return [file for file in self._files.values() if file.shard not in keep]
 
-    def _beside_bytes(self) -> int:
-        if self._beside is None:
-            return 0
-        try:
-            with os.scandir(self._beside) as found:
-                return sum(entry.stat().st_size for entry in found if entry.is_file())
-        except OSError:
-            return 0  # no folder yet, or a file was just replaced
+    def _description_bytes(self) -> int:
+        size = 0
+        if self._descriptions is not None:
+            with contextlib.suppress(OSError), os.scandir(self._descriptions) as found:  # no folder yet
+                for entry in found:
+                    with contextlib.suppress(OSError):  # it was just replaced
+                        size += entry.stat().st_size if entry.is_file() else 0
+        return size
 
     def _shrink(self, most_bytes: int, keep: Collection[ShardId]) -> None:
         """Remove least recently used shards, but none of `keep`, until the others take at most `most_bytes`."""

@@ -124,18 +124,18 @@ class DataFile:
         return data
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataStore:
-    """Finds this node's data files: data set descriptions in `store`, and shards in `cache` once there is one."""
+    """Finds this node's data files: data set descriptions in `store`, and shards in `cache`."""
 
     store: Path
-    cache: ShardCache | None = None
+    cache: ShardCache
 
     def find(self, name: str, address: str) -> DataFile | None:
         """Return the file of this name with exactly these contents, or None when it is not stored here."""
         shard = shard_of(name)
         if shard is not None:
-            path = None if self.cache is None else self.cache.file(shard, bytes.fromhex(address))
+            path = self.cache.file(shard, bytes.fromhex(address))
         else:
             copy = _copy_of(name, address)
             path = None if copy is None else self.store / copy

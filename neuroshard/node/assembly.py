@@ -16,7 +16,6 @@ from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import FolderSource, ShardSource, open_source
 from neuroshard.data.source_monitor import SourceMonitor
-from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
 from neuroshard.host.computer import default_threads
@@ -26,7 +25,7 @@ from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.memory_limit import tier_mb
 from neuroshard.network.tasks import Companion, accompanied
 from neuroshard.node.application import ProcessContext, StartContext
-from neuroshard.node.data_sharing import DataSharing
+from neuroshard.node.data_sharing import DataSharing, open_data_store
 from neuroshard.node.demo import DemoData, DemoOptions, Invitation, LocalSwarm
 from neuroshard.node.drive_training import begin_driving
 from neuroshard.node.holder_monitor import HolderMonitor
@@ -291,7 +290,7 @@ class NodeWork:
         place, beginning = self._place, self._beginning
         publisher, society, startup = beginning.publisher, beginning.society, beginning.startup
         settings, wish = place.configuration.settings, beginning.wish
-        sharing = DataSharing(society, settings.paths.data_cache / METADATA_FOLDER)
+        sharing = DataSharing(society, open_data_store(settings))
         society.networking.attach(sharing.live)
         assembly = Assembly(
             settings=settings,

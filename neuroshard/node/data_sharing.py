@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 
 import anyio
 
+from neuroshard.config.settings import Settings
 from neuroshard.data.assignment import copies_by_cell, covered_shard_count, has_shard
 from neuroshard.data.manifest import shard_of
+from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source_monitor import SourceMonitor
+from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.exchange.data_files import DATA, PARTS_AT_ONCE, REQUEST_LIMITS, DataClient, DataServer, DataStore
 from neuroshard.membership.connectivity import DialledRequests
@@ -24,6 +26,13 @@ from neuroshard.network import Network, RequestRefusedError, ScoreReason
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.status.data import DataCoverage, DataStatus
 from neuroshard.types import NodeId, ShardRange
+
+
+def open_data_store(settings: Settings) -> DataStore:
+    """Open the node's only data cache; its limit covers the descriptions of data sets too. Raises StorageError."""
+    folder = settings.paths.data_cache
+    store = folder / METADATA_FOLDER
+    return DataStore(store, ShardCache(folder, limit_bytes=settings.max_storage * 1_000_000, descriptions=store))
 
 
 @dataclass(frozen=True)
@@ -40,9 +49,8 @@ class DataSharing:
     For the fetcher it is an AlternativeSource.
     """
 
-    def __init__(self, society: PeerNetwork, store: Path, random: Random | None = None) -> None:
-        """`store` is the folder that keeps manifests and tokenizers of data sets."""
-        self.shelf = DataStore(store)
+    def __init__(self, society: PeerNetwork, shelf: DataStore, random: Random | None = None) -> None:
+        self.shelf = shelf
         self._society = society
         self._random = random or Random()  # noqa: S311 - order of peers to ask, no secret
         self._exchange: ShardExchange | None = None

@@ -8,7 +8,6 @@ from dataclasses import replace
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.data.feed import DataFeed
-from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.host.computer import peak_megabytes, resident_megabytes
@@ -51,7 +50,7 @@ def begin_driving(
     publisher.change(memory=memory, model=model)
     store = DriveStore(settings.data_dir, identity.wallet_id, identity.node_id, ground.run.run_id)
     record = store.load()
-    feed, cache = _feed(ground, settings, identity, record)
+    feed = _feed(ground, identity, record)
     choice = replica_choice(parameters.routing, identity.node_id, ground.swarm.lane_root)
     routing = SwarmRouting(parameters.stage_count, ground.swarm.workers, ground.swarm.hop, choice, ground.swarm.missing)
     journaled = WriteAheadFeed(feed, store.note_position)
@@ -70,7 +69,6 @@ def begin_driving(
         trainer=trainer,
         feed=feed,
         lives=(),
-        cache=cache,
         memory=memory,
         sampler=ResourceSampler(ground.device, settings.data_dir, ground.threads),
         rotations=RotationLog(settings.data_dir, ground.run.run_id, identity),
@@ -98,19 +96,11 @@ def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
     return sum(need <= limit_mb for need in needs)
 
 
-def _feed(
-    ground: NodeContext, settings: Settings, identity: NodeIdentity, record: TrainingRecord
-) -> tuple[DataFeed, ShardCache]:
+def _feed(ground: NodeContext, identity: NodeIdentity, record: TrainingRecord) -> DataFeed:
     parameters = ground.run.parameters
-    cache = ShardCache(
-        settings.paths.data_cache,
-        limit_bytes=settings.max_storage * 1_000_000,
-        beside=ground.data.genesis.store.folder,
-    )
-    ground.shelf.cache = cache
-    feed = DataFeed(
+    return DataFeed(
         ground.data.genesis,
-        cache,
+        ground.shelf.cache,
         run_id=ground.run.run_id,
         node_id=identity.node_id,
         sequence_length=parameters.architecture.sequence_length,
@@ -118,4 +108,3 @@ def _feed(
         start=record.progress.position,
         start_node=record.node_id,
     )
-    return feed, cache

@@ -117,7 +117,7 @@ class Observer:
             history=seen.history,
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
-        self._count("damaged_cache_files", self._node.cache.damaged_files)
+        self._count("damaged_cache_files", self._node.ground.shelf.cache.damaged_files)
         self._society.note_outer_step(seen.diloco.outer_steps)
         if seen.warnings:
             self._publisher.warn(*seen.warnings)

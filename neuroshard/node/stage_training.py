@@ -12,7 +12,6 @@ from itertools import count
 from neuroshard.config.settings import Settings
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.exchange.data_files import DataStore
@@ -93,7 +92,7 @@ class NodeContext:
     room: HardwareBudget
     memory: MemoryStatus
     swarm: StageSwarm
-    shelf: DataStore  # serves data to other nodes
+    shelf: DataStore  # the data on this computer, also served to other nodes
     watch: SourceMonitor  # watches the source for newer data
     windows: tuple[StageRange, ...]  # the longest sequences of stages that fit this computer
 
@@ -107,7 +106,6 @@ class RunningNode:
     trainer: Trainer
     feed: DataFeed
     lives: tuple[LiveStage, ...]
-    cache: ShardCache
     memory: MemoryStatus
     sampler: ResourceSampler
     rotations: RotationLog
@@ -186,7 +184,7 @@ class StageTraining:
             swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
             swarm.rounds.add(live.group)
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
-        feed, cache = self._feed(ground, drives.start_after(lives[0].record))
+        feed = self._feed(ground, drives.start_after(lives[0].record))
         trainer = self._trainer(ground, lives, feed, drives, control)
         if self._wish.holds:
             self._startup.complete()
@@ -198,7 +196,6 @@ class StageTraining:
             trainer=trainer,
             feed=feed,
             lives=tuple(lives),
-            cache=cache,
             memory=memory,
             sampler=ResourceSampler(ground.device, self._settings.data_dir, ground.threads),
             rotations=RotationLog(self._settings.data_dir, run.run_id, self._identity),
@@ -296,19 +293,11 @@ class StageTraining:
         )
         return memory
 
-    def _feed(
-        self, ground: NodeContext, start: tuple[DataPosition | None, NodeId | None]
-    ) -> tuple[DataFeed, ShardCache]:
-        data, run = ground.data, ground.run
-        cache = ShardCache(
-            self._settings.paths.data_cache,
-            limit_bytes=self._settings.max_storage * 1_000_000,
-            beside=data.genesis.store.folder,
-        )
-        ground.shelf.cache = cache
+    def _feed(self, ground: NodeContext, start: tuple[DataPosition | None, NodeId | None]) -> DataFeed:
+        run = ground.run
         feed = DataFeed(
-            data.genesis,
-            cache,
+            ground.data.genesis,
+            ground.shelf.cache,
             run_id=run.run_id,
             node_id=self._identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
@@ -317,7 +306,8 @@ class StageTraining:
             start_node=start[1],
             is_demo=self._is_demo,
         )
-        return feed, cache
+        feed.limit_storage(self._settings.max_storage * 1_000_000)  # it may have changed while there was no feed
+        return feed
 
     def _trainer(
         self, ground: NodeContext, lives: list[LiveStage], feed: DataFeed, drives: DriveStore, control: Control

@@ -356,7 +356,7 @@ def test_descriptions_count_within_the_limit(folder: Path, tmp_path: Path) -> No
     async def work() -> None:
         genesis = await open_genesis(make_fetcher(folder), home / "descriptions")
         limit = one + used_by(home) + 512 + 4 * 800
-        cache = ShardCache(home, limit_bytes=limit, beside=home / "descriptions")
+        cache = ShardCache(home, limit_bytes=limit, descriptions=home / "descriptions")
         feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY)
         for _ in range(40):
             await feed.next_batch(13)
@@ -377,7 +377,7 @@ def test_a_limit_that_the_descriptions_fill_is_told(folder: Path, tmp_path: Path
     async def work() -> None:
         genesis = await open_genesis(make_fetcher(folder), tmp_path / "descriptions")
         genesis.store.keep("tokenizer-large.json", bytes(80_000))
-        cache = ShardCache(tmp_path, limit_bytes=81_500, beside=tmp_path / "descriptions")
+        cache = ShardCache(tmp_path, limit_bytes=81_500, descriptions=tmp_path / "descriptions")
         feed = DataFeed(genesis, cache, run_id=RUN, node_id=NODE, sequence_length=LENGTH, vocabulary_size=VOCABULARY)
         with pytest.raises(StorageError, match=r"what is in use takes 0\.1 MB.*--max-storage"):
             await feed.next_batch(1)

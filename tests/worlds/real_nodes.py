@@ -20,7 +20,6 @@ from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import open_source
 from neuroshard.data.source_monitor import SourceMonitor
-from neuroshard.exchange.data_files import DataStore
 from neuroshard.host.resources import Device
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.claim_intake import Statement
@@ -29,6 +28,7 @@ from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Network
+from neuroshard.node.data_sharing import open_data_store
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.stage_training import CHECKPOINT, FIRST_STEP, NodeContext, RunningNode, StageTraining
 from neuroshard.pipeline.control import RequestedPause
@@ -126,9 +126,9 @@ class RealWorld:
         startup = StartupProgress(publisher, (CHECKPOINT, FIRST_STEP))
         settings = Settings(data_dir=data_dir, cpu_threads=1, max_storage=100)
         fetcher = Fetcher(open_source(str(self.genesis)))
-        data = await open_joined_data(fetcher, data_dir / "descriptions", self.run, LARGEST_TOKENIZER)
+        shelf = open_data_store(settings)
+        data = await open_joined_data(fetcher, shelf.store, self.run, LARGEST_TOKENIZER)
         memory = MemoryStatus(500, 500, "given", 0, 0, 0)
-        shelf = DataStore(data_dir / "descriptions")
         room, device = HardwareBudget(500, "cpu", None, 1e9), Device("cpu", "test")
         watch = SourceMonitor(data.genesis, self.run.parameters.genesis)
         ground = NodeContext(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, watch, ())
