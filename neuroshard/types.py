@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, NewType, TypeAlias
 
 from msgspec import Meta
+from pydantic import Field
 
 NodeId = NewType("NodeId", str)  # libp2p peer id of the node's Ed25519 key
 WalletId = NewType("WalletId", str)  # first 16 hex digits of SHA-256(wallet public key)
@@ -60,10 +61,11 @@ MAX_LOSS = 10_000.0  # nats per token; a peer that sends a higher loss is wrong
 
 @dataclass(frozen=True, order=True)
 class LayerRange:
-    """Layers start, start + 1, ... stop - 1 of a model. The bounds apply to ranges that peers send."""
+    """Layers start, start + 1, ... stop - 1 of a model."""
 
-    start: Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
-    stop: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
+    # The bounds apply to ranges that peers send.
+    start: Annotated[int, Meta(ge=0, le=MAX_LAYERS), Field(description="first layer, counted from 0")]
+    stop: Annotated[int, Meta(ge=1, le=MAX_LAYERS), Field(description="number of the last layer + 1")]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:

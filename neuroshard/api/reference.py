@@ -54,7 +54,8 @@ def type_in_words(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
             name = path.rpartition("/")[2]
             return f"`{name}`" if "properties" in schemas[name] else type_in_words(schemas[name], schemas)
         case {"type": "array", "items": item}:
-            return f"list of {type_in_words(item, schemas)}"
+            of = type_in_words(item, schemas)
+            return f"list of {of}s" if of.isalpha() else f"list of {of}"
         case {"type": "object", "additionalProperties": {**item}}:
             return f"object: {type_in_words(item, schemas)} by name"
         case _:

@@ -24,7 +24,7 @@ class TrainingDecision:
     """Effect of the owner's rules on training."""
 
     action: Annotated[TrainingAction, about("what training may do", gauge="training_allowed")] = TrainingAction.RUN
-    reason: Annotated[str, about("a sentence", brief=True)] = "Nothing limits training."
+    reason: Annotated[str, about("reason for the action, in a sentence", brief=True)] = "Nothing limits training."
     rule: Annotated[
         str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training', brief=True)
     ] = ""
@@ -47,8 +47,10 @@ class NetworkAction(StrEnum):
 class NetworkDecision:
     """Effect of the owner's rules on the network."""
 
-    action: Annotated[NetworkAction, about("small_only: no tensors, states and shards")] = NetworkAction.OPEN
-    reason: Annotated[str, about(brief=True)] = "Nothing limits the network."
+    action: Annotated[NetworkAction, about("what the network may carry; small_only: no tensors, states and shards")] = (
+        NetworkAction.OPEN
+    )
+    reason: Annotated[str, about("reason for the action, in a sentence", brief=True)] = "Nothing limits the network."
     rule: Annotated[str, about("setting that decided; empty when nothing limits the network", brief=True)] = ""
     until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970", brief=True)] = None
 

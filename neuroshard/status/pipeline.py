@@ -60,13 +60,13 @@ class HopTimes:
 
     node_id: Annotated[NodeId, about("node that completed it")]
     compute_seconds: Annotated[Number, about("compute time, as the stage reports it", "s")]
-    wait_seconds: Annotated[Number, about("at the stage, behind other work or behind its optimizer step", "s")]
-    wire_seconds: Annotated[Number, about("packing and transfer in both directions; 0 on this node itself", "s")]
+    wait_seconds: Annotated[Number, about("wait at the stage for other work or its optimizer step", "s")]
+    wire_seconds: Annotated[Number, about("encoding and transfer in both directions; 0 on this node", "s")]
     recompute_seconds: Annotated[
         Number, about("part of the compute time: the forward pass repeated for the backward pass", "s")
     ] = 0.0
-    bytes_sent: Annotated[int, about("tensors only, by the driver", "bytes")] = 0
-    bytes_received: Annotated[int, about("tensors only", "bytes")] = 0
+    bytes_sent: Annotated[int, about("tensors that the driver sent", "bytes")] = 0
+    bytes_received: Annotated[int, about("tensors that the driver received", "bytes")] = 0
 
     @property
     def stage_seconds(self) -> float:
@@ -83,7 +83,7 @@ class HopTimes:
 class Takeover:
     """A stage of a microbatch whose work another replica took over in the middle of it."""
 
-    stage: int
+    stage: Annotated[int, about("number of the stage, counted from 0")]
     before: Annotated[NodeId, about("node that began")]
     after: Annotated[NodeId, about("node that completed it")]
     is_exact: Annotated[bool, about("both reported equal weights")]
@@ -93,13 +93,13 @@ class Takeover:
 class MicrobatchTrace:
     """One microbatch on its way through all stages and back."""
 
-    session: int
-    microbatch: int
-    ended_at: Annotated[float, about(unit="s since 1970")]
+    session: Annotated[int, about("session of the driver at the stages")]
+    microbatch: Annotated[int, about("number of the microbatch in its session")]
+    ended_at: Annotated[float, about("time of the last answer", "s since 1970")]
     seconds: Annotated[Number, about("from the first request to the last answer", "s")]
-    tokens: Annotated[int, about(unit="tokens")]
+    tokens: Annotated[int, about("tokens of the microbatch", "tokens")]
     hops: Annotated[tuple[HopTimes, ...], about("one for each stage, in order")]
-    takeovers: tuple[Takeover, ...] = ()
+    takeovers: Annotated[tuple[Takeover, ...], about("replacements of a replica in the middle of it")] = ()
     failures: Annotated[int, about("requests after which another node was asked")] = 0
 
     @derived("time outside the stages: routing, repeated requests, lost work", "s")
@@ -113,13 +113,16 @@ class MicrobatchTrace:
 class StageLoad:
     """Mean times of one stage for a microbatch, over all its nodes."""
 
-    stage: Annotated[int, about("counted from 0", label="stage")]
-    compute_seconds: Annotated[Number, about("compute time", "s", gauge="pipeline_stage_seconds{part=compute}")]
+    stage: Annotated[int, about("number of the stage, counted from 0", label="stage")]
+    compute_seconds: Annotated[
+        Number, about("mean compute time of a microbatch", "s", gauge="pipeline_stage_seconds{part=compute}")
+    ]
     wait_seconds: Annotated[
-        Number, about("behind other work or an optimizer step", "s", gauge="pipeline_stage_seconds{part=wait}")
+        Number, about("mean wait for other work or an optimizer step", "s", gauge="pipeline_stage_seconds{part=wait}")
     ]
     wire_seconds: Annotated[
-        Number, about("packing and transfer in both directions", "s", gauge="pipeline_stage_seconds{part=wire}")
+        Number,
+        about("mean time for encoding and transfer in both directions", "s", gauge="pipeline_stage_seconds{part=wire}"),
     ]
     nodes: Annotated[int, about("nodes that worked on it")]
 
@@ -136,7 +139,7 @@ class Bottleneck:
     stage: Annotated[
         int, about("stage at which microbatches spend most time, counted from 0", gauge="pipeline_bottleneck_stage")
     ]
-    node_id: NodeId
+    node_id: Annotated[NodeId, about("slowest node of this stage")]
     seconds: Annotated[Number, about("mean time of a microbatch at this stage, compute and wait", "s")]
     share: Annotated[Number, about("share of the time at all stages", "0..1")]
 
@@ -172,7 +175,7 @@ class PipelineFlow:
     wire_bytes_per_token: Annotated[
         Number | None,
         about(
-            "tensors that this driver sent and received",
+            "bytes of tensors that this driver sent and received per token",
             "bytes/token",
             stale=Stale.NOT_TRAINING,
             gauge="pipeline_wire_bytes_per_token",
@@ -182,7 +185,8 @@ class PipelineFlow:
         tuple[StageLoad, ...], about("one for each stage; empty without microbatches", stale=Stale.NOT_TRAINING)
     ] = ()
     bottleneck: Annotated[
-        Bottleneck | None, about("null with one stage, and without microbatches", stale=Stale.NOT_TRAINING)
+        Bottleneck | None,
+        about("slowest stage; null with one stage, and without microbatches", stale=Stale.NOT_TRAINING),
     ] = None
     exact_takeovers: Annotated[
         int, about("takeovers between equal weights, since the start", counter="pipeline_takeovers{weights=equal}")

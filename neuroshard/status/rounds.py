@@ -33,27 +33,35 @@ class MemberPart(StrEnum):
 class RoundContribution:
     """One member's part in a round."""
 
-    node_id: NodeId
-    wallet_id: WalletId
+    node_id: Annotated[NodeId, about("libp2p peer id of the member")]
+    wallet_id: Annotated[WalletId, about("public name of the member's wallet")]
     part: Annotated[
-        MemberPart, about("abstained: too little work to count; absent: called, but the round has nothing from it")
+        MemberPart,
+        about(
+            "outcome of its contribution; abstained: too little work to count; absent: called, but sent nothing; "
+            "unjudged: the round ended before a decision"
+        ),
     ]
-    refusal: Annotated[str, about("class of the reason for a refusal, as in /metrics; empty without one")] = ""
-    reason: Annotated[str, about("reason for a refusal")] = ""
+    refusal: Annotated[str, about("class of the reason for a refusal, as in /metrics; empty if it was not refused")] = (
+        ""
+    )
+    reason: Annotated[str, about("reason for a refusal, in a sentence; empty if it was not refused")] = ""
 
 
 @dataclass(frozen=True)
 class PhaseSeconds:
     """Durations of a round's phases on this node, over all its views."""
 
-    gather: Annotated[Number, about("until a proposal named the members", "s", gauge="round_seconds{phase=gather}")] = (
-        0.0
-    )
+    gather: Annotated[
+        Number, about("time until a proposal named the members", "s", gauge="round_seconds{phase=gather}")
+    ] = 0.0
     exchange: Annotated[
         Number,
-        about("slices to their reducers, verdict, slices of the aggregate", "s", gauge="round_seconds{phase=exchange}"),
+        about("exchange of slices, verdict, and exchange of the aggregate", "s", gauge="round_seconds{phase=exchange}"),
     ] = 0.0
-    vote: Annotated[Number, about("check of the aggregate, two votes", "s", gauge="round_seconds{phase=vote}")] = 0.0
+    vote: Annotated[
+        Number, about("check of the aggregate and the two votes", "s", gauge="round_seconds{phase=vote}")
+    ] = 0.0
 
     @property
     def total(self) -> float:
@@ -66,39 +74,43 @@ class CertificateStatus:
     """The certificate that ended a round."""
 
     value: Annotated[str, about("first 16 hex digits of the digest that was voted on")]
-    votes: Annotated[int, about("votes to commit")]
-    voters: Annotated[int, about("voters of the step")]
+    votes: Annotated[int, about("number of votes to commit")]
+    voters: Annotated[int, about("number of voters of the step")]
 
 
 @dataclass(frozen=True)
 class RoundStatus:
     """One round of one stage. A round that ends after training has continued has two records: abandoned, then late."""
 
-    outer_step: int
-    ended_at: Annotated[float, about(unit="s since 1970")]
-    phases: PhaseSeconds
-    members: tuple[RoundContribution, ...]
-    bytes_sent: Annotated[int, about("in messages of rounds since the record before this one", "bytes")]
-    bytes_received: Annotated[int, about("in messages of rounds since the record before this one", "bytes")]
-    strategy: Annotated[str, about("diloco, streaming, sparta or averaging")]
+    outer_step: Annotated[int, about("number of the outer step that the round decided")]
+    ended_at: Annotated[float, about("time at which the round ended", "s since 1970")]
+    phases: Annotated[PhaseSeconds, about("durations of the phases")]
+    members: Annotated[tuple[RoundContribution, ...], about("called members and their contributions")]
+    bytes_sent: Annotated[int, about("sent in messages of rounds since the previous record", "bytes")]
+    bytes_received: Annotated[int, about("received in messages of rounds since the previous record", "bytes")]
+    strategy: Annotated[str, about("strategy of the run: diloco, streaming, sparta or averaging")]
     part: Annotated[
         str,
-        about('part of the state: "all weights", "quarter 2 of 4", "slice 7 of 20", "gradient"'),
+        about('exchanged part of the state: "all weights", "quarter 2 of 4", "slice 7 of 20", "gradient"'),
     ]
     codec: Annotated[str, about("encoding of the contributions, as the run's file names it")]
-    aggregator: str
-    views: Annotated[int, about("attempts, each with another proposer")] = 1
-    certificate: Annotated[CertificateStatus | None, about("null: the round was abandoned")] = None
-    is_late: Annotated[bool, about("completed after training had continued; recorded as abandoned before")] = False
-    abandoned_for: Annotated[AbandonReason | None, about("null: the round completed")] = None
-    reason: Annotated[str, about("reason why the round was abandoned")] = ""
+    aggregator: Annotated[str, about("rule that combined the contributions, as the run's file names it")]
+    views: Annotated[int, about("number of attempts, each with another proposer")] = 1
+    certificate: Annotated[CertificateStatus | None, about("proof of the result; null: the round was abandoned")] = None
+    is_late: Annotated[
+        bool, about("the round completed after training had continued; an earlier record shows it as abandoned")
+    ] = False
+    abandoned_for: Annotated[
+        AbandonReason | None, about("class of the reason why it was abandoned; null: the round completed")
+    ] = None
+    reason: Annotated[str, about("reason why the round was abandoned, in a sentence; empty if it completed")] = ""
 
     @derived('"completed" or "abandoned"')
     @property
     def result(self) -> str:
         return "completed" if self.abandoned_for is None else "abandoned"
 
-    @derived("from the entry into the round to its end", "s")
+    @derived("time from the start of the round to its end", "s")
     @property
     def seconds(self) -> Number:
         return self.phases.total

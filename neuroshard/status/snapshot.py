@@ -132,7 +132,13 @@ class TrainingStatus:
     ] = 0
     tokens: Annotated[
         int,
-        about("trained on", "tokens", over_swarm="sum over nodes with the first layers", counter="tokens", brief=True),
+        about(
+            "tokens trained on",
+            "tokens",
+            over_swarm="sum over nodes with the first layers",
+            counter="tokens",
+            brief=True,
+        ),
     ] = 0
     inherited_steps: Annotated[int, about("part of the steps: made by others before this node took over")] = 0
     inherited_tokens: Annotated[int, about("part of the tokens: seen by others before", "tokens")] = 0
@@ -311,7 +317,7 @@ class CheckpointStatus:
     could_lose_steps: Annotated[int, about("steps that a kill now would lose", gauge="checkpoint_could_lose_steps")] = 0
     could_lose_seconds: Annotated[float, about(unit="s")] = 0.0
     last_write_seconds: Annotated[float, about("duration of the last write", "s")] = 0.0
-    last_stall_seconds: Annotated[float, about("time for which the last write held training up", "s")] = 0.0
+    last_stall_seconds: Annotated[float, about("time for which the last write stopped training", "s")] = 0.0
     alarm: Annotated[str | None, about("visible trouble, such as a full disk", brief=True)] = None
     restored: Annotated[str | None, about("checkpoint that the start found")] = None
 
@@ -381,31 +387,33 @@ def rating_of(score: float) -> PeerRating:
 class PeerStatus:
     """Another node of the run, from its last verified report and announcement."""
 
-    node_id: Annotated[NodeId, about(brief=True)]
-    wallet_id: WalletId
-    roles: tuple[Role, ...]
-    layers: Annotated[LayerRange | None, about("null: it holds no part of the model, or none yet")]
+    node_id: Annotated[NodeId, about("libp2p peer id of the node", brief=True)]
+    wallet_id: Annotated[WalletId, about("public name of the wallet that vouches for the node")]
+    roles: Annotated[tuple[Role, ...], about("roles that follow from its layers")]
+    layers: Annotated[LayerRange | None, about("layers that it holds; null: none, or none yet")]
     loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token", brief=True)]
     tokens_per_second: Annotated[
         Number,
         about("training rate", "tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER, brief=True),
     ]
-    last_seen: Annotated[float, about("last sign of life", "s since 1970")]
-    steps: Annotated[int, about("inner steps")] = 0
-    tokens: Annotated[int, about("trained on", "tokens")] = 0
+    last_seen: Annotated[float, about("last time at which it was known to be alive", "s since 1970")]
+    steps: Annotated[int, about("inner steps that it made")] = 0
+    tokens: Annotated[int, about("tokens that it trained on", "tokens")] = 0
     shard: Annotated[ShardId | None, about("shard in use")] = None
-    outer_step: int = 0
+    outer_step: Annotated[int, about("outer steps that its state contains")] = 0
     state_hash: Annotated[str, about("root of its replicated state after the last outer step")] = ""
-    state: Annotated[str, about("as NodeState; empty before the first report", brief=True)] = ""
-    started_at: Annotated[float | None, about("start of the node", "s since 1970")] = None
-    first_seen: Annotated[float | None, about("when this node first saw it", "s since 1970")] = None
+    state: Annotated[str, about("its state, as in /api/status; empty before the first report", brief=True)] = ""
+    started_at: Annotated[float | None, about("time at which the node started", "s since 1970")] = None
+    first_seen: Annotated[float | None, about("time at which this node first saw it", "s since 1970")] = None
     version: Annotated[str, about("version of its program")] = ""
-    connection: Annotated[ConnectionKind | None, about("null: known only through others", brief=True)] = None
+    connection: Annotated[
+        ConnectionKind | None, about("path over which it is reached; null: known only through others", brief=True)
+    ] = None
     address: Annotated[str, about("address of that connection")] = ""
-    rtt_seconds: Annotated[Number | None, about("round trip", "s", brief=True)] = None
-    bytes_sent: Annotated[int, about("from this node to the peer", "bytes")] = 0
-    bytes_received: Annotated[int, about("from the peer to this node", "bytes")] = 0
-    score: Annotated[Number, about("0 is neutral; misbehaviour lowers it")] = 0.0
+    rtt_seconds: Annotated[Number | None, about("round-trip time", "s", brief=True)] = None
+    bytes_sent: Annotated[int, about("sent from this node to the peer", "bytes")] = 0
+    bytes_received: Annotated[int, about("received from the peer", "bytes")] = 0
+    score: Annotated[Number, about("reputation at this node; 0 is neutral, misbehaviour lowers it")] = 0.0
 
     @derived('roles joined by "+", for people')
     @property
@@ -432,27 +440,31 @@ class NetworkState(StrEnum):
 class NetworkStatus:
     """This node's connections. Traffic counts from the start."""
 
-    state: Annotated[NetworkState, about(gauge="network_state", brief=True)] = NetworkState.OFF
-    explanation: Annotated[str, about(brief=True)] = "The network is off."
+    state: Annotated[NetworkState, about("state of this node's network", gauge="network_state", brief=True)] = (
+        NetworkState.OFF
+    )
+    explanation: Annotated[str, about("the state in a sentence", brief=True)] = "The network is off."
     addresses: Annotated[tuple[str, ...], about("addresses at which others can reach this node", brief=True)] = ()
     connections: Annotated[int, about("open connections to other nodes", gauge="connections")] = 0
-    bytes_sent: Annotated[int, about("sent to other nodes", "bytes", counter="network_sent_bytes")] = 0
-    bytes_received: Annotated[int, about("received from other nodes", "bytes", counter="network_received_bytes")] = 0
+    bytes_sent: Annotated[int, about("sent to other nodes since the start", "bytes", counter="network_sent_bytes")] = 0
+    bytes_received: Annotated[
+        int, about("received from other nodes since the start", "bytes", counter="network_received_bytes")
+    ] = 0
     upload_rate: Annotated[
         Number,
-        about("sent", "bytes/s", stale=Stale.NETWORK_DOWN, gauge="network_upload_bytes_per_second"),
+        about("upload rate", "bytes/s", stale=Stale.NETWORK_DOWN, gauge="network_upload_bytes_per_second"),
     ] = 0.0
     download_rate: Annotated[
         Number,
-        about("received", "bytes/s", stale=Stale.NETWORK_DOWN, gauge="network_download_bytes_per_second"),
+        about("download rate", "bytes/s", stale=Stale.NETWORK_DOWN, gauge="network_download_bytes_per_second"),
     ] = 0.0
     upload_limit: Annotated[
         Number | None,
-        about("limit that the owner set; null: none", "bytes/s", gauge="network_upload_limit_bytes_per_second"),
+        about("upload limit that the owner set; null: none", "bytes/s", gauge="network_upload_limit_bytes_per_second"),
     ] = None
-    banned_peers: Annotated[int, about("peers refused for a while", gauge="banned_peers")] = 0
+    banned_peers: Annotated[int, about("peers that are banned now", gauge="banned_peers")] = 0
     refused: Annotated[
-        Counts, about("messages from peers that were refused, by reason", counter="network_refused", label="reason")
+        Counts, about("refused messages of peers, by reason", counter="network_refused", label="reason")
     ] = ()
     join_line: Annotated[
         str, about("command with which others join this run through this node; may be empty", brief=True)
@@ -466,11 +478,11 @@ class SwarmStatus:
     nodes: Annotated[int, about("nodes of the run", gauge="swarm_nodes")] = 1
     training_nodes: Annotated[int, about("nodes of the run that train", gauge="swarm_training_nodes")] = 0
     global_loss: Annotated[
-        Number | None, about("mean weighted by tokens", "nats/token", gauge="swarm_loss", brief=True)
+        Number | None, about("mean loss of the nodes, weighted by tokens", "nats/token", gauge="swarm_loss", brief=True)
     ] = None
     min_loss: Annotated[Number | None, about("lowest loss that a node reported", "nats/token")] = None
-    total_steps: Annotated[int, about("inner steps", counter="swarm_steps")] = 0
-    total_tokens: Annotated[int, about("trained on", "tokens", counter="swarm_tokens")] = 0
+    total_steps: Annotated[int, about("inner steps of all nodes", counter="swarm_steps")] = 0
+    total_tokens: Annotated[int, about("tokens that the run has trained on", "tokens", counter="swarm_tokens")] = 0
     shards_covered: Annotated[int, about("shards that some node has read", gauge="swarm_shards_covered")] = 0
     tokens_per_second: Annotated[
         Number,
@@ -506,7 +518,7 @@ class NodeStatus:
     time: Annotated[float, about("time of this snapshot", "s since 1970", gauge="snapshot_timestamp_seconds")]
     state: Annotated[NodeState, about(gauge="state", brief=True)] = NodeState.STARTING
     state_reason: Annotated[str, about(brief=True)] = "Starting."
-    is_standing_by: Annotated[bool, about("it could train, but no node asks anything of its layers now")] = False
+    is_standing_by: Annotated[bool, about("it could train, but no node uses its layers now")] = False
     startup: tuple[StartupStep, ...] = ()
     node_id: Annotated[NodeId | None, about(brief=True)] = None
     wallet_id: Annotated[WalletId | None, about(brief=True)] = None

@@ -261,19 +261,21 @@ def work_summary(status: NodeStatus, name: SpanName) -> WorkSummary:
 class RunStage:
     """One stage of the run's plan and its holders, seen from this node."""
 
-    stage: Annotated[int, about("counted from 0")]
-    layers: LayerRange
+    stage: Annotated[int, about("number of the stage, counted from 0")]
+    layers: Annotated[LayerRange, about("layers of the stage")]
     roles: Annotated[tuple[Role, ...], about("roles of a node that holds this stage alone")]
-    holders: Annotated[tuple[NodeId, ...], about("this node first, then those that can work on it now")]
-    paused: Annotated[tuple[NodeId, ...], about("holders that have its weights and do not work now")]
+    holders: Annotated[
+        tuple[NodeId, ...], about("all nodes of the stage: this node first, then the nodes that can work on it now")
+    ]
+    paused: Annotated[tuple[NodeId, ...], about("holders that have its weights and are paused")]
     joining: Annotated[tuple[NodeId, ...], about("holders that prepare for it and have no weights yet")]
     is_here: Annotated[bool, about("this node is one of the holders")]
-    is_missing: Annotated[bool, about("no node has its weights at hand: nothing is trained")]
-    is_resting: Annotated[bool, about("all nodes with its weights are paused: nothing is trained")]
+    is_missing: Annotated[bool, about("no node has its weights, so nothing is trained")]
+    is_resting: Annotated[bool, about("all nodes with its weights are paused, so nothing is trained")]
     has_single_holder: Annotated[bool, about("only one node has its weights")]
     has_copy: Annotated[bool | None, about("another node keeps a copy of a single holder's state; null: not known")]
     copy_age_seconds: Annotated[
-        Number | None, about("age of that copy: the work that would be lost with the holder; null without one", "s")
+        Number | None, about("age of that copy, the work that would be lost with the holder; null without a copy", "s")
     ]
 
 
@@ -351,8 +353,8 @@ def _run_stage(stage: PipelineStage, node_id: NodeId | None, layer_count: int) -
 class RunRound(RoundStatus):
     """One round, with its stage."""
 
-    stage: Annotated[int, about("counted from 0")]
-    layers: LayerRange
+    stage: Annotated[int, about("number of the stage, counted from 0")]
+    layers: Annotated[LayerRange, about("layers of the stage")]
 
 
 @dataclass(frozen=True, kw_only=True)

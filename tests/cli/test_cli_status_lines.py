@@ -146,7 +146,7 @@ def test_without_a_network_nothing_of_it_is_shown() -> None:
 def test_all_shows_every_declared_value_with_its_meaning() -> None:
     status = TRAINING
     lines = lines_of(status, every_value=True)
-    assert "is standing by  no  (it could train, but no node asks anything of its layers now)" in lines
+    assert "is standing by  no  (it could train, but no node uses its layers now)" in lines
     assert "paused until  none" in lines
     answer = json.loads(as_json(status))
     labels = {line.partition("  ")[0] for line in lines}

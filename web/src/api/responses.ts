@@ -23,7 +23,7 @@ export type AbandonReason = "no_answer" | "objection" | "contributions" | "stora
 /** The stage at which microbatches spend most time, and the slowest of its nodes. */
 export interface Bottleneck {
   stage: number; // stage at which microbatches spend most time, counted from 0
-  node_id: string;
+  node_id: string; // slowest node of this stage
   seconds: number | null; // mean time of a microbatch at this stage, compute and wait [s]
   share: number | null; // share of the time at all stages [0..1]
 }
@@ -31,8 +31,8 @@ export interface Bottleneck {
 /** The certificate that ended a round. */
 export interface CertificateStatus {
   value: string; // first 16 hex digits of the digest that was voted on
-  votes: number; // votes to commit
-  voters: number; // voters of the step
+  votes: number; // number of votes to commit
+  voters: number; // number of voters of the step
 }
 
 /** 202: the result of a command. */
@@ -66,11 +66,11 @@ export interface Health {
 export interface HopTimes {
   node_id: string; // node that completed it
   compute_seconds: number | null; // compute time, as the stage reports it [s]
-  wait_seconds: number | null; // at the stage, behind other work or behind its optimizer step [s]
-  wire_seconds: number | null; // packing and transfer in both directions; 0 on this node itself [s]
+  wait_seconds: number | null; // wait at the stage for other work or its optimizer step [s]
+  wire_seconds: number | null; // encoding and transfer in both directions; 0 on this node [s]
   recompute_seconds: number | null; // part of the compute time: the forward pass repeated for the backward pass [s]
-  bytes_sent: number; // tensors only, by the driver [bytes]
-  bytes_received: number; // tensors only [bytes]
+  bytes_sent: number; // tensors that the driver sent [bytes]
+  bytes_received: number; // tensors that the driver received [bytes]
 }
 
 export type JsonValue = unknown;
@@ -128,13 +128,13 @@ export type MemberPart = "accepted" | "refused" | "abstained" | "absent" | "unju
 
 /** One microbatch on its way through all stages and back. */
 export interface MicrobatchTrace {
-  session: number;
-  microbatch: number;
-  ended_at: number; // [s since 1970]
+  session: number; // session of the driver at the stages
+  microbatch: number; // number of the microbatch in its session
+  ended_at: number; // time of the last answer [s since 1970]
   seconds: number | null; // from the first request to the last answer [s]
-  tokens: number; // [tokens]
+  tokens: number; // tokens of the microbatch [tokens]
   hops: HopTimes[]; // one for each stage, in order
-  takeovers: Takeover[];
+  takeovers: Takeover[]; // replacements of a replica in the middle of it
   failures: number; // requests after which another node was asked
   other_seconds: number | null; // time outside the stages: routing, repeated requests, lost work [s]
 }
@@ -149,9 +149,9 @@ export interface PeersSummary {
 
 /** Durations of a round's phases on this node, over all its views. */
 export interface PhaseSeconds {
-  gather: number | null; // until a proposal named the members [s]
-  exchange: number | null; // slices to their reducers, verdict, slices of the aggregate [s]
-  vote: number | null; // check of the aggregate, two votes [s]
+  gather: number | null; // time until a proposal named the members [s]
+  exchange: number | null; // exchange of slices, verdict, and exchange of the aggregate [s]
+  vote: number | null; // check of the aggregate and the two votes [s]
 }
 
 /** The microbatches that this node drove: rates of the last minute, and counts since the start. */
@@ -165,11 +165,11 @@ export interface PipelineFlow {
   bubble_share: number | null;
   /** share of the compute time spent on repeated forward passes, which save memory [0..1]; null: the node does not train, or the snapshot is older than 30 s */
   recompute_share: number | null;
-  /** tensors that this driver sent and received [bytes/token]; null: the node does not train, or the snapshot is older than 30 s */
+  /** bytes of tensors that this driver sent and received per token [bytes/token]; null: the node does not train, or the snapshot is older than 30 s */
   wire_bytes_per_token: number | null;
   /** one for each stage; empty without microbatches; empty: the node does not train, or the snapshot is older than 30 s */
   loads: StageLoad[];
-  /** null with one stage, and without microbatches; null: the node does not train, or the snapshot is older than 30 s */
+  /** slowest stage; null with one stage, and without microbatches; null: the node does not train, or the snapshot is older than 30 s */
   bottleneck: Bottleneck | null;
   exact_takeovers: number; // takeovers between equal weights, since the start
   approximate_takeovers: number; // takeovers between weights not known to be equal, since the start
@@ -197,11 +197,12 @@ export interface PipelineSummary {
 
 /** One member's part in a round. */
 export interface RoundContribution {
-  node_id: string;
-  wallet_id: string;
-  part: MemberPart; // abstained: too little work to count; absent: called, but the round has nothing from it
-  refusal: string; // class of the reason for a refusal, as in /metrics; empty without one
-  reason: string; // reason for a refusal
+  node_id: string; // libp2p peer id of the member
+  wallet_id: string; // public name of the member's wallet
+  /** outcome of its contribution; abstained: too little work to count; absent: called, but sent nothing; unjudged: the round ended before a decision */
+  part: MemberPart;
+  refusal: string; // class of the reason for a refusal, as in /metrics; empty if it was not refused
+  reason: string; // reason for a refusal, in a sentence; empty if it was not refused
 }
 
 /** GET /api/rounds: the rounds in which this node has taken part since its start. */
@@ -244,41 +245,41 @@ export interface RunNode {
 
 /** One round, with its stage. */
 export interface RunRound {
-  outer_step: number;
-  ended_at: number; // [s since 1970]
-  phases: PhaseSeconds;
-  members: RoundContribution[];
-  bytes_sent: number; // in messages of rounds since the record before this one [bytes]
-  bytes_received: number; // in messages of rounds since the record before this one [bytes]
-  strategy: string; // diloco, streaming, sparta or averaging
-  part: string; // part of the state: "all weights", "quarter 2 of 4", "slice 7 of 20", "gradient"
+  outer_step: number; // number of the outer step that the round decided
+  ended_at: number; // time at which the round ended [s since 1970]
+  phases: PhaseSeconds; // durations of the phases
+  members: RoundContribution[]; // called members and their contributions
+  bytes_sent: number; // sent in messages of rounds since the previous record [bytes]
+  bytes_received: number; // received in messages of rounds since the previous record [bytes]
+  strategy: string; // strategy of the run: diloco, streaming, sparta or averaging
+  part: string; // exchanged part of the state: "all weights", "quarter 2 of 4", "slice 7 of 20", "gradient"
   codec: string; // encoding of the contributions, as the run's file names it
-  aggregator: string;
-  views: number; // attempts, each with another proposer
-  certificate: CertificateStatus | null; // null: the round was abandoned
-  is_late: boolean; // completed after training had continued; recorded as abandoned before
-  abandoned_for: AbandonReason | null; // null: the round completed
-  reason: string; // reason why the round was abandoned
-  stage: number; // counted from 0
-  layers: LayerRange;
+  aggregator: string; // rule that combined the contributions, as the run's file names it
+  views: number; // number of attempts, each with another proposer
+  certificate: CertificateStatus | null; // proof of the result; null: the round was abandoned
+  is_late: boolean; // the round completed after training had continued; an earlier record shows it as abandoned
+  abandoned_for: AbandonReason | null; // class of the reason why it was abandoned; null: the round completed
+  reason: string; // reason why the round was abandoned, in a sentence; empty if it completed
+  stage: number; // number of the stage, counted from 0
+  layers: LayerRange; // layers of the stage
   result: string; // "completed" or "abandoned"
-  seconds: number | null; // from the entry into the round to its end [s]
+  seconds: number | null; // time from the start of the round to its end [s]
 }
 
 /** One stage of the run's plan and its holders, seen from this node. */
 export interface RunStage {
-  stage: number; // counted from 0
-  layers: LayerRange;
+  stage: number; // number of the stage, counted from 0
+  layers: LayerRange; // layers of the stage
   roles: Role[]; // roles of a node that holds this stage alone
-  holders: string[]; // this node first, then those that can work on it now
-  paused: string[]; // holders that have its weights and do not work now
+  holders: string[]; // all nodes of the stage: this node first, then the nodes that can work on it now
+  paused: string[]; // holders that have its weights and are paused
   joining: string[]; // holders that prepare for it and have no weights yet
   is_here: boolean; // this node is one of the holders
-  is_missing: boolean; // no node has its weights at hand: nothing is trained
-  is_resting: boolean; // all nodes with its weights are paused: nothing is trained
+  is_missing: boolean; // no node has its weights, so nothing is trained
+  is_resting: boolean; // all nodes with its weights are paused, so nothing is trained
   has_single_holder: boolean; // only one node has its weights
   has_copy: boolean | null; // another node keeps a copy of a single holder's state; null: not known
-  copy_age_seconds: number | null; // age of that copy: the work that would be lost with the holder; null without one [s]
+  copy_age_seconds: number | null; // age of that copy, the work that would be lost with the holder; null without a copy [s]
 }
 
 /** GET /api/training/global: totals over all nodes of the run, each node's numbers, and this node's own status. */
@@ -365,10 +366,10 @@ export interface SetupWallet {
 
 /** Mean times of one stage for a microbatch, over all its nodes. */
 export interface StageLoad {
-  stage: number; // counted from 0
-  compute_seconds: number | null; // compute time [s]
-  wait_seconds: number | null; // behind other work or an optimizer step [s]
-  wire_seconds: number | null; // packing and transfer in both directions [s]
+  stage: number; // number of the stage, counted from 0
+  compute_seconds: number | null; // mean compute time of a microbatch [s]
+  wait_seconds: number | null; // mean wait for other work or an optimizer step [s]
+  wire_seconds: number | null; // mean time for encoding and transfer in both directions [s]
   nodes: number; // nodes that worked on it
 }
 
@@ -390,7 +391,7 @@ export interface StageStatus {
 
 /** A stage of a microbatch whose work another replica took over in the middle of it. */
 export interface Takeover {
-  stage: number;
+  stage: number; // number of the stage, counted from 0
   before: string; // node that began
   after: string; // node that completed it
   is_exact: boolean; // both reported equal weights

@@ -35,7 +35,7 @@ export interface CheckpointStatus {
   could_lose_steps: number; // steps that a kill now would lose
   could_lose_seconds: number; // [s]
   last_write_seconds: number; // duration of the last write [s]
-  last_stall_seconds: number; // time for which the last write held training up [s]
+  last_stall_seconds: number; // time for which the last write stopped training [s]
   alarm: string | null; // visible trouble, such as a full disk
   restored: string | null; // checkpoint that the start found
 }
@@ -119,10 +119,10 @@ export interface HeldOutPoint {
   measured_by: string[]; // other nodes that signed it; empty: this node measured it itself
 }
 
-/** Layers start, start + 1, ... stop - 1 of a model. The bounds apply to ranges that peers send. */
+/** Layers start, start + 1, ... stop - 1 of a model. */
 export interface LayerRange {
-  start: number;
-  stop: number;
+  start: number; // first layer, counted from 0
+  stop: number; // number of the last layer + 1
 }
 
 /** Answer to the question whether the model learns. */
@@ -154,8 +154,8 @@ export type NetworkAction = "open" | "small_only" | "off";
 
 /** Effect of the owner's rules on the network. */
 export interface NetworkDecision {
-  action: NetworkAction; // small_only: no tensors, states and shards
-  reason: string;
+  action: NetworkAction; // what the network may carry; small_only: no tensors, states and shards
+  reason: string; // reason for the action, in a sentence
   rule: string; // setting that decided; empty when nothing limits the network
   until: number | null; // time at which this ends; null: not known [s since 1970]
 }
@@ -165,17 +165,17 @@ export type NetworkState = "off" | "starting" | "alone" | "connected" | "failed"
 
 /** This node's connections. Traffic counts from the start. */
 export interface NetworkStatus {
-  state: NetworkState;
-  explanation: string;
+  state: NetworkState; // state of this node's network
+  explanation: string; // the state in a sentence
   addresses: string[]; // addresses at which others can reach this node
   connections: number; // open connections to other nodes
-  bytes_sent: number; // sent to other nodes [bytes]
-  bytes_received: number; // received from other nodes [bytes]
-  upload_rate: number | null; // sent [bytes/s]; null: the network does not run, or the snapshot is older than 30 s
-  download_rate: number | null; // received [bytes/s]; null: the network does not run, or the snapshot is older than 30 s
-  upload_limit: number | null; // limit that the owner set; null: none [bytes/s]
-  banned_peers: number; // peers refused for a while
-  refused: Record<string, number>; // messages from peers that were refused, by reason
+  bytes_sent: number; // sent to other nodes since the start [bytes]
+  bytes_received: number; // received from other nodes since the start [bytes]
+  upload_rate: number | null; // upload rate [bytes/s]; null: the network does not run, or the snapshot is older than 30 s
+  download_rate: number | null; // download rate [bytes/s]; null: the network does not run, or the snapshot is older than 30 s
+  upload_limit: number | null; // upload limit that the owner set; null: none [bytes/s]
+  banned_peers: number; // peers that are banned now
+  refused: Record<string, number>; // refused messages of peers, by reason
   join_line: string; // command with which others join this run through this node; may be empty
 }
 
@@ -189,7 +189,7 @@ export interface NodeStatus {
   time: number; // time of this snapshot [s since 1970]
   state: NodeState;
   state_reason: string;
-  is_standing_by: boolean; // it could train, but no node asks anything of its layers now
+  is_standing_by: boolean; // it could train, but no node uses its layers now
   startup: StartupStep[];
   node_id: string | null;
   wallet_id: string | null;
@@ -246,28 +246,28 @@ export type PeerRating = "good" | "neutral" | "doubtful" | "bad" | "banned";
 
 /** Another node of the run, from its last verified report and announcement. */
 export interface PeerStatus {
-  node_id: string;
-  wallet_id: string;
-  roles: Role[];
-  layers: LayerRange | null; // null: it holds no part of the model, or none yet
+  node_id: string; // libp2p peer id of the node
+  wallet_id: string; // public name of the wallet that vouches for the node
+  roles: Role[]; // roles that follow from its layers
+  layers: LayerRange | null; // layers that it holds; null: none, or none yet
   loss_ema: number | null; // smoothed training loss [nats/token]
   tokens_per_second: number | null; // training rate [tokens/s]; null: the peer does not train, or the snapshot is older than 30 s
-  last_seen: number; // last sign of life [s since 1970]
-  steps: number; // inner steps
-  tokens: number; // trained on [tokens]
+  last_seen: number; // last time at which it was known to be alive [s since 1970]
+  steps: number; // inner steps that it made
+  tokens: number; // tokens that it trained on [tokens]
   shard: number | null; // shard in use
-  outer_step: number;
+  outer_step: number; // outer steps that its state contains
   state_hash: string; // root of its replicated state after the last outer step
-  state: string; // as NodeState; empty before the first report
-  started_at: number | null; // start of the node [s since 1970]
-  first_seen: number | null; // when this node first saw it [s since 1970]
+  state: string; // its state, as in /api/status; empty before the first report
+  started_at: number | null; // time at which the node started [s since 1970]
+  first_seen: number | null; // time at which this node first saw it [s since 1970]
   version: string; // version of its program
-  connection: ConnectionKind | null; // null: known only through others
+  connection: ConnectionKind | null; // path over which it is reached; null: known only through others
   address: string; // address of that connection
-  rtt_seconds: number | null; // round trip [s]
-  bytes_sent: number; // from this node to the peer [bytes]
-  bytes_received: number; // from the peer to this node [bytes]
-  score: number | null; // 0 is neutral; misbehaviour lowers it
+  rtt_seconds: number | null; // round-trip time [s]
+  bytes_sent: number; // sent from this node to the peer [bytes]
+  bytes_received: number; // received from the peer [bytes]
+  score: number | null; // reputation at this node; 0 is neutral, misbehaviour lowers it
   role: string; // roles joined by "+", for people
   rating: PeerRating; // the score in a word
 }
@@ -364,10 +364,10 @@ export type StartupStepState = "pending" | "running" | "done" | "failed";
 export interface SwarmStatus {
   nodes: number; // nodes of the run
   training_nodes: number; // nodes of the run that train
-  global_loss: number | null; // mean weighted by tokens [nats/token]
+  global_loss: number | null; // mean loss of the nodes, weighted by tokens [nats/token]
   min_loss: number | null; // lowest loss that a node reported [nats/token]
-  total_steps: number; // inner steps
-  total_tokens: number; // trained on [tokens]
+  total_steps: number; // inner steps of all nodes
+  total_tokens: number; // tokens that the run has trained on [tokens]
   shards_covered: number; // shards that some node has read
   /** sum over the training nodes with the first layers [tokens/s]; null: the network does not run, or the snapshot is older than 30 s */
   tokens_per_second: number | null;
@@ -385,7 +385,7 @@ export type TrainingAction = "run" | "throttle" | "pause";
 /** Effect of the owner's rules on training. */
 export interface TrainingDecision {
   action: TrainingAction; // what training may do
-  reason: string; // a sentence
+  reason: string; // reason for the action, in a sentence
   rule: string; // setting that decided; "user" for a pause by hand; empty when nothing limits training
   until: number | null; // time at which this ends; null: not known [s since 1970]
   share: number | null; // share of the time for training; 0 during a pause [0..1]
@@ -394,7 +394,7 @@ export interface TrainingDecision {
 /** Progress of the inner steps on this node. */
 export interface TrainingStatus {
   steps: number; // inner steps
-  tokens: number; // trained on [tokens]
+  tokens: number; // tokens trained on [tokens]
   inherited_steps: number; // part of the steps: made by others before this node took over
   inherited_tokens: number; // part of the tokens: seen by others before [tokens]
   loss: number | null; // last step [nats/token]
