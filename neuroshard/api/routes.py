@@ -169,7 +169,10 @@ def action_routes(context: ApiContext) -> APIRouter:
 
     @router.post("/api/training/pause", status_code=202)
     async def pause(body: PauseRequest | None = None) -> CommandBody:
-        """Pause training for some seconds or until it is resumed. No work is lost; accelerator memory is freed."""
+        """Pause training for some seconds or until it is resumed, and free the accelerator.
+
+        Finished steps are kept. A pause of more than ten seconds repeats at most one unfinished step.
+        """
         return body_of(await carry_out(context, Pause(body.duration_seconds if body else None)))
 
     @router.post("/api/training/resume", status_code=202)

@@ -131,7 +131,10 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
     try:
         secret = secret_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {secret_file}: {error}.", "Name the node's folder with --data-dir.") from error
+        hint = "" if demo else " For a demo, add --demo."
+        raise UsageError(
+            f"Cannot read {secret_file}: {error}.", f"Name the node's folder with --data-dir.{hint}"
+        ) from error
     return NodeClient(local_url(owner.host, chosen), secret, folder)
 
 

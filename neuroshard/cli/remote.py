@@ -70,7 +70,7 @@ def pause(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause training. No work is lost."""
+    """Pause training. Finished steps are kept; a pause of more than ten seconds repeats at most one unfinished step."""
     from neuroshard.cli.client import connect
 
     if seconds is not None:

@@ -166,7 +166,7 @@ class CommandLoop:
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
         rule = self._wish.rule_reason
         also = f" One of your rules would also pause it: {rule}" if rule else ""
-        return CommandResult(state, f"Paused {until}; nothing is lost.{also}{kept}")
+        return CommandResult(state, f"Paused {until}; finished steps are kept.{also}{kept}")
 
     async def _resume(self) -> CommandResult:
         if self._is_between:

@@ -20,7 +20,7 @@ def test_pause_and_resume(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(node.url)
     page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Training is paused. Nothing is lost.")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Training is paused. Finished steps are kept.")
     expect(page.get_by_text("Training rests until you press Resume.")).to_be_visible()
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()

@@ -171,7 +171,7 @@ def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page
         TrainingDecision(TrainingAction.PAUSE, reason, "pause_for_programs", None, 0.0), readings
     )
     node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, owner_policy=paused))
-    expect(page.get_by_text(f"{reason} Training resumes by itself; no work is lost.")).to_be_visible()
+    expect(page.get_by_text(f"{reason} Training resumes by itself; finished steps are kept.")).to_be_visible()
     expect(page.get_by_text("not known: there is none")).to_be_visible()
     expect(page.get_by_role("button", name="Resume")).to_have_count(0)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()  # by hand as well

@@ -59,7 +59,7 @@ def test_a_demo_starts_dies_and_comes_back_before_the_readers_eyes(open_page: Op
         expect(page.get_by_text(STEPS)).to_be_visible(timeout=SLOW_MS)
         expect(page.get_by_role("button", name="Pause")).to_be_enabled()
         page.get_by_role("button", name="Pause").click()
-        expect(headline).to_have_text("Training is paused. Nothing is lost.")
+        expect(headline).to_have_text("Training is paused. Finished steps are kept.")
         status = node.get("/api/status")
         assert status["state"] == "paused"
         assert status["resources"]["cpu_threads_limit"] == 1

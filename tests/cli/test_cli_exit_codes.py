@@ -156,6 +156,14 @@ def test_a_command_without_a_node_is_4(neuroshard: Command, tmp_path: Path) -> N
     assert outcome.out == ""
 
 
+def test_a_port_of_a_node_in_another_folder_is_2_and_names_both_ways_to_find_it(
+    neuroshard: Command, tmp_path: Path
+) -> None:
+    outcome = neuroshard("status", "--data-dir", tmp_path, "--port", 8701)
+    assert outcome.code == 2
+    assert "Name the node's folder with --data-dir. For a demo, add --demo." in " ".join(outcome.err.split())
+
+
 def test_a_file_in_place_of_the_data_folder_is_5(neuroshard: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     folder = tmp_path / "file" / "node"

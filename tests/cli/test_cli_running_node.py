@@ -96,7 +96,7 @@ def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:
     assert (resumed.code, resumed.out) == (0, "Training goes on.\n")
     node.wait_for_steps(steps + 1)
     paused = neuroshard("pause")
-    assert (paused.code, paused.out) == (0, "Paused until it is resumed; nothing is lost.\n")
+    assert (paused.code, paused.out) == (0, "Paused until it is resumed; finished steps are kept.\n")
     rest = node.wait_for("pause", lambda status: status["state"] == "paused")["training"]["steps"]
     assert neuroshard("status", "--json").json()["training"]["steps"] == rest
 

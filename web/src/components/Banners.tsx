@@ -67,7 +67,7 @@ function StateBanner({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
   if (status.state === "paused" && isPausedByRule(status.owner_policy)) {
     return (
       <Banner tone="warn" title="A rule of yours holds." action={<a href="#settings">The rules</a>}>
-        {status.owner_policy.decision.reason} Training resumes by itself; no work is lost.
+        {status.owner_policy.decision.reason} Training resumes by itself; finished steps are kept.
       </Banner>
     );
   }
@@ -75,7 +75,7 @@ function StateBanner({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
     const until = status.paused_until == null ? "until you press Resume" : `for another ${duration(status.paused_until - nodeNow)}`;
     return (
       <Banner tone="warn" title="Paused.">
-        Training rests {until}. Nothing is lost.
+        Training rests {until}. A pause of more than ten seconds repeats at most one unfinished step.
       </Banner>
     );
   }

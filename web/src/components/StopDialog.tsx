@@ -21,8 +21,8 @@ export function StopDialog({ open, couldLose, onCancel, onConfirm }: Props) {
     <dialog ref={dialog} class="dialog" aria-labelledby="stop-title" aria-describedby="stop-text" onClose={onCancel}>
       <h2 id="stop-title">Stop the node?</h2>
       <p id="stop-text">
-        It saves a final checkpoint and then the program ends. Nothing is lost: the next start goes on from there. This page stays
-        open, but it can only show the last values. To rest for a while, pause instead.
+        It saves a final checkpoint and then the program ends. Finished steps are kept: the next start continues from there. This
+        page stays open, but it can only show the last values. To rest for a while, pause instead.
       </p>
       <p class="muted small">Without that final checkpoint, a kill now could lose {couldLose}.</p>
       <div class="dialog-actions">

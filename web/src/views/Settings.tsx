@@ -84,7 +84,7 @@ function Waiting({ groups }: { groups: readonly SettingGroup[] }) {
   if (waiting.length === 0) return null;
   return (
     <Banner tone="busy" title="Stored, and in force after a restart:">
-      {listed(waiting)}. Stop the node and start it again when it suits you; nothing is lost.
+      {listed(waiting)}. Stop the node and start it again when it suits you; finished steps are kept.
     </Banner>
   );
 }

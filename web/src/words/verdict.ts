@@ -45,7 +45,7 @@ function headline(status: NodeStatus): string {
     case "waiting_for_stages":
       return waitingHeadline(status);
     case "paused":
-      return "Training is paused. Nothing is lost.";
+      return "Training is paused. Finished steps are kept.";
     case "not_training":
       return "The node runs, but it does not train.";
     case "failed":
