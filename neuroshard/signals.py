@@ -84,7 +84,9 @@ def next_tick(seconds: float) -> float:
     Looks with the same period, or with multiples of it, happen at the same moments. So a process with many of them
     wakes up as seldom as its most frequent look.
     """
-    return (anyio.current_time() // seconds + 1) * seconds
+    now = anyio.current_time()
+    tick = (now // seconds + 1) * seconds
+    return tick if tick > now else tick + seconds  # a product that was rounded down may be the present moment
 
 
 async def sleep_to_tick(seconds: float) -> None:

@@ -32,7 +32,7 @@ class DriveLoop:
         *,
         pace: Pace,
         wall_clock: Callable[[], float],
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None],
     ) -> None:
         """`changed` is called after every change of `state`."""
         self.record = record

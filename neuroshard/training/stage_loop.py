@@ -53,7 +53,7 @@ class StageLoop:
         ledger: InFlightLedger | None = None,
         evaluator: Evaluator | None = None,
         before: StageLoop | None = None,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None],
     ) -> None:
         """`ledger` and `evaluator` belong to the stage at which this node drives; `before` is the stage before it.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from neuroshard.signals import Signal, first_of, sleep_to_tick
+from neuroshard.signals import Signal, first_of, next_tick, sleep_to_tick
 
 
 def test_every_waiting_task_wakes_and_later_waits_need_another_change() -> None:
@@ -132,6 +133,19 @@ def test_a_block_is_cancelled_by_the_next_change_and_only_by_that() -> None:
         signal.notify()
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 0.7, 1.0, 2.0, 15.0])
+def test_the_next_tick_is_later_than_now_also_at_a_tick(seconds: float) -> None:
+    """0.9 // 0.1 is 8: a look at a tick would come again at once, for ever with a clock that waits for it."""
+
+    async def main() -> None:
+        for _ in range(200):
+            before, tick = trio.current_time(), next_tick(seconds)
+            assert before < tick <= before + seconds * (1 + 1e-9)
+            await trio.sleep_until(tick)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_looks_that_began_apart_and_have_other_periods_happen_at_the_same_moments() -> None:
