@@ -194,7 +194,7 @@ class TrainingLife:
         finally:
             observer.publish()
         if node.keeper is not None:
-            await node.keeper.save_in_the_end()
+            await node.keeper.save()
         if trainer.last_save_failed:
             raise StorageError(
                 "The final checkpoint could not be saved; the steps since the one before it are lost.",

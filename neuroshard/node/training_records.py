@@ -37,25 +37,16 @@ class RecordSaver:
         while True:
             await anyio.sleep(SAVE_SECONDS)
             try:
-                await self._save()
-            except OSError as error:
-                _LOG.warning("The record cannot be saved in %s: %s.", self.store.folder, error.strerror or error)
+                await self.save()
+            except StorageError as error:
+                _LOG.warning("%s", error)
 
-    async def save_in_the_end(self) -> None:
-        """Save the record of the last steps when training ends. Raises StorageError."""
-        try:
-            await self._save()
-        except OSError as error:
-            raise StorageError(
-                f"The record of this trainer cannot be saved in {self.store.folder}: {error.strerror or error}.",
-                "Free space there; no data will be sent twice.",
-            ) from error
-
-    async def _save(self) -> None:
+    async def save(self) -> None:
+        """Save the record if there were steps since the last save. Raises StorageError."""
         record = self.trainer.record
         steps = record.progress.steps
         if steps != self._saved_steps:
-            await anyio.to_thread.run_sync(self.store.save, self.store.encoded(record))
+            await anyio.to_thread.run_sync(self.store.save, self.store.stored_form(record))
             self._saved_steps = steps
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 import torch
 
-from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.config.state_file import StateFile
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation, EvaluationRecord
 from neuroshard.data.windows import Batch
@@ -26,18 +24,16 @@ from neuroshard.status.snapshot import LossPoint
 from neuroshard.training.record import LossCurve, Progress, TrainingRecord
 from neuroshard.types import DataPosition, NodeId, RunId, WalletId
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_FILE_BYTES = 4_000_000
 POSITION_FILE = "position.json"
 SESSIONS_FILE = "sessions.json"
 SESSIONS_OF_A_START = 10**8  # more than one start opens if the clock never advances
 RECORD_FILE = "record.json"
-_START_ANEW = "Move it away: the data then go on where the other file in its folder says, or from the beginning."
+_ADVICE = "Move it away: the data then continue from the place in the other files of its folder, or from the beginning."
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,9 @@ class _StoredSessions:
 
 
 @dataclass(frozen=True)
-class _StoredRecord:
+class DriverRecord:
+    """Contents of record.json."""
+
     node_id: NodeId
     progress: Progress
     history: tuple[LossPoint, ...]
@@ -68,14 +66,16 @@ class DriveStore:
         self.folder = data_dir / "drives" / wallet_id / run_id
         self._data_dir = data_dir
         self._node_id = node_id
+        self._position = self._file(POSITION_FILE, _StoredPosition)
+        self._sessions = self._file(SESSIONS_FILE, _StoredSessions)
+        self._record = self._file(RECORD_FILE, DriverRecord)
 
     def load(self) -> TrainingRecord:
         """Load the record of earlier starts with the last written position; a new record without files.
 
         Raises StorageError for files that cannot be read.
         """
-        stored: _StoredRecord | None = self._read(RECORD_FILE, _record_reader())
-        place: _StoredPosition | None = self._read(POSITION_FILE, _position_reader())
+        stored, place = self._record.read(), self._position.read()
         record = TrainingRecord()
         if stored is not None:
             record = TrainingRecord(
@@ -98,7 +98,7 @@ class DriveStore:
         other nodes, so the position file is used if it is not behind. Raises StorageError for a file that cannot be
         read.
         """
-        place: _StoredPosition | None = self._read(POSITION_FILE, _position_reader())
+        place = self._position.read()
         own, checkpointed = record.node_id in (None, self._node_id), record.progress.position
         if place is None or place.node_id != self._node_id:
             return checkpointed, record.node_id
@@ -107,8 +107,8 @@ class DriveStore:
         return place.position, place.node_id
 
     def note_position(self, position: DataPosition) -> None:
-        """Write a data position to disk. Raises OSError."""
-        self._write(POSITION_FILE, _encoded(_StoredPosition(self._node_id, position)))
+        """Write a data position to disk. Raises StorageError."""
+        self._position.write(_StoredPosition(self._node_id, position))
 
     def first_session(self, now: float) -> int:
         """Return a session number above those of all earlier sessions, which other nodes may remember as closed.
@@ -116,77 +116,36 @@ class DriveStore:
         The number is in milliseconds since the epoch, and no driver opens sessions faster than that. The last returned
         number is stored in case the clock is set back. Raises StorageError for a file that cannot be read.
         """
-        before: _StoredSessions | None = self._read(SESSIONS_FILE, _sessions_reader())
+        before = self._sessions.read()
         first = max(int(now * 1000), 0 if before is None else before.first + SESSIONS_OF_A_START)
         try:
-            self._write(SESSIONS_FILE, _encoded(_StoredSessions(first)))
-        except OSError as error:
-            _LOG.warning("%s cannot be written: %s.", self.folder / SESSIONS_FILE, error.strerror or error)
+            self._sessions.write(_StoredSessions(first))
+        except StorageError as error:
+            _LOG.warning("%s", error)
         return first
 
-    def encoded(self, record: TrainingRecord) -> bytes:
-        """Encode the present record for `save`."""
-        stored = _StoredRecord(
+    def stored_form(self, record: TrainingRecord) -> DriverRecord:
+        """Copy the present record for `save`, which may run on another thread."""
+        return DriverRecord(
             self._node_id,
             record.progress,
             record.history.snapshot(),
-            record.evaluations.evaluations,
+            tuple(each for each in record.evaluations.evaluations if each.is_finite),  # JSON has no other numbers
             record.evaluation_seconds,
             record.pinned_digest,
         )
-        return _encoded(stored)
 
-    def save(self, record: bytes) -> None:
-        """Write an encoded record to disk. Raises OSError."""
-        self._write(RECORD_FILE, record)
+    def save(self, record: DriverRecord) -> None:
+        """Write a record to disk. Raises StorageError."""
+        self._record.write(record)
 
-    def _write(self, name: str, data: bytes) -> None:
-        make_folder(self.folder, self._data_dir)
-        write_atomically(self.folder / name, data)
-
-    def _read(self, name: str, reader: TypeAdapter[Any]) -> Any:
-        from pydantic import ValidationError
-
-        file = self.folder / name
-        try:
-            with file.open("rb") as stream:
-                return reader.validate_json(stream.read(MAX_FILE_BYTES), strict=True)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(f"{file} cannot be read: {error.strerror}.", "Give it back to this user.") from error
-        except ValidationError as error:
-            raise StorageError(f"{file} is damaged.", _START_ANEW) from error
+    def _file(self, name: str, form: type[T]) -> StateFile[T]:
+        path = self.folder / name
+        return StateFile(path, form, "fail", _ADVICE, max_bytes=MAX_FILE_BYTES, data_dir=self._data_dir)
 
 
 def _is_later(one: DataPosition, other: DataPosition) -> bool:
     return (one.order, one.window) > (other.order, other.window)
-
-
-def _encoded(value: _StoredPosition | _StoredRecord | _StoredSessions) -> bytes:
-    return json.dumps(asdict(value), allow_nan=False).encode()
-
-
-@cache
-def _position_reader() -> TypeAdapter[Any]:
-    """Create the reader on first use, because training does not need pydantic."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_StoredPosition)
-
-
-@cache
-def _sessions_reader() -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_StoredSessions)
-
-
-@cache
-def _record_reader() -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_StoredRecord)
 
 
 RETRY_SECONDS = 5.0  # while the position cannot be written
@@ -203,7 +162,7 @@ class WriteAheadFeed:
     def __init__(
         self, feed: Feed, note: Callable[[DataPosition], None], is_needed: Callable[[], bool] = lambda: True
     ) -> None:
-        """`note` writes a position to disk on another thread. Raises OSError if it cannot.
+        """`note` writes a position to disk on another thread. Raises StorageError if it cannot.
 
         While `is_needed` returns False, no data leave this node, and its checkpoints contain the position.
         """
@@ -265,8 +224,8 @@ class WriteAheadFeed:
         while True:
             try:
                 await anyio.to_thread.run_sync(self._note, position)
-            except OSError as error:
-                self._trouble = f"The data position cannot be written: {error.strerror or error}."
+            except StorageError as error:
+                self._trouble = error.message
                 _LOG.warning("%s Nothing is driven until it can.", self._trouble)
                 await anyio.sleep(RETRY_SECONDS)
             else:

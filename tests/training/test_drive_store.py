@@ -53,7 +53,7 @@ def written_record() -> TrainingRecord:
 def test_a_record_survives(tmp_path: Path) -> None:
     record = written_record()
     store = store_in(tmp_path)
-    store.save(store.encoded(record))
+    store.save(store.stored_form(record))
     found = store_in(tmp_path).load()
     assert found.progress == record.progress
     assert found.history.snapshot() == record.history.snapshot()
@@ -61,12 +61,21 @@ def test_a_record_survives(tmp_path: Path) -> None:
     assert (found.evaluation_seconds, found.pinned_digest, found.node_id) == (1.5, "ab", ME)
 
 
+def test_an_evaluation_of_a_diverged_model_does_not_damage_the_record(tmp_path: Path) -> None:
+    record = written_record()
+    record.evaluations.add(Evaluation(8, 1100.0, (float("nan"), 5.0)))
+    store = store_in(tmp_path)
+    store.save(store.stored_form(record))
+    found = store_in(tmp_path).load()
+    assert [evaluation.step for evaluation in found.evaluations.evaluations] == [0, 7]
+
+
 def test_the_position_that_was_written_last_counts(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     assert store.load().progress.position is None
     store.note_position(PLACE)
     assert store.load().progress.position == PLACE
-    store.save(store.encoded(written_record()))
+    store.save(store.stored_form(written_record()))
     later = replace(PLACE, window=40)
     store.note_position(later)
     found = store_in(tmp_path).load()
@@ -138,7 +147,7 @@ def test_without_room_on_the_disk_nothing_is_given_out_and_nothing_is_lost() -> 
     def note(position: DataPosition) -> None:
         if len(noted) < 2:
             noted.append(position)
-            raise OSError(28, "No space left on device")
+            raise StorageError("The position cannot be written (No space left on device).")
 
     async def main() -> None:
         journaled = WriteAheadFeed(feed, note)
@@ -217,6 +226,6 @@ def test_sessions_go_on_by_the_clock_when_the_disk_is_full(
     def write(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("neuroshard.training.drive_store.write_atomically", write)
+    monkeypatch.setattr("neuroshard.config.state_file.write_atomically", write)
     assert store_in(tmp_path).first_session(1000.0) == 1_000_000
     assert "No space left" in caplog.text
