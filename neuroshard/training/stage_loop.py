@@ -20,7 +20,7 @@ from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, NonFinitePolicy
 from neuroshard.signals import first_of
 from neuroshard.state.checkpoint_saver import WriteReport
-from neuroshard.status.snapshot import NodeState
+from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
@@ -77,7 +77,7 @@ class StageLoop:
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
         self._held_since: float | None = None  # when this loop first saw a request to hold
-        self._moving = anyio.Lock()  # while tensors are saved, dropped or loaded
+        self.moving = anyio.Lock()  # held while tensors are saved, dropped or loaded
         self._readers = 0  # users of the tensors in a pause
         control.feed(parts.service.changed)  # the loop waits for this one signal
         if before is not None:
@@ -211,7 +211,7 @@ class StageLoop:
         self._set_state(NodeState.TRAINING)
 
     async def _has_resumed(self) -> bool:
-        async with self._moving:  # a new pause must not drop the tensors before the stage is resumed
+        async with self.moving:  # a new pause must not drop the tensors before the stage is resumed
             await self._load_tensors()
             try:
                 await self._service.resume()
@@ -251,24 +251,31 @@ class StageLoop:
         """Seconds until the owner's write limit allows a checkpoint of the present state; 0.0 if it is on disk."""
         return 0.0 if self.parts.saver is None else await self.parts.saver.seconds_until_save(self.record)
 
-    async def drop_tensors(self) -> bool:
-        """Drop the tensors of a paused stage whose state was just saved, and the present step, as a restart does.
+    @property
+    def _saved(self) -> CheckpointGeneration | None:
+        """The newest checkpoint, if it contains the present state."""
+        saved = None if self.last_report is None else self.last_report.generation
+        present = self.steps, self.parts.outer.state.outer_step
+        return saved if saved is not None and (saved.step, saved.outer_step) == present else None
 
-        Returns False if nothing was dropped: the state is not on disk or is in use, or the pause is over. The pause
-        waits at its end until the tensors are dropped, and then loads them.
+    @property
+    def may_drop_tensors(self) -> bool:
+        """Whether the stage is paused, and its state is on disk and not in use. It stays so while `moving` is held."""
+        is_at_rest = self.state is NodeState.PAUSED and self._is_held and not self._readers
+        return self.is_kept and self._saved is not None and is_at_rest
+
+    async def drop_tensors(self) -> None:
+        """Drop the tensors of a stage that `may_drop_tensors`, and the present step, as a restart does.
+
+        The caller holds `moving`. The pause waits at its end until the tensors are dropped, and then loads them.
         """
-        async with self._moving:
-            saver, saved = self.parts.saver, None if self.last_report is None else self.last_report.generation
-            is_at_rest = self.state is NodeState.PAUSED and self._is_held and not self._readers
-            present = self.steps, self.parts.outer.state.outer_step
-            if saver is None or saved is None or (saved.step, saved.outer_step) != present or not is_at_rest:
-                return False
-            with anyio.CancelScope(shield=True):
-                await self._service.discard("The node is paused.", is_paused=True)
-                if self._ledger is not None and not self._ledger.is_clear:
-                    self._rewind_feed(self._ledger.position)
-                await saver.drop_tensors(saved)
-            return True
+        saver, saved = self.parts.saver, self._saved
+        if saver is None or saved is None:
+            raise ValueError("only a state that is on disk may be dropped")
+        await self._service.discard("The node is paused.", is_paused=True)
+        if self._ledger is not None and not self._ledger.is_clear:
+            self._rewind_feed(self._ledger.position)
+        await saver.drop_tensors(saved)
 
     def _rewind_feed(self, position: DataPosition | None) -> None:
         """Give up what is in flight and read the data from this position on; None: from that of the start."""
@@ -281,7 +288,7 @@ class StageLoop:
         """Keep the tensors in memory, also in a pause. Raises StorageError if their checkpoint cannot be read."""
         self._readers += 1
         try:
-            async with self._moving:
+            async with self.moving:
                 await self._load_tensors()
             yield
         finally:
@@ -311,7 +318,7 @@ class StageLoop:
 
     async def _save(self) -> None:
         number = self._control.saves  # later requests need another checkpoint
-        async with self._moving:
+        async with self.moving:
             await self.parts.outer.finish_root()  # the checkpoint contains it
             if self.parts.saver is not None:
                 self.last_report = await self.parts.saver.save(self.record)

@@ -415,12 +415,7 @@ class Trainer:
             except StorageError as error:
                 _LOG.info("The paused model stays in memory: %s", error)
                 await anyio.sleep_forever()
-            # The driving stage comes last: the data go back to its last step only if no other stage here has kept
-            # what it accumulated since.
-            for loop in reversed(loops):
-                if not await loop.drop_tensors():
-                    break
-            else:
+            if await _have_dropped_tensors(loops):
                 _LOG.info("The paused model has left the memory. It is loaded when training continues.")
             await self._state_changed.until(lambda: not all(loop.is_dropped for loop in loops))
 
@@ -481,6 +476,23 @@ class Trainer:
         if self.parts.driving is None:
             return DataStatus("", verified=False, explanation="These layers need no data: others drive them.")
         return self.parts.driving.feed.status()
+
+
+async def _have_dropped_tensors(loops: Sequence[StageLoop]) -> bool:
+    """Drop the tensors of all stages and return True, or of none if one of them is in use or no longer paused.
+
+    If only some stages dropped their part of the unfinished step, the stages would step on different microbatches ever
+    after. So no stage may resume in between.
+    """
+    async with AsyncExitStack() as held:
+        for loop in loops:
+            await held.enter_async_context(loop.moving)
+        if not all(loop.may_drop_tensors for loop in loops):
+            return False
+        with anyio.CancelScope(shield=True):
+            for loop in reversed(loops):  # the driving stage last: then no other stage has kept the data of its step
+                await loop.drop_tensors()
+    return True
 
 
 def _saved(loops: Sequence[StageLoop]) -> str:

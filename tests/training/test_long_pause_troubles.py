@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import pytest
 import trio
+from test_long_pause import CountingFeed
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.errors import StorageError
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.board import Generate, GenerationSummary
+from neuroshard.status.snapshot import CheckpointGeneration
 from neuroshard.training import stage_checkpoint
 from neuroshard.training.stage_checkpoint import Restored, Saver
 from neuroshard.training.text_generation import TextGenerator
@@ -27,6 +29,7 @@ from tests.worlds.stages import (
     tensors_dropped,
     train,
 )
+from tests.worlds.trainers import SPLIT, make_split_trainer
 
 
 def steps_saved(folder: Path) -> list[int]:
@@ -148,7 +151,10 @@ def test_a_pause_that_begins_while_training_resumes_drops_nothing(compute: Compu
 
     async def main() -> None:
         async def drop() -> None:
-            dropped.append(await loop.drop_tensors())
+            async with loop.moving:
+                dropped.append(loop.may_drop_tensors)
+                if loop.may_drop_tensors:
+                    await loop.drop_tensors()
 
         async def resume_slowly() -> None:
             service.resume = resume
@@ -169,6 +175,36 @@ def test_a_pause_that_begins_while_training_resumes_drops_nothing(compute: Compu
     trio.run(main)
     assert dropped == [False]
     assert state_digest(trainer) == state_digest(train(compute, tmp_path / "calm", 8))
+
+
+def test_a_pause_that_ends_while_its_stages_are_dropped_drops_all_of_them(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    """Three stages, paused within a step: if only the last one dropped its part of it, they would never agree again."""
+    feed, calm = CountingFeed(), make_split_trainer(compute, tmp_path / "calm")
+    trio.run(calm.run, 5)
+    feed.pause_after = 2 * SPLIT.sequences_per_step + 2
+    plain = make_split_trainer(compute, tmp_path / "paused", feed=feed)
+    trainer = Trainer(plain.parts, plain.records, seconds_before_drop=0.0)
+    saver = trainer.parts.stages[-1].saver
+    assert saver is not None
+    drop = saver.drop_tensors
+
+    async def resumed(saved: CheckpointGeneration) -> None:
+        trainer.resume()
+        await wait_all_tasks_blocked()
+        saver.drop_tensors = drop
+        await drop(saved)
+
+    async def main() -> None:
+        saver.drop_tensors = resumed
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run, 5)
+            await feed.reached.wait()
+            trainer.pause()
+
+    trio.run(main)
+    assert state_digest(trainer) == state_digest(calm)
 
 
 def test_a_save_in_the_middle_of_a_load_waits_for_it(compute: ComputeThread, tmp_path: Path) -> None:
