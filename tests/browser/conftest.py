@@ -10,10 +10,10 @@ import pytest
 import snapshots
 from dashboard_session import PATIENCE_MS, StartNode, Visits
 from playwright.sync_api import Browser, Error, expect, sync_playwright
-from pretend_node import PretendNode
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.status.snapshot import NodeStatus
+from tests.worlds.fake_node import ServedNode
 from tests.worlds.system_programs import chromium_path
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -40,13 +40,13 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def start_node() -> Iterator[StartNode]:
-    """Starts pretended nodes and stops them after the test."""
-    nodes: list[PretendNode] = []
+    """Starts fake nodes and stops them after the test."""
+    nodes: list[ServedNode] = []
 
     def start(
         status: NodeStatus | None = None, port: int = 0, folder: Path | None = None, limits: ApiLimits | None = None
-    ) -> PretendNode:
-        node = PretendNode(status or snapshots.training(), port, folder=folder, limits=limits)
+    ) -> ServedNode:
+        node = ServedNode(status or snapshots.training(), port, folder=folder, limits=limits)
         nodes.append(node)
         node.start()
         return node

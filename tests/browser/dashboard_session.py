@@ -8,10 +8,11 @@ from importlib.resources import files
 from typing import TypeAlias
 
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
-from pretend_node import PretendNode
 from swarm_snapshots import peer_id
 
-StartNode: TypeAlias = Callable[..., PretendNode]
+from tests.worlds.fake_node import ServedNode
+
+StartNode: TypeAlias = Callable[..., ServedNode]
 PATIENCE_MS = 15_000  # of a computer that has other work
 DESKTOP = ViewportSize(width=1200, height=900)
 

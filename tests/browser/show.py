@@ -1,6 +1,6 @@
-"""Show the dashboard of a pretend node: `python tests/browser/show.py training`, then open the address that it prints.
+"""Show the dashboard of a fake node: `python tests/browser/show.py training`, then open the address that it prints.
 
-The pretend node takes commands and, while it trains, makes a step per second. Vite's development server forwards its
+The fake node takes commands and, while it trains, makes a step per second. Vite's development server forwards its
 requests to the default port.
 """
 
@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pipeline_snapshots
 import snapshots
 import swarm_snapshots
-from pretend_node import PretendNode
 
 from neuroshard.status.snapshot import NodeState, NodeStatus
+from tests.worlds.fake_node import ServedNode
 
 SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
     "starting": snapshots.starting,
@@ -38,11 +38,11 @@ SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
 
 def main() -> None:
     """Serve one scenario until Ctrl+C."""
-    parser = argparse.ArgumentParser(description="Show the dashboard of a pretend node.")
+    parser = argparse.ArgumentParser(description="Show the dashboard of a fake node.")
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--port", type=int, default=8123)
     options = parser.parse_args()
-    node = PretendNode(SCENARIOS[options.scenario](), options.port)
+    node = ServedNode(SCENARIOS[options.scenario](), options.port)
     node.start()
     sys.stdout.write(f"{node.url}\n")
     sys.stdout.flush()

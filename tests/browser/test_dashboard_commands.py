@@ -8,10 +8,10 @@ import pytest
 import snapshots
 from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import Page, expect
-from pretend_node import PretendNode
 
 from neuroshard.status.board import Generate, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
+from tests.worlds.fake_node import ServedNode
 
 pytestmark = pytest.mark.browser
 
@@ -24,7 +24,7 @@ def test_pause_and_resume(start_node: StartNode, open_page: OpenPage) -> None:
     expect(page.get_by_text("Training rests until you press Resume.")).to_be_visible()
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
-    assert node.received == [Pause(), Resume()]
+    assert node.taken == [Pause(), Resume()]
 
 
 def test_stopping_asks_first(start_node: StartNode, open_page: OpenPage) -> None:
@@ -36,11 +36,11 @@ def test_stopping_asks_first(start_node: StartNode, open_page: OpenPage) -> None
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     expect(page.get_by_role("button", name="Stop")).to_be_focused()
-    assert node.received == []
+    assert node.taken == []
     page.get_by_role("button", name="Stop").click()
     dialog.get_by_role("button", name="Save and stop").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("The node is saving its work and stopping.")
-    assert [type(command) for command in node.received] == [Shutdown]
+    assert [type(command) for command in node.taken] == [Shutdown]
     node.stop()
     expect(page.get_by_role("alert")).to_contain_text("The node has stopped.")
 
@@ -53,7 +53,7 @@ def test_the_model_writes_piece_by_piece(start_node: StartNode, open_page: OpenP
     page.get_by_role("button", name="Continue the text").click()
     expect(page.get_by_test_id("reply")).to_have_text("The function list of names is returned when the")
     expect(page.get_by_text("Written by the model after 764 learning steps.")).to_be_visible()
-    asked = node.received[0]
+    asked = node.taken[0]
     assert isinstance(asked, Generate)
     assert (asked.prompt, asked.max_tokens, asked.temperature) == ("The function", 7, 0.8)
 
@@ -66,7 +66,7 @@ def test_writing_can_be_cancelled(start_node: StartNode, open_page: OpenPage) ->
     expect(page.get_by_test_id("reply")).to_contain_text("returned")
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("Stopped by you.")).to_be_visible()
-    asked = node.received[0]
+    asked = node.taken[0]
     assert isinstance(asked, Generate)
     assert asked.cancelled.wait(5)
 
@@ -89,7 +89,7 @@ def test_a_lost_session_is_renewed(start_node: StartNode, open_page: OpenPage) -
     page.context.clear_cookies()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    assert node.received == [Pause()]
+    assert node.taken == [Pause()]
 
 
 def test_checkpoint_and_settings(start_node: StartNode, open_page: OpenPage) -> None:
@@ -102,7 +102,7 @@ def test_checkpoint_and_settings(start_node: StartNode, open_page: OpenPage) -> 
     page.get_by_role("textbox", name="Max storage").fill("3000")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("button", name="Change Max storage")).to_be_focused()
-    assert node.received == [SaveCheckpoint(), UpdateSettings({"max_storage": 3000})]
+    assert node.taken == [SaveCheckpoint(), UpdateSettings({"max_storage": 3000})]
 
 
 def test_a_dead_node_is_named_and_its_return_noticed(start_node: StartNode, open_page: OpenPage) -> None:
@@ -143,7 +143,7 @@ def test_many_tabs_see_the_same_pause(start_node: StartNode, open_page: OpenPage
 
 
 def test_going_back_to_a_checkpoint_redraws_the_curve(start_node: StartNode, open_page: OpenPage) -> None:
-    node: PretendNode = start_node()
+    node: ServedNode = start_node()
     page = open_page(node.url)
     expect(page.get_by_role("img", name="at step 764")).to_be_visible()
     kept = tuple(point for point in node.board.current().history if point.step <= 500)

@@ -126,7 +126,7 @@ def test_a_pause_can_have_an_end(start_node: StartNode, open_page: OpenPage) -> 
     expect(page.get_by_role("button", name="1 hour")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_text("Training rests for another 60 min.")).to_be_visible()
-    assert node.received == [Pause(3_600.0)]
+    assert node.taken == [Pause(3_600.0)]
 
 
 def test_a_page_that_is_not_there_offers_those_that_are(start_node: StartNode, open_page: OpenPage) -> None:

@@ -118,7 +118,7 @@ def test_a_malicious_page_reads_and_commands_nothing(name: str, chromium: Browse
         from_node = [answer for answer in answers if answer.url.startswith(node.url)]
         assert len(from_node) >= 10
         assert {answer.status for answer in from_node} == {403}, [a.url for a in from_node if a.status != 403]
-        assert node.received == []
+        assert node.taken == []
         assert node.board.current().state is NodeState.TRAINING
         dashboard.get_by_role("button", name="Pause").click()
         expect(dashboard.get_by_role("button", name="Resume")).to_be_visible()

@@ -5,12 +5,22 @@ The functions below the node make snapshots of it in a swarm, in a pipeline and 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from types import TracebackType
+from typing import TypeAlias
 
+from neuroshard.api.app import ApiContext, create_app
+from neuroshard.api.context import ApiLimits
+from neuroshard.api.server import ApiServer, bind
+from neuroshard.config.loading import load_settings
 from neuroshard.errors import NeuroShardError
+from neuroshard.host.live_settings import Configuration
 from neuroshard.status.board import (
     Command,
     CommandAnswer,
@@ -66,9 +76,13 @@ from neuroshard.status.snapshot import (
     SwarmStatus,
     TrainingStatus,
 )
+from neuroshard.telemetry.logs import LogRing
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 STARTED = 1_000.0
+OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings
+SECRET = "a" * 43
+WORDS = ("a", "list", "of", "names", "is", "returned", "when", "the", "file", "ends")
 
 
 def training_status(steps: int = 20) -> NodeStatus:
@@ -159,9 +173,15 @@ class FakeNode:
                     self._generators.append(thread)
                     thread.start()
                 else:
-                    answer.set_result(self._carry_out(command))
+                    self._answer(command, answer)
 
-    def _carry_out(self, command: Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings) -> CommandResult:
+    def _answer(self, command: OwnerCommand, answer: Future[CommandAnswer]) -> None:
+        try:
+            answer.set_result(self._carry_out(command))
+        except NeuroShardError as error:
+            answer.set_exception(error)
+
+    def _carry_out(self, command: OwnerCommand) -> CommandResult:
         match command:
             case Pause(seconds):
                 return self._enter(NodeState.PAUSED, f"Paused for {seconds} s." if seconds else "Paused.")
@@ -198,6 +218,107 @@ class FakeNode:
                 answer.set_result(GenerationSummary(1, count, "stop"))
                 return
         answer.set_result(GenerationSummary(len(command.prompt.split()), len(words), "stop"))
+
+
+class ServedNode(FakeNode):
+    """A fake node behind the real API on a real socket, from `start` to `stop`."""
+
+    def __init__(
+        self, status: NodeStatus, port: int = 0, *, folder: Path | None = None, limits: ApiLimits | None = None
+    ) -> None:
+        """`folder` holds its settings; one of its own by default."""
+        super().__init__(status)
+        self.ring = LogRing()
+        self.endless_text = False
+        listener = bind("127.0.0.1", port)
+        self.port: int = listener.getsockname()[1]
+        self._own_folder = TemporaryDirectory() if folder is None else None
+        data_dir = Path(self._own_folder.name) if self._own_folder else folder
+        self._configuration = Configuration(load_settings({}, {}, data_dir))
+        context = ApiContext(
+            board=self.board,
+            commands=self.commands,
+            log_ring=self.ring,
+            secret=SECRET,
+            config_view=self._configuration.view,
+            host="127.0.0.1",
+            port=self.port,
+            limits=limits or ApiLimits(),
+        )
+        self._server = ApiServer(create_app(context), listener)
+
+    @property
+    def url(self) -> str:
+        """Address of the dashboard."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        """Serve until stop()."""
+        self._server.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the socket and end all threads; calling it again does nothing."""
+        self._stop.set()
+        self._server.stop()
+        for thread in (self._thread, *self._generators):
+            if thread.is_alive():
+                thread.join(5)
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
+
+    def publish(self, change: Callable[[NodeStatus], NodeStatus]) -> None:
+        """Publish a changed snapshot."""
+        self.board.publish(replace(change(self.board.current()), time=time.time(), uptime_seconds=self.board.uptime()))
+
+    def take_step(self, loss: float) -> None:
+        """Publish one more training step."""
+        self.publish(lambda status: with_step(status, loss))
+
+    def _carry_out(self, command: OwnerCommand) -> CommandResult:
+        match command:
+            case Pause(seconds):
+                until = None if seconds is None else time.time() + seconds
+                self.publish(lambda status: replace(status, paused_until=until))
+                return self._enter(NodeState.PAUSED, "Paused by you.")
+            case Resume():
+                return self._enter(NodeState.TRAINING, "Training goes on.")
+            case Shutdown():
+                return self._enter(NodeState.STOPPING, "Saving a final checkpoint.")
+            case UpdateSettings(changes):
+                return self._configuration.change(changes, str(self.board.current().state))
+            case SaveCheckpoint():
+                return CommandResult(str(self.board.current().state), "Done.")
+
+    def _enter(self, state: NodeState, message: str) -> CommandResult:
+        self.publish(lambda status: replace(status, state=state, state_reason=message))
+        return CommandResult(str(state), message)
+
+    def _generate(self, command: Generate, answer: Future[CommandAnswer]) -> None:
+        """Write made-up words slowly, without end if asked to."""
+        written, reason = 0, "length"
+        while (self.endless_text or written < command.max_tokens) and not self._stop.is_set():
+            if command.cancelled.wait(0.02):
+                reason = "stop"
+                break
+            written += 1
+            command.sink(GeneratedText(" " + WORDS[written % len(WORDS)], written))
+        else:
+            command.sink(GeneratedText("", written, "length"))
+        answer.set_result(GenerationSummary(3, written, reason))
+
+
+def with_step(status: NodeStatus, loss: float) -> NodeStatus:
+    """The snapshot after one more step with this loss."""
+    training = status.training
+    step = training.steps + 1
+    tokens = training.tokens + 2048
+    point = LossPoint(step=step, time=time.time(), loss=loss, lr=1e-3, tokens=tokens)
+    return replace(
+        status,
+        training=replace(training, steps=step, tokens=tokens, loss=loss, loss_ema=loss),
+        history=(*status.history[-999:], point),
+    )
 
 
 JOIN_LINE = "neuroshard --run abab --peer /ip4/192.0.2.7/tcp/4001/p2p/12D3KooWtest"
