@@ -170,7 +170,7 @@ class GroupRounds:
             self.withdraw()
             return Abandoned("it was called for another outer step", is_soon_again=True)
         self.gathering.in_round = True
-        sequences = self._replica.standing().sequences
+        sequences = self._replica.replica_status().sequences
         if self._replica.rounds.parameters_at(outer_step).overlap and self._beside is not None:
             self._beside.start_soon(self._go_on_beside, contribution, agreement, sequences)
             return UnderWay()
@@ -210,7 +210,7 @@ class GroupRounds:
         voted.
         """
         await self._has_loaded.wait()
-        own = self._replica.standing()
+        own = self._replica.replica_status()
         if self._end_to_take is not None or await self.actor.recall_from(own.root):
             return self._end_to_take is not None
         step = self._step_of(own)
@@ -231,7 +231,7 @@ class GroupRounds:
     def _end_to_take(self) -> Complete | None:
         """The end of the step from this replica's state, if it has not been adopted."""
         ended = self.actor.ended
-        is_own = ended is not None and ended.certificate.value.root == self._replica.standing().root
+        is_own = ended is not None and ended.certificate.value.root == self._replica.replica_status().root
         return ended if is_own else None
 
     def _step_of(self, own: ReplicaStatus) -> Step | None:
@@ -370,7 +370,7 @@ class GroupRounds:
 
     async def _agreed(self, complete: Complete) -> Agreed:
         """The meaning of the end of this replica's step, including a contribution from before a restart."""
-        value, sent, number = complete.certificate.value, self._sent, self._replica.standing().outer_step
+        value, sent, number = complete.certificate.value, self._sent, self._replica.replica_status().outer_step
         if sent is not None and sent.step_id != value.step_id:
             sent = None
         work, own = self._work(number), self._replica.node_id
@@ -410,7 +410,7 @@ class GroupRounds:
         """Store a certificate: its members are the voters for the step from its state."""
         value = certificate.value
         self._voters[value.next_root], self._before[value.next_root] = value.next_roster(), value.root
-        kept = self._replica.rounds.kept_steps(self._replica.standing().outer_step)
+        kept = self._replica.rounds.kept_steps(self._replica.replica_status().outer_step)
         for old in list(self._voters)[:-kept]:
             del self._voters[old], self._before[old]
 

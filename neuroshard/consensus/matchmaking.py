@@ -49,7 +49,7 @@ class Replica:
     stage: StageName
     rounds: StageRounds
     sequences_per_step: int
-    standing: Callable[[], ReplicaStatus]  # without is_certified and in_round
+    replica_status: Callable[[], ReplicaStatus]  # without is_certified and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
     wallet_of: Callable[[NodeId], WalletId | None]
     may_take_part: Callable[[], bool]  # whether this node may agree to a round now
@@ -122,7 +122,7 @@ class Matchmaker:
         """
         if self.in_round:
             return False
-        step = self.step_of(self.replica.standing())
+        step = self.step_of(self.replica.replica_status())
         if step is not None and step.roster.members != (self.replica.member,) and not self.is_cut_off:
             return False
         peers = self.replica.peers()
@@ -135,7 +135,7 @@ class Matchmaker:
 
     def _may_wait_for_newcomers(self) -> bool:
         """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""
-        root, now = self.replica.standing().root, anyio.current_time()
+        root, now = self.replica.replica_status().root, anyio.current_time()
         if self._awaited[0] != root:
             self._awaited = root, now
         return now - self._awaited[1] < self._times.newcomer_seconds
@@ -153,9 +153,9 @@ class Matchmaker:
         """Wait until `is_called`."""
         await self._called.until(lambda: self.is_called)
 
-    def standing(self) -> ReplicaStatus:
+    def replica_status(self) -> ReplicaStatus:
         """This replica's status, for other nodes."""
-        own = self.replica.standing()
+        own = self.replica.replica_status()
         self._left = self._left if self._left == own.line else None
         in_round = self.in_round or self.agreement is not None or self._left is not None
         return replace(own, is_certified=self._voters(own.root) is not None, in_round=in_round)
@@ -170,7 +170,7 @@ class Matchmaker:
         times, now = self._times, anyio.current_time()
         self.in_round, self.agreement, self._promise, self._due_since = False, None, None, None
         if completed:
-            self._left = self.replica.standing().line
+            self._left = self.replica.replica_status().line
             self._round_ended, self._failures, self._retry_at = now, 0, 0.0
             return
         pause = min(times.retry_seconds * 2.0**self._failures, times.longest_retry_seconds)
@@ -191,10 +191,10 @@ class Matchmaker:
         peers = list(self.replica.peers())
         if not peers:
             self._apart_since = self._due_since = self._unable_since = None
-            self._note_quorum(self.standing(), {}, anyio.current_time())
+            self._note_quorum(self.replica_status(), {}, anyio.current_time())
             return
         others = await query_statuses(self._asking, self.replica.stage, peers)
-        own, now = self.standing(), anyio.current_time()
+        own, now = self.replica_status(), anyio.current_time()
         if await self._takes_an_end(own, others, now):
             return
         self._note_quorum(own, others, now)
@@ -220,7 +220,7 @@ class Matchmaker:
             if promise is not None and promise.caller == sender:
                 self._promise = None
             return Frame(CALL)
-        own = self.standing()
+        own = self.replica_status()
         if (call.outer_step, call.root) != own.line:
             raise RequestRefusedError("This replica is at another step or state.")
         if not self._is_rightful(call):
@@ -238,7 +238,7 @@ class Matchmaker:
         return Frame(CALL)
 
     def _pause(self) -> float:
-        own = self.replica.standing()
+        own = self.replica.replica_status()
         enough = self.replica.rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, 1)
         is_apart = not self._has_looked or self._apart_since is not None
         is_near = is_apart or self._due_since is not None or own.sequences >= enough / 2
@@ -307,9 +307,9 @@ class Matchmaker:
         are_starting = any(not status.sequences and not status.is_certified for status in here)
         return len(others) < len(peers) or are_starting or bool(self.replica.newcomers().difference(peers))
 
-    def _is_due(self, standings: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], now: float) -> bool:
-        rounds, own = self.replica.rounds, standings[self.replica.node_id]
-        work = [standings[node].sequences for node in ready]
+    def _is_due(self, statuses: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], now: float) -> bool:
+        rounds, own = self.replica.rounds, statuses[self.replica.node_id]
+        work = [statuses[node].sequences for node in ready]
         members = max(1, sum(done > 0 for done in work))
         return round_is_due(
             counted_sequences=sum(work),
@@ -364,7 +364,7 @@ class Matchmaker:
         call = Call(own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
         willing = await self._send_call(call)
         missing = len(call.members) - 1 - len(willing)
-        present = self.standing()
+        present = self.replica_status()
         is_same = present.line == own.line and not present.in_round and self.replica.may_take_part()
         final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
         if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):

@@ -235,7 +235,7 @@ class DataFeed:
 
     def _shards(self) -> tuple[ShardStatus, ...]:
         uses = shards_by_use(self._assignment, self._position.order, self._held_out_from, self._loader.held())
-        return tuple(self._loader.standing(shard, use) for shard, use in uses.items())
+        return tuple(self._loader.status_of(shard, use) for shard, use in uses.items())
 
     def _make_room(self, needed_bytes: int) -> bool:
         """Free cache space for a description of the data before it is written."""

@@ -208,7 +208,7 @@ class ShardLoader:
         """Return this data set's shards in the cache, as far as the digests in memory identify them."""
         return tuple(shard for shard in self._cache.shards() if self._size_of(shard) is not None)
 
-    def standing(self, shard: ShardId, use: ShardUse) -> ShardStatus:
+    def status_of(self, shard: ShardId, use: ShardUse) -> ShardStatus:
         """Return the status of a shard, from memory only."""
         size = self._size_of(shard)
         if size is None:

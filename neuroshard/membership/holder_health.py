@@ -33,7 +33,7 @@ class ConfirmedHolders:
         """Forget the confirmations of all other nodes."""
         self._told_at = {key: at for key, at in self._told_at.items() if key[0] in nodes}
 
-    def told_within(self, seconds: float, node_id: NodeId, stage: int) -> bool:
+    def was_reported_within(self, seconds: float, node_id: NodeId, stage: int) -> bool:
         """Return whether the node confirmed the stage within this time."""
         at = self._told_at.get((node_id, stage))
         return at is not None and anyio.current_time() - at < seconds

@@ -92,7 +92,7 @@ class HolderMonitor:
 
     def _turn(self, stage: int, node: NodeId) -> tuple[bool, float, bytes]:
         """Sort key of a holder: confirmed ones first, then those asked longest ago; ties differ from node to node."""
-        is_new = not self.swarm.confirmed.told_within(ASK_AGAIN_SECONDS, node, stage)
+        is_new = not self.swarm.confirmed.was_reported_within(ASK_AGAIN_SECONDS, node, stage)
         lot = hash_parts("neuroshard/holder-watch", self.swarm.node_id, node)
         return is_new, self._asked_at.get((node, stage), -1.0), lot
 
@@ -103,18 +103,18 @@ class HolderMonitor:
             return False
         is_silent = self.now() - member.last_seen > self.times.silent_seconds
         is_suspicious = is_rare and (is_silent or not self.swarm.is_connected(node))
-        return is_suspicious or not self.swarm.confirmed.told_within(ASK_AGAIN_SECONDS, node, stage)
+        return is_suspicious or not self.swarm.confirmed.was_reported_within(ASK_AGAIN_SECONDS, node, stage)
 
     async def _ask(self, node: NodeId, stage: int, confirmed: list[tuple[NodeId, int]]) -> None:
         self._asked_at[node, stage] = anyio.current_time()
         try:
-            standing = await query_status(self.swarm.asking, self.swarm.name_of(stage), node)
+            status = await query_status(self.swarm.asking, self.swarm.name_of(stage), node)
         except DonorError:
             self._does_not_answer(node, stage)
             return
         self._unanswered.pop((node, stage), None)
         self._losses.pop(node, None)
-        if standing is not None and standing.is_live:
+        if status is not None and status.is_live:
             self._denied_at.pop((node, stage), None)
             confirmed.append((node, stage))
         else:

@@ -73,20 +73,20 @@ class Joining:
         Returns whether a stored state must be restored. Waits while the stage was trained but no node sends its state:
         beginning again would lose that training. Raises StorageError.
         """
-        own = await self.offload(self._own_standing)
+        own = await self.offload(self._own_status)
         if own is None and self.expects_others:
             await self._hear_of_others()
         while True:
             asked = candidates(self.swarm, self.identity.layers)
-            standings = await query_statuses(self.swarm.asking, self._stage, asked)
-            standings |= local_copy(self.swarm, self._stage)
-            best = choose_donor({node: told for node, told in standings.items() if node not in self._liars}, own)
+            statuses = await query_statuses(self.swarm.asking, self._stage, asked)
+            statuses |= local_copy(self.swarm, self._stage)
+            best = choose_donor({node: status for node, status in statuses.items() if node not in self._liars}, own)
             if best is None:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
                 self.tell(f"{_named(self.identity.layers)} were trained, but no node that answers has them: waiting.")
-            elif await self._may_go_on(own, standings[best]) or (
-                self._may_begin(standings[best], standings.values()) and await self._joined(best, standings)
+            elif await self._may_go_on(own, statuses[best]) or (
+                self._may_begin(statuses[best], statuses.values()) and await self._joined(best, statuses)
             ):
                 return True
             await anyio.sleep(LOOK_SECONDS)
@@ -105,18 +105,21 @@ class Joining:
         ended = await self.offload(FileVoteLog(self.store.folder / ROUNDS_FOLDER).ended)
         return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
 
-    def _may_begin(self, best: ReplicaStatus, standings: Iterable[ReplicaStatus]) -> bool:
+    def _may_begin(self, best: ReplicaStatus, statuses: Iterable[ReplicaStatus]) -> bool:
         """Whether to download the best state now, or only after the next step of averaged gradients.
 
         Such a step changes the whole state, so a state fetched just before it would be outdated. A lone node's state
         is downloaded at once, because its steps wait for the receiver.
         """
-        outer, on_line = self.swarm.outer, [told for told in standings if told.is_live and told.line == best.line]
+        outer, on_line = (
+            self.swarm.outer,
+            [status for status in statuses if status.is_live and status.line == best.line],
+        )
         if outer.strategy != "averaging" or len(on_line) < 2:
             return True
         now = anyio.current_time()
         self._waits_since = now if self._waits_since is None else self._waits_since
-        counted = sum(told.sequences for told in on_line)
+        counted = sum(status.sequences for status in on_line)
         if may_download_averaged(counted, outer.averaged_sequences, now - self._waits_since):
             return True
         self.tell(f"{_named(self.identity.layers)} will be downloaded after the next step of their replicas.")
@@ -128,11 +131,11 @@ class Joining:
             while len(self.swarm.membership.view.members.keys() - {self.swarm.node_id}) == 0:
                 await anyio.sleep(HEAR_SECONDS)
 
-    async def _joined(self, first: NodeId, standings: Mapping[NodeId, ReplicaStatus]) -> bool:
+    async def _joined(self, first: NodeId, statuses: Mapping[NodeId, ReplicaStatus]) -> bool:
         """Fetch and install the state. Returns False after a failure, so that the caller tries again."""
         try:
             await self.offload(partial(self.store.ensure_room, self._layout.file_bytes))
-            received = await self._fetched(first, standings)
+            received = await self._fetched(first, statuses)
             await self.offload(partial(install, received, self.identity, self.store))
         except LyingDonorError as error:
             self._liars.add(first)
@@ -146,7 +149,7 @@ class Joining:
             return True
         return False
 
-    async def _fetched(self, first: NodeId, standings: Mapping[NodeId, ReplicaStatus]) -> ReceivedState:
+    async def _fetched(self, first: NodeId, statuses: Mapping[NodeId, ReplicaStatus]) -> ReceivedState:
         preferred, name = ANY, self.store.folder / PARTIAL_NAME
         with suppress(OSError):
             preferred = await self.offload(partial(name.read_text, encoding="ascii"))
@@ -155,8 +158,8 @@ class Joining:
         else:
             manifests = {first: await self._receiver.manifest(first, FRESH_SECONDS, preferred)}
         await self.offload(partial(_note, name, manifests[first].snapshot))
-        line = standings[first].line
-        others = [node for node, told in standings.items() if told.line == line and told.is_live and node != first]
+        line = statuses[first].line
+        others = [node for node, status in statuses.items() if status.line == line and status.is_live and node != first]
         async with anyio.create_task_group() as tasks:
             for node in sorted(others)[: MOST_DONORS - 1]:
                 tasks.start_soon(self._add_manifest, node, manifests)
@@ -165,8 +168,8 @@ class Joining:
         received = await accompanied(partial(self._receiver.fetch, first, manifests, into, reuse), self._keep_telling)
         await self.offload(partial(_note, name, None))
         # The donor may have made an outer step since it reported its status; only states of one step can be compared.
-        told, meta = standings[first], received.manifest.meta
-        if told.root and meta.outer_step == told.outer_step and received.root != told.root:
+        reported, meta = statuses[first], received.manifest.meta
+        if reported.root and meta.outer_step == reported.outer_step and received.root != reported.root:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
             raise LyingDonorError("Its state does not have the root that it named.")
         return received
@@ -179,11 +182,11 @@ class Joining:
     async def _keep_telling(self) -> None:
         while True:
             progress = self._receiver.progress
-            self.tell(_told(self.identity.layers, progress))
+            self.tell(_progress_text(self.identity.layers, progress))
             self.tell_percent(100 * progress.bytes_done // max(1, progress.bytes_total))
             await anyio.sleep(TELL_SECONDS)
 
-    def _own_standing(self) -> ReplicaStatus | None:
+    def _own_status(self) -> ReplicaStatus | None:
         """Status of the newest checkpoint; None if it has no steps. Blocks on the disk."""
         generations = self.store.generations()
         if not generations or generations[0].step == 0:
@@ -220,14 +223,14 @@ def was_trained(swarm: StageSwarm) -> bool:
 async def is_obtainable(swarm: StageSwarm, stage: int) -> bool:
     """Return whether a node that answers has the stage's state, or the run has no trained state yet."""
     name = swarm.name_of(stage)
-    standings = await query_statuses(swarm.asking, name, candidates(swarm, name.layers)) | local_copy(swarm, name)
-    return choose_donor(standings) is not None or not was_trained(swarm)
+    statuses = await query_statuses(swarm.asking, name, candidates(swarm, name.layers)) | local_copy(swarm, name)
+    return choose_donor(statuses) is not None or not was_trained(swarm)
 
 
 def local_copy(swarm: StageSwarm, stage: StageName) -> dict[NodeId, ReplicaStatus]:
     """Status of the copy that this node keeps of a stage trained elsewhere, keyed by its own id; empty without one."""
-    standing = swarm.donor.standing(stage)
-    return {} if standing is None or standing.is_live else {swarm.node_id: standing}
+    status = swarm.donor.replica_status(stage)
+    return {} if status is None or status.is_live else {swarm.node_id: status}
 
 
 def candidates(swarm: StageSwarm, layers: LayerRange) -> list[NodeId]:
@@ -259,7 +262,7 @@ def _named(layers: LayerRange) -> str:
     return f"Layers {layers.start + 1}-{layers.stop}"
 
 
-def _told(layers: LayerRange, progress: DownloadProgress) -> str:
+def _progress_text(layers: LayerRange, progress: DownloadProgress) -> str:
     done, total = progress.bytes_done / 1e6, progress.bytes_total / 1e6
     what = f"Downloading layers {layers.start + 1}-{layers.stop} from other nodes"
     if total == 0:

@@ -90,8 +90,8 @@ def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> StateCopyStatus | None:
     if not stage.has_single_holder:
         return None
     if holder == swarm.node_id:
-        standing = swarm.donor.standing(swarm.name_of(stage.index))
-        return None if standing is None or not standing.is_live else StateCopyStatus(standing.copied_seconds)
+        status = swarm.donor.replica_status(swarm.name_of(stage.index))
+        return None if status is None or not status.is_live else StateCopyStatus(status.copied_seconds)
     copy = swarm.reported_copies.get(stage.index)
     if copy is None or copy.holder != holder:
         return None

@@ -202,13 +202,13 @@ class StageCopies:
 
     async def _renew(self, duty: _Duty, holder: NodeId, *, is_first: bool) -> None:
         try:
-            standing = (await query_statuses(self.swarm.asking, duty.stage, [holder])).get(holder)
-            if standing is None or not standing.is_live or standing.steps == 0:
+            status = (await query_statuses(self.swarm.asking, duty.stage, [holder])).get(holder)
+            if status is None or not status.is_live or status.steps == 0:
                 return
-            others_copy = standing.copied_seconds
+            others_copy = status.copied_seconds
             if not is_first and others_copy is not None and others_copy < self.times.stale_seconds:
                 return  # the node whose turn it is renews it
-            if self._is_overtaken(duty, standing.work, holder):
+            if self._is_overtaken(duty, status.work, holder):
                 async with self._fetching[holder]:
                     await self._pull(duty, holder)
         except DonorError as error:
@@ -255,7 +255,7 @@ class StageCopies:
 
     async def _drop_overtaken(self, duty: _Duty) -> None:
         """Delete the copy of a stage that this node trains once its own state has at least as much work."""
-        own, kept = self.swarm.donor.standing(duty.stage), duty.copy.work
+        own, kept = self.swarm.donor.replica_status(duty.stage), duty.copy.work
         if kept is not None and own is not None and own.is_live and own.work >= kept:
             self.swarm.donor.drop(duty.stage)
             await self.offload(duty.copy.forget)

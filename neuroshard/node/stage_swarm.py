@@ -235,7 +235,9 @@ class StageSwarm:
         holders: Sequence[NodeId] = self.coverage().replicas_of(stage)
         if len(holders) > 1:
             own, confirmed = self.node_id, self.confirmed
-            holders = [node for node in holders if node == own or confirmed.told_within(VALID_SECONDS, node, stage)]
+            holders = [
+                node for node in holders if node == own or confirmed.was_reported_within(VALID_SECONDS, node, stage)
+            ]
         return holders[0] if len(holders) == 1 else None
 
     def _present(self) -> _Fold:

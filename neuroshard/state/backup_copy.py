@@ -79,7 +79,7 @@ class BackupCopy:
         self.manifest, self.root, self.taken_at = None, "", None
         self._remove_all_but()
 
-    def standing(self) -> ReplicaStatus | None:
+    def replica_status(self) -> ReplicaStatus | None:
         meta, age = self.meta, self.age_seconds
         if meta is None or age is None:
             return None

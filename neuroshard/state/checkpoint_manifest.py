@@ -159,7 +159,7 @@ def _without_nan(value: Any) -> Any:
 
 def unreadable(path: Path, error: OSError) -> StorageError:
     """Return the error: a missing or failing file is damage, one that this user may not read is not."""
-    told = f"{path} cannot be read: {error.strerror or error}."
+    message = f"{path} cannot be read: {error.strerror or error}."
     if isinstance(error, PermissionError):
-        return StorageError(told, "Give its files back to this user.")
-    return CheckpointError(told)
+        return StorageError(message, "Give its files back to this user.")
+    return CheckpointError(message)

@@ -116,14 +116,14 @@ def exposure(
     bound = waiting + every * step_seconds + write_seconds
     behind = step - saved_step
     if seconds_since_saved > bound and behind > every:
-        told = f"{behind} steps, {seconds_since_saved:.0f} s: no checkpoint since step {saved_step}"
-        return Exposure(behind, seconds_since_saved, told)
+        words = f"{behind} steps, {seconds_since_saved:.0f} s: no checkpoint since step {saved_step}"
+        return Exposure(behind, seconds_since_saved, words)
     steps = every + (math.ceil((waiting + write_seconds) / step_seconds) if step_seconds > 0 else 0)
-    told = (
+    words = (
         f"at most {bound:.0f} s of work, about {steps} steps: "
         f"{interval:.0f} s between checkpoints, {every} steps, {write_seconds:.1f} s for a write"
     )
-    return Exposure(max(steps, behind), bound, told)
+    return Exposure(max(steps, behind), bound, words)
 
 
 _LOG = logging.getLogger(__name__)

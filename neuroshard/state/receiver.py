@@ -73,7 +73,7 @@ class StateReceiver:
         """
         manifest, offload = manifests[first], self.asking.offload
         held = await offload(lambda: _held(into, manifest.digests, reuse))
-        board = ChunkBoard(manifest.digests, {donor: told.digests for donor, told in manifests.items()}, held)
+        board = ChunkBoard(manifest.digests, {donor: one.digests for donor, one in manifests.items()}, held)
         self.progress.bytes_total = into.file_bytes
         self.progress.bytes_done = held_bytes(held, into.file_bytes)
         download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)

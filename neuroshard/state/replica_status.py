@@ -18,7 +18,7 @@ from neuroshard.state.transfer_messages import (
 )
 from neuroshard.types import NodeId
 
-STANDING = "stage/standing"
+REPLICA_STATUS = "stage/status"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ReplicaStatus:
         return self.outer_step, self.steps
 
 
-def leading_line(standings: Iterable[ReplicaStatus]) -> tuple[int, str] | None:
+def leading_line(statuses: Iterable[ReplicaStatus]) -> tuple[int, str] | None:
     """Return the line that diverged replicas of a stage must follow; None when no replica names one.
 
     It is the line of most replicas, because their nodes can be seen. Ties are resolved by more certified wallet-rounds,
@@ -55,9 +55,9 @@ def leading_line(standings: Iterable[ReplicaStatus]) -> tuple[int, str] | None:
     line. All numbers are unverified reports, so none of them outweighs a majority.
     """
     lines: dict[tuple[int, str], list[ReplicaStatus]] = {}
-    for standing in standings:
-        if standing.is_live and standing.root:
-            lines.setdefault(standing.line, []).append(standing)
+    for status in statuses:
+        if status.is_live and status.root:
+            lines.setdefault(status.line, []).append(status)
 
     def key(line: tuple[int, str]) -> tuple[int, int, int, int]:
         replicas = lines[line]
@@ -67,21 +67,21 @@ def leading_line(standings: Iterable[ReplicaStatus]) -> tuple[int, str] | None:
     return max(sorted(lines, key=lambda line: line[1]), key=key, default=None)
 
 
-def choose_donor(standings: Mapping[NodeId, ReplicaStatus], own: ReplicaStatus | None = None) -> NodeId | None:
+def choose_donor(statuses: Mapping[NodeId, ReplicaStatus], own: ReplicaStatus | None = None) -> NodeId | None:
     """Choose the node to download a stage's state from; None when the own state is as good, or no replica has a step.
 
     Live replicas come before copies: a copy is of a node that is gone, and of a line that others may have continued.
     Replicas of one line keep their own work.
     """
-    trained = {node: standing for node, standing in standings.items() if standing.steps > 0}
-    live = {node: standing for node, standing in trained.items() if standing.is_live}
+    trained = {node: status for node, status in statuses.items() if status.steps > 0}
+    live = {node: status for node, status in trained.items() if status.is_live}
     if live:
         line = leading_line([*live.values(), *([] if own is None else [own])])
         if own is not None and own.line == line:
             return None
-        chosen = {node: standing for node, standing in live.items() if line in (None, standing.line)}
+        chosen = {node: status for node, status in live.items() if line in (None, status.line)}
     else:
-        chosen = {node: standing for node, standing in trained.items() if own is None or standing.work > own.work}
+        chosen = {node: status for node, status in trained.items() if own is None or status.work > own.work}
     return max(sorted(chosen), key=lambda node: chosen[node].work, default=None)
 
 
@@ -101,17 +101,17 @@ STATUS_REQUEST = FrameLimits(max_header_bytes=1024, message=StatusRequest)
 STATUS_ANSWER = FrameLimits(max_header_bytes=1024, message=StatusAnswer)
 
 
-def standing_request(stage: StageName) -> Frame:
+def status_request(stage: StageName) -> Frame:
     """Return the request as a frame."""
-    return Frame(STANDING, StatusRequest(stage))
+    return Frame(REPLICA_STATUS, StatusRequest(stage))
 
 
-def standing_answer(standing: ReplicaStatus | None) -> Frame:
+def status_answer(status: ReplicaStatus | None) -> Frame:
     """Return the answer as a frame."""
-    return Frame(STANDING, StatusAnswer(standing))
+    return Frame(REPLICA_STATUS, StatusAnswer(status))
 
 
-STANDING_SECONDS = 5.0
+STATUS_SECONDS = 5.0
 
 
 async def query_statuses(
@@ -125,5 +125,5 @@ async def query_statuses(
 async def query_status(asking: ReplicaClient, stage: StageName, peer: NodeId) -> ReplicaStatus | None:
     """Query the status of a stage at one node; None: it has no state of it. Raises DonorError."""
     with asking.blaming(peer):
-        answer = await asking.ask(peer, standing_request(stage), STATUS_ANSWER, STANDING_SECONDS)
+        answer = await asking.ask(peer, status_request(stage), STATUS_ANSWER, STATUS_SECONDS)
         return answer.read(StatusAnswer).status

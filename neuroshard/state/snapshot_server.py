@@ -20,7 +20,7 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, decode_manifest
-from neuroshard.state.replica_status import STANDING, STATUS_REQUEST, ReplicaStatus, StatusRequest, standing_answer
+from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST, ReplicaStatus, StatusRequest, status_answer
 from neuroshard.state.transfer_messages import (
     ANY_AGE,
     CHUNK,
@@ -68,7 +68,7 @@ class DonorLimits:
 class SnapshotSource(Protocol):
     """The states of one stage on this node's disk."""
 
-    def standing(self) -> ReplicaStatus | None:
+    def replica_status(self) -> ReplicaStatus | None:
         """Return the present status; None when there is no state."""
         ...
 
@@ -160,10 +160,10 @@ class SnapshotServer:
         """Return the local source of a stage's states."""
         return self._stages.get(stage) or self._copies.get(stage)
 
-    def standing(self, stage: StageName) -> ReplicaStatus | None:
+    def replica_status(self, stage: StageName) -> ReplicaStatus | None:
         """Return the status of this node's own state of a stage."""
         snapshots = self.local(stage)
-        return None if snapshots is None else snapshots.standing()
+        return None if snapshots is None else snapshots.replica_status()
 
     async def own_manifest(self, stage: StageName) -> SnapshotManifest:
         """Return the manifest of the newest local state. Raises DonorError."""
@@ -183,7 +183,7 @@ class SnapshotServer:
 
     def serve(self, transport: Transport) -> None:
         """Register the request handlers. Raises ValueError when this transport has a donor already."""
-        transport.serve(STANDING, self.tell_standing, STATUS_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(REPLICA_STATUS, self.give_status, STATUS_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(MANIFEST, self.give_manifest, MANIFEST_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST, max_concurrent=CHUNKS_AT_ONCE)
         transport.serve(RECEIVED, self.note_received, RECEIVED_NOTICE, max_concurrent=QUESTIONS_AT_ONCE)
@@ -195,9 +195,9 @@ class SnapshotServer:
             opened.close()
         self._opened.clear()
 
-    async def tell_standing(self, _sender: NodeId, frame: Frame) -> Frame:
+    async def give_status(self, _sender: NodeId, frame: Frame) -> Frame:
         """Answer with the status of a stage on this node."""
-        return standing_answer(self.standing(frame.read(StatusRequest).stage))
+        return status_answer(self.replica_status(frame.read(StatusRequest).stage))
 
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""
@@ -286,7 +286,7 @@ class SnapshotServer:
         with anyio.move_on_after(self._limits.wait_seconds):
             while True:
                 found = await self._offload(snapshots.newest)
-                if found is not None and not self._is_outdated(found, snapshots.standing(), max_age_seconds):
+                if found is not None and not self._is_outdated(found, snapshots.replica_status(), max_age_seconds):
                     break
                 if snapshots.want() > self._limits.wait_seconds and found is not None:
                     break
@@ -296,12 +296,12 @@ class SnapshotServer:
         async with self._opening:  # digests take a second: open one snapshot at a time, each only once
             return await self._open(Path(found.path))
 
-    def _is_outdated(self, found: CheckpointGeneration, standing: ReplicaStatus | None, max_age_seconds: float) -> bool:
+    def _is_outdated(self, found: CheckpointGeneration, status: ReplicaStatus | None, max_age_seconds: float) -> bool:
         """Return whether to wait for a newer snapshot: after a later round this one is useless to a joining replica."""
-        if standing is None or not standing.is_live:
+        if status is None or not status.is_live:
             return False  # no node makes a newer one
         age = self._now() - found.time
-        if found.outer_step < standing.outer_step and max_age_seconds < ANY_AGE:
+        if found.outer_step < status.outer_step and max_age_seconds < ANY_AGE:
             return age > self._limits.round_seconds
         return age > max_age_seconds
 

@@ -37,9 +37,9 @@ class StateDonor:
         self._progress = progress
         self._matchmaker = matchmaker
 
-    def standing(self) -> ReplicaStatus:
+    def replica_status(self) -> ReplicaStatus:
         """Status of the stage among its replicas; without a matchmaker, its own status."""
-        return self._progress.status() if self._matchmaker is None else self._matchmaker.standing()
+        return self._progress.status() if self._matchmaker is None else self._matchmaker.replica_status()
 
     def newest(self) -> CheckpointGeneration | None:
         generations = self._keeper.store.generations()

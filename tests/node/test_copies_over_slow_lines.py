@@ -65,7 +65,7 @@ def test_a_large_stage_behind_a_slow_line_loses_no_more_than_is_told_and_trains_
                 assert transport is not None
                 transport.serve("gradient", take_gradient, FrameLimits(max_body_bytes=SENT_IN_A_STEP))
             await anyio.sleep(240)
-            age = third.stage.standing().copied_seconds  # type: ignore[union-attr]
+            age = third.stage.replica_status().copied_seconds  # type: ignore[union-attr]
             assert age is not None
             assert size / UPLINK < age < 5 * size / UPLINK  # half of the line is the training's
             pauses = [after - before for before, after in pairwise(training.times)]

@@ -144,7 +144,7 @@ def test_everybody_tells_how_old_the_second_copy_of_each_stage_is(tmp_path: Path
                 for stage, holder in zip(pipeline_status(node.swarm, node.state).stages, nodes, strict=True):
                     assert holder.stage is not None
                     assert stage.copy is not None
-                    assert stage.copy.age_seconds == pytest.approx(holder.stage.standing().copied_seconds, abs=12)
+                    assert stage.copy.age_seconds == pytest.approx(holder.stage.replica_status().copied_seconds, abs=12)
 
     play(tmp_path, scenario)
 

@@ -29,7 +29,7 @@ async def no_answer(_sender: NodeId, _frame: Frame) -> Frame:
 async def pretender(world: StageWorld, stage: int, state: NodeState, *, answers: bool = True) -> StageNode:
     node = world.add()
     if not answers:
-        node.swarm.donor.tell_standing = no_answer  # type: ignore[method-assign]
+        node.swarm.donor.give_status = no_answer  # type: ignore[method-assign]
     world.tasks.start_soon(lambda: node.live(None, moves=False))
     await anyio.sleep(0.5)
     report_only(node, stage, state)

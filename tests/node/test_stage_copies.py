@@ -21,7 +21,7 @@ def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:
             assert steps_of(third) > 80
             for _ in range(40):
                 await anyio.sleep(1)
-                age = third.stage.standing().copied_seconds  # type: ignore[union-attr]
+                age = third.stage.replica_status().copied_seconds  # type: ignore[union-attr]
                 assert age is not None
                 assert age <= 30
             steps = steps_of(third)
@@ -62,7 +62,7 @@ def test_when_the_keeper_is_lost_the_next_one_keeps_a_copy(tmp_path: Path) -> No
             keeper.kill()
             await anyio.sleep(130)
             holder = nodes[2]
-            age = holder.stage.standing().copied_seconds  # type: ignore[union-attr]
+            age = holder.stage.replica_status().copied_seconds  # type: ignore[union-attr]
             assert age is not None
             assert age < 60
             assert len(copies_of([node for node in nodes if node is not keeper], 2)) == 1
@@ -82,7 +82,7 @@ def test_two_that_take_over_at_once_go_on_from_the_same_state(tmp_path: Path) ->
             assert {*world.holders(2)} == {one, other}
             assert one.began_steps[-1] > 60
             assert abs(one.began_steps[-1] - other.began_steps[-1]) < 30  # who is later may have it from the first
-            assert one.stage.standing().line == other.stage.standing().line  # type: ignore[union-attr]
+            assert one.stage.replica_status().line == other.stage.replica_status().line  # type: ignore[union-attr]
 
     play(tmp_path, scenario)
 
@@ -222,7 +222,7 @@ def test_a_copy_over_a_slow_line_leaves_half_of_it_to_others(tmp_path: Path) -> 
                     if node is not other:
                         world.network.set_link(node.name, other.name, Link(delay_seconds=2.0))
             await anyio.sleep(200)
-            age = nodes[2].stage.standing().copied_seconds  # type: ignore[union-attr]
+            age = nodes[2].stage.replica_status().copied_seconds  # type: ignore[union-attr]
             assert age is not None
             assert 10 < age < 120  # older than over a good line, and told
 

@@ -20,7 +20,7 @@ def test_who_is_put_off_says_why_and_has_the_state_once_it_is_given(tmp_path: Pa
             await anyio.sleep(30)
             holder, newcomer, steps_soon = nodes[0].stage, world.add(), True
             assert holder is not None
-            holder.standing = lambda: ReplicaStatus(True, holder.steps, holder.outer_step, "")  # type: ignore[method-assign]
+            holder.replica_status = lambda: ReplicaStatus(True, holder.steps, holder.outer_step, "")  # type: ignore[method-assign]
             holder.may_be_taken = lambda _waited_seconds: not steps_soon
             world.tasks.start_soon(lambda: newcomer.live(0, moves=False))
             await anyio.sleep(20)
@@ -67,7 +67,7 @@ def test_an_averaged_state_of_a_group_is_fetched_in_a_young_step_and_that_of_a_l
             for node in nodes[:holders]:
                 stage = node.stage
                 assert stage is not None
-                stage.standing = lambda stage=stage: ReplicaStatus(  # type: ignore[method-assign]
+                stage.replica_status = lambda stage=stage: ReplicaStatus(  # type: ignore[method-assign]
                     True, stage.steps, stage.outer_step, "", sequences=counted
                 )
                 stage.may_be_taken = lambda _waited_seconds: True

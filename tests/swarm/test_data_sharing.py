@@ -378,7 +378,7 @@ def test_shards_from_others_obey_the_storage_limit(play: Callable[[Callable[[Wor
         for shard in (0, 1, 0):
             await loader.load(ShardId(shard), keep=())
             assert sum(path.stat().st_size for path in folder.iterdir()) <= one
-            assert loader.standing(ShardId(shard), ShardUse.IN_USE).origin is ShardOrigin.NODE
+            assert loader.status_of(ShardId(shard), ShardUse.IN_USE).origin is ShardOrigin.NODE
         assert cache.shards() == (0,)
         cache.change_limit(one - 1, keep=())
         with pytest.raises(StorageError, match="--max-storage"):

@@ -69,7 +69,7 @@ def test_under_churn_rounds_go_on_and_no_step_ends_in_two_ways(
         assert machine.newest().state.outer_step >= ROUNDS, told
         assert machine.completed_share >= 0.8, told
         assert machine.in_time_share >= 0.8, told
-        assert len({one.standing().line for one in machine.live.values()}) == 1, told
+        assert len({one.replica_status().line for one in machine.live.values()}) == 1, told
         assert machine.deaths >= ROUNDS, told
         assert machine.sleeps >= ROUNDS // 4, told
         assert machine.wrong_clocks > 0, told
@@ -94,6 +94,6 @@ def test_whose_clock_is_wrong_is_in_no_round_until_it_is_right() -> None:
             assert comer.state.outer_step == 1
             assert machine.newest().state.outer_step > 3
         assert comer.entered
-        assert len({one.standing().line for one in machine.live.values()}) == 1
+        assert len({one.replica_status().line for one in machine.live.values()}) == 1
 
     play(scenario)

@@ -46,7 +46,7 @@ def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in
         await for_seconds(5 * DUE_SECONDS, a, b)
         assert a.state.outer_step >= 4
         assert not any(isinstance(outcome, Abandoned) for outcome in (*a.outcomes, *b.outcomes))
-        assert a.standing().line == b.standing().line
+        assert a.replica_status().line == b.replica_status().line
 
     play(scenario)
 
@@ -98,7 +98,7 @@ def test_newcomers_found_no_line_beside_voters_who_are_busy() -> None:
         for voter in voters:
             voter.may_take_part = True
         await for_seconds(60, *voters, *newcomers)
-        assert {one.standing().line for one in newcomers} == {voters[0].standing().line}
+        assert {one.replica_status().line for one in newcomers} == {voters[0].replica_status().line}
         assert voters[0].state.outer_step >= 2
 
     play(scenario)
@@ -145,7 +145,7 @@ def test_two_lines_become_one_in_favour_of_the_one_with_more_work() -> None:
             b.follow(a)
             await anyio.sleep(4 * DUE_SECONDS)
             tasks.cancel_scope.cancel()
-        assert a.standing().line == b.standing().line
+        assert a.replica_status().line == b.replica_status().line
         assert a.state.outer_step > 3
 
     play(scenario)
@@ -175,7 +175,7 @@ def test_a_member_that_dies_during_a_round_stops_nobody(messages: int) -> None:
             await anyio.sleep(200)
             tasks.cancel_scope.cancel()
         assert max(a.state.outer_step, c.state.outer_step) >= 2
-        assert a.standing().line == c.standing().line
+        assert a.replica_status().line == c.replica_status().line
 
     play(scenario)
 
@@ -199,7 +199,7 @@ def test_a_member_whose_messages_are_slow_is_waited_for() -> None:
 def test_when_the_caller_is_gone_another_one_calls() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         replicas = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C))]
-        own = replicas[0].standing()
+        own = replicas[0].replica_status()
         caller = turn_order(STAGE, own, [A, B, C])[0]
         left = [replica for replica in replicas if replica.name != caller]
         for replica, other in zip(left, reversed(left), strict=True):
@@ -276,7 +276,7 @@ def test_parts_and_calls_of_strangers_are_refused() -> None:
         with pytest.raises(PeerRefusedError, match="that train these layers"):
             await c.request(A, part, timeout_seconds=60)
         members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (C, A))
-        call = Call(0, a.standing().root, members, None, CallStep.ASK)
+        call = Call(0, a.replica_status().root, members, None, CallStep.ASK)
         with pytest.raises(PeerRefusedError, match="that train these layers"):
             await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
 
@@ -288,7 +288,7 @@ def test_a_call_with_other_voters_than_the_certificate_names_is_refused() -> Non
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
         await for_seconds(DUE_SECONDS + 5, a, b)
         c = network.join(C)
-        own = a.standing()
+        own = a.replica_status()
         assert own.is_certified
         members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (A, C))
         for roster in (None, members):

@@ -22,8 +22,8 @@ STAGE = StageName(RunId("1" * 64), LayerRange(0, 2))
 OWN = ReplicaStatus(True, 10, 3, "a" * 64, sequences=5)
 
 
-def crowd(count: int, standing: ReplicaStatus = OWN) -> dict[NodeId, ReplicaStatus]:
-    return {NodeId(f"n{number}"): standing for number in range(count)}
+def crowd(count: int, status: ReplicaStatus = OWN) -> dict[NodeId, ReplicaStatus]:
+    return {NodeId(f"n{number}"): status for number in range(count)}
 
 
 def test_more_replicas_than_members_take_turns_and_end_with_the_same_bytes() -> None:

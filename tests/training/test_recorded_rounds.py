@@ -46,7 +46,7 @@ def test_everybody_tells_the_same_of_a_round_and_who_was_refused_and_why() -> No
         values = {one.group.status.recent[0].certificate.value for one in honest}  # type: ignore[union-attr]
         assert len(values) == 1
         assert honest[0].group.status.layers == STAGE.layers
-        root = honest[0].standing().root
+        root = honest[0].replica_status().root
         assert honest[0].group.certified_root(1) == root
         assert honest[0].group.certified_root(2) == ""
 
@@ -117,7 +117,7 @@ def test_who_votes_no_and_is_outvoted_tells_of_both() -> None:
         assert late.certificate is not None
         assert late.certificate.votes >= 2
         assert c.group.status.accepted == a.group.status.accepted == 6  # each contribution counts once
-        assert c.group.certified_root(2) == a.group.certified_root(2) == a.standing().root
+        assert c.group.certified_root(2) == a.group.certified_root(2) == a.replica_status().root
 
     play(scenario)
 

@@ -30,7 +30,7 @@ def test_a_side_of_a_partition_without_a_quorum_trains_on_and_follows_afterwards
         network.partition()
         await for_seconds(60 + 4 * DUE_SECONDS, a, b, c)
         assert not c.group.gathering.must_follow.is_set()
-        assert a.standing().line == c.standing().line
+        assert a.replica_status().line == c.replica_status().line
         assert members_of_last_round(a) == 3
 
     play(scenario)
@@ -52,7 +52,7 @@ def test_who_starts_from_before_a_round_that_it_has_written_down_takes_it_from_t
         network.kill(C)
         again = SimulatedReplica(C, network, 3, steps=5, book=c.book)
         await for_seconds(10, a, b, again)
-        assert again.standing().line == a.standing().line
+        assert again.replica_status().line == a.replica_status().line
         assert not again.group.gathering.must_follow.is_set()
 
     play(scenario)
@@ -70,7 +70,7 @@ def test_who_is_refused_does_not_end_the_round_of_the_others_and_begins_anew_fro
         assert [one.members for one in a.outcomes if isinstance(one, Agreed)][:3] == [3, 2, 3]
         assert not any(isinstance(one, Abandoned) for one in a.outcomes)
         assert (c.weights - c.state.anchor).abs().max() < 10.0
-        assert c.standing().line == a.standing().line
+        assert c.replica_status().line == a.replica_status().line
         (without,) = (one for one in a.group.status.recent if one.views == 2)
         assert {one.node_id: one.part for one in without.members}[C] is MemberPart.REFUSED
 
@@ -128,7 +128,7 @@ def test_what_is_trained_while_a_round_ends_late_is_kept() -> None:
         await for_seconds(200, a, b)
         agreed = [outcome for outcome in (*a.outcomes, *b.outcomes) if isinstance(outcome, Agreed)]
         assert any(outcome.late_for is not None for outcome in agreed)
-        assert a.standing().line == b.standing().line
+        assert a.replica_status().line == b.replica_status().line
 
     play(scenario)
 
@@ -159,12 +159,12 @@ def test_who_slept_through_rounds_takes_their_aggregates_and_keeps_what_it_had_t
     async def scenario(network: InMemoryNetwork) -> None:
         a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
         await for_seconds(DUE_SECONDS + 5, a, b, c)
-        sleeping, change = c.standing(), c.state.anchor - c.weights
+        sleeping, change = c.replica_status(), c.state.anchor - c.weights
         assert 0 < c.sequences < 2 * DUE_SECONDS
         network.partition([A, B], [C])
         while a.state.outer_step < sleeping.outer_step + missed:
             await for_seconds(DUE_SECONDS, a, b)
-        assert c.standing() == sleeping
+        assert c.replica_status() == sleeping
         network.partition()
         a.is_idle = b.is_idle = c.is_idle = True
         await for_seconds(40, a, b, c)
@@ -173,7 +173,7 @@ def test_who_slept_through_rounds_takes_their_aggregates_and_keeps_what_it_had_t
         assert [outcome.is_without_own for outcome in taken] == [True] * missed
         assert torch.allclose(c.state.anchor - c.weights, change, atol=1e-6)
         assert c.sequences == sleeping.sequences
-        assert c.standing().line == a.standing().line
+        assert c.replica_status().line == a.replica_status().line
         assert torch.equal(a.state.velocity, c.state.velocity)
         a.is_idle = b.is_idle = c.is_idle = False
         await for_seconds(3 * DUE_SECONDS, a, b, c)
@@ -244,7 +244,7 @@ def test_members_that_all_restart_between_prepare_and_commit_end_the_step_with_w
         again = [started_again(replica, seed + 10) for seed, replica in enumerate(replicas)]
         assert {replica.state.outer_step for replica in again} == {number}
         await for_seconds(35, *again)
-        assert len({replica.standing().line for replica in again}) == 1
+        assert len({replica.replica_status().line for replica in again}) == 1
         for replica in again:
             assert digest in {certificate.value.digest for certificate in replica.book.ended()}
 
@@ -275,7 +275,7 @@ def test_who_restarts_locked_asks_at_once_and_takes_the_end_without_its_work_twi
             while a.state.outer_step == number:
                 await for_seconds(DUE_SECONDS, a, b)
         assert c.state.outer_step == number
-        assert c.group.actor.locked_step(c.standing().root)
+        assert c.group.actor.locked_step(c.replica_status().root)
         del c.book.write
         again = started_again(c, 9)
         again.is_idle = True
@@ -298,6 +298,6 @@ def test_who_did_little_abstains_and_its_work_is_in_a_later_round() -> None:
         assert parts[0]
         assert not all(parts)
         assert not any(outcome.is_without_own for outcome in a.outcomes if isinstance(outcome, Agreed))
-        assert a.standing().line == c.standing().line
+        assert a.replica_status().line == c.replica_status().line
 
     play(scenario)

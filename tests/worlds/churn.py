@@ -180,7 +180,7 @@ class ChurnMachine:
     @property
     def is_settled(self) -> bool:
         """Whether all events are over, and all who live are of one line."""
-        lines = {one.standing().line for one in self.live.values()}
+        lines = {one.replica_status().line for one in self.live.values()}
         return self._at_work == 0 and len(lines) == 1
 
     @property
@@ -304,9 +304,9 @@ class ChurnMachine:
         return self._random.choice(sorted(possible))
 
     def _is_dispensable(self, node: NodeId) -> bool:
-        line = self.newest().standing().line
-        here = {name: one for name, one in self.live.items() if one.standing().line == line}
-        steps = [one.group.gathering.step_of(one.standing()) for one in here.values()]
+        line = self.newest().replica_status().line
+        here = {name: one for name, one in self.live.items() if one.replica_status().line == line}
+        steps = [one.group.gathering.step_of(one.replica_status()) for one in here.values()]
         step = next((one for one in steps if one is not None), None)  # newcomers do not know the voters
         if step is None:  # nobody has ended a step yet: all have to agree
             return len(self.live) > MIN_FOUNDERS
@@ -320,8 +320,8 @@ class ChurnMachine:
     async def _look_on(self) -> None:
         while True:
             for replica in list(self.live.values()):
-                standing, newest = replica.standing(), self.newest()
-                self.roots.setdefault(standing.outer_step, set()).add(standing.root)
+                status, newest = replica.replica_status(), self.newest()
+                self.roots.setdefault(status.outer_step, set()).add(status.root)
                 may_follow = replica.name not in self._asleep and newest is not replica
                 if replica.group.gathering.must_follow.is_set() and may_follow:
                     self._note(f"{_short(replica)} follows {_short(newest)}")

@@ -29,7 +29,7 @@ from neuroshard.state.checkpoint_saver import StateCapture
 from neuroshard.state.download import ReceivingOptions, ReplicaClient, StageFile
 from neuroshard.state.outer_state import OuterProgress, state_root
 from neuroshard.state.receiver import StateReceiver
-from neuroshard.state.replica_status import STANDING, STATUS_REQUEST
+from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST
 from neuroshard.state.snapshot_server import DonorLimits, SnapshotServer
 from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.state.transfer_messages import (
@@ -104,7 +104,7 @@ class DonorNode:
         """Serve on this network."""
         self.network = network
         transport = network.join(self.name)
-        transport.serve(STANDING, self.donor.tell_standing, STATUS_REQUEST)
+        transport.serve(REPLICA_STATUS, self.donor.give_status, STATUS_REQUEST)
         transport.serve(MANIFEST, self.donor.give_manifest, MANIFEST_REQUEST)
         transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST)
         transport.serve(RECEIVED, self.donor.note_received, RECEIVED_NOTICE)

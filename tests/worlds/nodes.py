@@ -140,7 +140,7 @@ class HeldStage:
             time=self.clock(),
         )
 
-    def standing(self) -> ReplicaStatus:
+    def replica_status(self) -> ReplicaStatus:
         copied = None if self.copied_at is None else self.clock() - self.copied_at
         return ReplicaStatus(True, self.steps, self.outer_step, f"{self.outer_step:064x}", copied_seconds=copied)
 

@@ -111,7 +111,7 @@ class SimulatedReplica:
             STAGE,
             StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
             SEQUENCES_PER_STEP,
-            self._standing,
+            self._replica_status,
             self._peers,
             lambda node: IDENTITIES[node].wallet_id,
             lambda: self.may_take_part,
@@ -153,8 +153,8 @@ class SimulatedReplica:
         """Seconds since 1970 by its own clock."""
         return NOW + anyio.current_time() + self.clock_ahead
 
-    def standing(self) -> ReplicaStatus:
-        return self.group.gathering.standing()
+    def replica_status(self) -> ReplicaStatus:
+        return self.group.gathering.replica_status()
 
     async def live(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -174,7 +174,7 @@ class SimulatedReplica:
         self.steps, self.sequences, self.wallet_rounds = other.steps, other.sequences, other.wallet_rounds
         self.group.gathering.must_follow = anyio.Event()
 
-    def _standing(self) -> ReplicaStatus:
+    def _replica_status(self) -> ReplicaStatus:
         root, rounds = state_root(self.state), self.wallet_rounds
         return ReplicaStatus(
             True, self.steps, self.state.outer_step, root, sequences=self.sequences, wallet_rounds=rounds
