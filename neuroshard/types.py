@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
 from enum import StrEnum
-from typing import Annotated, NewType, TypeAlias
+from typing import Annotated, Any, NewType, TypeAlias, get_type_hints
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from pydantic import Field
 
 NodeId = NewType("NodeId", str)  # libp2p peer id of the node's Ed25519 key
@@ -59,8 +59,32 @@ MAX_SHARDS = 10**8
 MAX_LOSS = 10_000.0  # nats per token; a peer that sends a higher loss is wrong
 
 
-@dataclass(frozen=True, order=True)
-class LayerRange:
+class _Range(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
+    """Numbers start, start + 1, ... stop - 1: `[start, stop]` in messages, an object in the API and in checkpoints."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls: Any, _source: object, handler: Callable[[type], Any]) -> Any:
+        """Let pydantic, which does not know structs, read and write a range as a dataclass of the same name."""
+        from pydantic_core import core_schema
+
+        fields = get_type_hints(cls, include_extras=True).items()
+        as_object = make_dataclass(cls.__name__, fields, namespace={"__doc__": cls.__doc__})
+
+        def to_object(value: Any) -> Any:
+            return as_object(value.start, value.stop) if isinstance(value, cls) else value
+
+        def to_range(value: Any) -> Any:
+            return cls(value.start, value.stop)
+
+        schema = handler(as_object)
+        return core_schema.no_info_after_validator_function(
+            to_range,
+            core_schema.no_info_before_validator_function(to_object, schema),
+            serialization=core_schema.plain_serializer_function_ser_schema(to_object, return_schema=schema),
+        )
+
+
+class LayerRange(_Range, frozen=True, order=True):
     """Layers start, start + 1, ... stop - 1 of a model."""
 
     # The bounds apply to ranges that peers send.
@@ -86,8 +110,7 @@ class LayerRange:
         return tuple(roles)
 
 
-@dataclass(frozen=True, order=True)
-class ShardRange:
+class ShardRange(_Range, frozen=True, order=True):
     """Shards start, start + 1, ... stop - 1 of a data set. The bounds apply to ranges that peers send."""
 
     start: Annotated[int, Meta(ge=0, le=MAX_SHARDS)]

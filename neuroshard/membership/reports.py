@@ -1,6 +1,6 @@
 """Training reports: their fields, their intervals and their sequence numbers.
 
-A report travels as an array without the names of its fields: each node sends one every few seconds. It takes about 460
+A report travels as an array without the names of its fields: each node sends one every few seconds. It takes about 440
 bytes, of which 192 are keys and signatures."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_TOKENS_PER_SECOND = 1e9
 MAX_SEQUENCE = 2**53  # every JSON reader represents integers up to this one exactly
 MAX_INTERVAL_SECONDS = 1000.0
 MAX_WINDOWS = 64  # in a report; a node with more of them reports none
-MAX_REPORT_BYTES = 3072  # of a signed report
+MAX_REPORT_BYTES = 1536  # of a signed report
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from neuroshard.model.architecture import StagePlan
 from neuroshard.types import MAX_LAYERS, LayerRange, NodeId, Role, RunId, WalletId
 
 
-@dataclass(frozen=True, order=True)
-class StageRange:
+class StageRange(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
     """Stages start, start + 1, ... stop - 1 of a plan. The bounds apply to ranges that peers send."""
 
     start: Annotated[int, Meta(ge=0, le=MAX_LAYERS)]  # a stage has at least one layer

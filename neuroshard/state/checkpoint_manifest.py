@@ -10,6 +10,8 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec import structs
+
 from neuroshard.errors import CheckpointError, StorageError
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, WalletId
@@ -79,7 +81,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Encode as JSON with its own digest: equal manifests give equal bytes. Raises ValueError beyond MAX_META_BYTES."""
     content = {"meta": asdict(_finite(manifest.meta)), "tensors": asdict(manifest.tensors)}
     document = {"format_version": FORMAT_VERSION, "content": content, "sha256": _digest(content)}
-    encoded = json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode()
+    encoded = json.dumps(document, indent=1, sort_keys=True, allow_nan=False, default=structs.asdict).encode()
     if len(encoded) > MAX_META_BYTES:
         raise ValueError(f"checkpoint metadata of {len(encoded)} bytes exceeds {MAX_META_BYTES}")
     return encoded
@@ -125,7 +127,7 @@ def _reader() -> type[BaseModel]:
 
 
 def _digest(content: object) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=structs.asdict)
     return sha256(text.encode()).hexdigest()
 
 

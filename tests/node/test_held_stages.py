@@ -52,7 +52,7 @@ def test_several_stages_are_kept_together_also_when_one_has_no_checkpoint_yet(tm
 
 
 @pytest.mark.parametrize(
-    "note", [None, b"", b"[]", b'{"start": 2, "stop": 4}', b'{"start": 1, "stop": 1}', b" " * 5000, b"\xff"]
+    "note", [None, b"", b"[]", b'{"start": 0, "stop": 1}', b"[2, 4]", b"[1, 1]", b"[0, 1, 2]", b" " * 5000, b"\xff"]
 )
 def test_without_a_note_that_names_stages_the_newest_checkpoint_counts(tmp_path: Path, note: bytes | None) -> None:
     save(tmp_path, 0, 1000.0)
