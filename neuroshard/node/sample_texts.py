@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,9 +13,8 @@ from threading import Event
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.state_file import write_atomically
-from neuroshard.errors import NotReadyError
-from neuroshard.identity.strict_json import parse_json
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, Publisher
@@ -24,11 +22,9 @@ from neuroshard.status.history import SamplesStatus, TextSample
 from neuroshard.training.text_generation import (
     MOST_CHARACTERS,
     MOST_TOKENS,
-    PROMPTS,
+    StoredSamples,
     is_due,
     next_mark,
-    samples_from_json,
-    samples_to_json,
 )
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import RunId
@@ -89,13 +85,20 @@ class SampleTexts:
         offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> None:
         """`author` is None without the whole model; `clock` returns seconds since the epoch."""
-        self._path = data_dir / FOLDER / f"{run_id}.json"
+        self._file = StateFile(
+            data_dir / FOLDER / f"{run_id}.json",
+            StoredSamples,
+            "ignore",
+            "a new list of samples begins",
+            max_bytes=MOST_BYTES,
+            data_dir=data_dir,
+        )
         self._publisher = publisher
         self._author = author
         self._clock = clock
         self._monotonic = monotonic
         self._offload = offload
-        self._prompts, self._samples = _read(self._path)
+        self._stored = self._read()
 
     async def run(self) -> None:
         """Write a sample whenever one is due, until cancelled; return at once without the whole model."""
@@ -103,7 +106,7 @@ class SampleTexts:
         author = self._author
         while author is not None:
             look = author.look()
-            if look.may_write and is_due(look.steps, self._samples, look.trained_seconds):
+            if look.may_write and is_due(look.steps, self._stored.samples, look.trained_seconds):
                 await anyio.sleep(0 if await self._write(author) else RETRY_SECONDS)
             await sleep_to_tick(LOOK_SECONDS)
 
@@ -112,7 +115,7 @@ class SampleTexts:
         step, begun = author.look().steps, self._monotonic()
         try:
             texts = list[str]()
-            for prompt in self._prompts:
+            for prompt in self._stored.prompts:
                 if not author.look().may_write:
                     return False  # a pause must free the accelerator
                 texts.append(await self._text(author, prompt))
@@ -120,7 +123,8 @@ class SampleTexts:
             _LOG.info("The model could not write a sample now: %s", error)
             return False
         last, seconds = author.look().steps, round(self._monotonic() - begun, 3)
-        self._samples = (*self._samples, TextSample(step, max(step, last), self._clock(), seconds, tuple(texts)))
+        sample = TextSample(step, max(step, last), self._clock(), seconds, tuple(texts))
+        self._stored = StoredSamples(self._stored.prompts, (*self._stored.samples, sample))
         self._show()
         await self._save()
         return True
@@ -140,27 +144,21 @@ class SampleTexts:
         return "".join(pieces)[:MOST_CHARACTERS]
 
     def _show(self) -> None:
-        samples = self._samples
+        samples = self._stored.samples
         due = None if self._author is None else next_mark(samples[-1].last_step if samples else None)
         explanation = PARTIAL if self._author is None else ""
-        self._publisher.change(samples=SamplesStatus(self._prompts, samples, due, explanation))
+        self._publisher.change(samples=SamplesStatus(self._stored.prompts, samples, due, explanation))
 
     async def _save(self) -> None:
-        content = json.dumps(samples_to_json(self._prompts, self._samples), ensure_ascii=False)
         try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            await self._offload(partial(write_atomically, self._path, content.encode("utf-8", "replace")))
-        except OSError as error:
-            _LOG.warning("The texts of the model cannot be saved in %s: %s.", self._path, error.strerror)
+            await self._offload(partial(self._file.write, self._stored))
+        except StorageError as error:
+            _LOG.warning("The texts of the model cannot be saved: %s", error)
 
-
-def _read(path: Path) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
-    """Read the samples of earlier starts. A file that cannot be read stays until the next sample replaces it."""
-    try:
-        with path.open("rb") as file:
-            return samples_from_json(parse_json(file.read(MOST_BYTES + 1), MOST_BYTES))
-    except FileNotFoundError:
-        return PROMPTS, ()
-    except (OSError, ValueError) as error:
-        _LOG.warning("The samples in %s cannot be read (%s): a new list begins.", path, error)
-        return PROMPTS, ()
+    def _read(self) -> StoredSamples:
+        """Read the samples of earlier starts. A file that cannot be used stays until the next sample replaces it."""
+        try:
+            return self._file.read() or StoredSamples()
+        except StorageError as error:
+            _LOG.warning("%s A new list of samples begins.", error.message)
+            return StoredSamples()

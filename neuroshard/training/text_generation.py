@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from math import isfinite
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import anyio
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from neuroshard.data.tokenizer.encoder import Tokenizer
@@ -24,7 +24,7 @@ from neuroshard.pipeline.stage_protocol import run_off_loop
 from neuroshard.pipeline.stage_texts import StageTexts, Text
 from neuroshard.status.board import Generate, GeneratedText, GenerationSummary
 from neuroshard.status.history import TextSample
-from neuroshard.types import Architecture, JsonValue, NodeId
+from neuroshard.types import Architecture, NodeId
 
 
 class StopSequences:
@@ -376,12 +376,22 @@ MOST_TOKENS: Final = 32  # per text
 MOST_CHARACTERS: Final = 400
 MOST_SAMPLES: Final = 64
 SHARE: Final = 0.01  # of the training time that sample texts may take
-FORMAT: Final = 1
 _FIRST_MARKS: Final = (0, 10, 100, 1_000)
 
 
-class MalformedSamplesError(ValueError):
-    """The stored value does not contain samples of a run."""
+class StoredSamples(Struct, frozen=True, forbid_unknown_fields=True):
+    """The samples of a run as they are stored, with the prompts that they continue; at most about 200 kB of JSON."""
+
+    prompts: Annotated[tuple[str, ...], Meta(min_length=1, max_length=len(PROMPTS))] = PROMPTS
+    samples: Annotated[tuple[TextSample, ...], Meta(max_length=MOST_SAMPLES)] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a sample with impossible numbers, or with other texts than one for each prompt."""
+        if any(len(text) > MOST_CHARACTERS for text in (*self.prompts, *(t for s in self.samples for t in s.texts))):
+            raise ValueError(f"a text has more than {MOST_CHARACTERS} characters")
+        for sample in self.samples:
+            if not 0 <= sample.step <= sample.last_step or sample.seconds < 0 or len(sample.texts) != len(self.prompts):
+                raise ValueError(f"the sample of step {sample.step} has impossible values")
 
 
 def next_mark(last_step: int | None) -> int:
@@ -408,38 +418,3 @@ def is_due(steps: int, samples: tuple[TextSample, ...], trained_seconds: float) 
         return False
     spent = sum(sample.seconds for sample in samples) + samples[-1].seconds
     return spent <= SHARE * trained_seconds
-
-
-def samples_to_json(prompts: tuple[str, ...], samples: tuple[TextSample, ...]) -> dict[str, JsonValue]:
-    """Encode prompts and samples; at most about 200 kB of JSON."""
-    rows = [[s.step, s.last_step, s.time, round(s.seconds, 3), list(s.texts)] for s in samples]
-    return {"format": FORMAT, "prompts": list(prompts), "samples": rows}
-
-
-def samples_from_json(value: JsonValue) -> tuple[tuple[str, ...], tuple[TextSample, ...]]:
-    """Decode stored prompts and samples. Raises MalformedSamplesError."""
-    match value:
-        case {"format": 1, "prompts": [*prompts], "samples": [*rows]} if len(rows) <= MOST_SAMPLES:
-            texts = _texts(prompts)
-            if not 1 <= len(texts) <= len(PROMPTS):
-                raise MalformedSamplesError(f"{len(texts)} prompts, not 1 to {len(PROMPTS)}")
-            return texts, tuple(_sample(row, len(texts)) for row in rows)
-        case _:
-            raise MalformedSamplesError("it has other members than samples of a run")
-
-
-def _sample(row: JsonValue, texts: int) -> TextSample:
-    match row:
-        case [int() as step, int() as last, int() | float() as time, int() | float() as seconds, [*written]] if (
-            len(written) == texts and 0 <= step <= last and isfinite(time) and isfinite(seconds) and seconds >= 0
-        ):
-            return TextSample(step, last, float(time), float(seconds), _texts(written))
-        case _:
-            raise MalformedSamplesError("a sample does not hold what it should")
-
-
-def _texts(values: list[JsonValue]) -> tuple[str, ...]:
-    texts = tuple(value for value in values if isinstance(value, str) and len(value) <= MOST_CHARACTERS)
-    if len(texts) != len(values):
-        raise MalformedSamplesError("a text is too long, or none")
-    return texts

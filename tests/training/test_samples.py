@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers
@@ -14,11 +13,9 @@ from neuroshard.training.text_generation import (
     MOST_SAMPLES,
     PROMPTS,
     SHARE,
-    MalformedSamplesError,
+    StoredSamples,
     is_due,
     next_mark,
-    samples_from_json,
-    samples_to_json,
 )
 
 TEXTS = ("of of", "the the", "in a")
@@ -59,29 +56,32 @@ def test_a_mark_lies_ahead(step: int) -> None:
     assert step < next_mark(step) <= max(10 * step, 2 * step + 10)
 
 
+def read(content: object) -> StoredSamples:
+    return msgspec.json.decode(msgspec.json.encode(content), type=StoredSamples)
+
+
 def test_what_was_written_down_is_read_again() -> None:
-    samples = (sample(0), TextSample(10, 12, 5.0, 0.25, ("é\n", "", "x" * MOST_CHARACTERS)))
-    written = json.loads(json.dumps(samples_to_json(PROMPTS, samples)))
-    assert samples_from_json(written) == (PROMPTS, samples)
+    stored = StoredSamples(PROMPTS, (sample(0), TextSample(10, 12, 5.0, 0.25, ("\u00e9\n", "", "x" * MOST_CHARACTERS))))
+    assert read(stored) == stored
 
 
-ROW = [0, 0, 1.0, 0.5, list(TEXTS)]
+ROW = {"step": 0, "last_step": 0, "time": 1.0, "seconds": 0.5, "texts": list(TEXTS)}
 
 
 @pytest.mark.parametrize(
     "damaged",
     [
         None,
-        {"format": 2, "prompts": list(PROMPTS), "samples": []},
-        {"format": 1, "prompts": [], "samples": []},
-        {"format": 1, "prompts": [1, 2, 3], "samples": []},
-        {"format": 1, "prompts": list(PROMPTS), "samples": [ROW] * (MOST_SAMPLES + 1)},
-        {"format": 1, "prompts": list(PROMPTS), "samples": [[5, 4, *ROW[2:]]]},
-        {"format": 1, "prompts": list(PROMPTS), "samples": [[*ROW[:4], ["one"]]]},
-        {"format": 1, "prompts": list(PROMPTS), "samples": [[*ROW[:4], ["x" * (MOST_CHARACTERS + 1), "", ""]]]},
-        {"format": 1, "prompts": list(PROMPTS), "samples": [[*ROW[:3], -1.0, ROW[4]]]},
+        {"prompts": list(PROMPTS), "samples": [], "more": 1},
+        {"prompts": [], "samples": []},
+        {"prompts": [1, 2, 3], "samples": []},
+        {"prompts": list(PROMPTS), "samples": [ROW] * (MOST_SAMPLES + 1)},
+        {"prompts": list(PROMPTS), "samples": [{**ROW, "step": 5, "last_step": 4}]},
+        {"prompts": list(PROMPTS), "samples": [{**ROW, "texts": ["one"]}]},
+        {"prompts": list(PROMPTS), "samples": [{**ROW, "texts": ["x" * (MOST_CHARACTERS + 1), "", ""]}]},
+        {"prompts": list(PROMPTS), "samples": [{**ROW, "seconds": -1.0}]},
     ],
 )
 def test_other_contents_are_refused(damaged: object) -> None:
-    with pytest.raises(MalformedSamplesError):
-        samples_from_json(damaged)  # type: ignore[arg-type]
+    with pytest.raises(msgspec.ValidationError):
+        read(damaged)
