@@ -55,7 +55,7 @@ class NodePaths:
 def expanded(path: str | Path) -> Path:
     """Expand ~ and ~user in a path. Raises UsageError for a NUL character or an unknown home folder."""
     if "\0" in str(path):
-        raise UsageError("A path has no NUL character in it.", "Write it anew.")
+        raise UsageError("A path cannot contain a NUL character.", "Enter it again.")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:  # no user has this name, or the user has no home folder
@@ -81,7 +81,7 @@ def default_data_dir(home: Path | None = None) -> Path:
         first = pointers[0]
         raise StorageError(
             f"The data folder {folder}, which {first / CONFIG_FILE} names, is not there.",
-            "Connect its disk, or mend or remove the line data_dir in that file.",
+            "Connect its disk, or correct or remove the line data_dir in that file.",
         )
     return folder
 

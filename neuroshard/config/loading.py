@@ -129,7 +129,7 @@ def read_config(path: Path) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not text.", "Save it as UTF-8, or remove it: then the defaults hold.") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.", "Mend or remove that line.") from error
+        raise UsageError(f"{path} is not valid TOML: {error}.", "Correct or remove that line.") from error
     stored = _collect(table, f"key in {path}", _lines(text))
     for key in stored:
         if note_of(key).applies is Applies.NOT_STORED and path.parent != home_data_dir().absolute():

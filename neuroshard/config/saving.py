@@ -110,7 +110,7 @@ def _toml_scalar(value: object) -> str:
         case str():
             # A JSON string is a TOML basic string, except for DEL. Surrogate halves have no UTF-8 form.
             if any("\ud800" <= character <= "\udfff" for character in value):
-                raise UsageError("A text with broken characters cannot be stored.", "Write it anew.")
+                raise UsageError("A text with broken characters cannot be stored.", "Enter it again.")
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case _:
             raise UsageError(f"A value of type {type(value).__name__} cannot be stored in config.toml.")
@@ -180,7 +180,7 @@ def _store_token(data_dir: Path, token: str) -> None:
         known = stored_token(data_dir)
     except TokenError as error:
         raise ConflictError(
-            f"{file} is there and holds no usable token: {error.message}", "Move that file away, or mend it."
+            f"{file} is there and holds no usable token: {error.message}", "Move that file away, or correct it."
         ) from error
     if known is not None and known.get_secret_value().split() != token.split():
         raise ConflictError(f"The folder {data_dir} holds another wallet.", "Use that wallet, or another folder.")

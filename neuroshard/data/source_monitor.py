@@ -114,23 +114,23 @@ class SourceMonitor:
         try:
             manifest = parse_manifest(data, self._trust)
         except DataError as error:
-            return self._problem(RefreshState.REFUSED, f"Refused: {error} Training goes on with the run's own data.")
+            return self._problem(RefreshState.REFUSED, f"Refused: {error} Training continues with the run's own data.")
         if manifest.total_shards < self._most_shards:
             return self._problem(
                 RefreshState.OLDER,
                 f"The source shows {manifest.total_shards:,} shards, but there were {self._most_shards:,} already: "
-                "a cache on the way may be behind. Training goes on.",
+                "a cache between may be older. Training continues.",
             )
         try:
             await pinned_part(self._genesis.fetcher, self._copies, manifest, self._pins, give_up_after=2)
         except WrongDataSetError as error:
-            return self._problem(RefreshState.REFUSED, f"Refused: {error} Training goes on with the run's own data.")
+            return self._problem(RefreshState.REFUSED, f"Refused: {error} Training continues with the run's own data.")
         except DataError as error:
-            return self._problem(RefreshState.INCOMPLETE, f"{error} Looking again later; training goes on.")
+            return self._problem(RefreshState.INCOMPLETE, f"{error} The node will check again; training continues.")
         try:
             await self._check_table(manifest)
         except DataError as error:
-            return self._problem(RefreshState.INCOMPLETE, f"{error} Looking again later; training goes on.")
+            return self._problem(RefreshState.INCOMPLETE, f"{error} The node will check again; training continues.")
         return self._accepted(manifest)
 
     async def _check_table(self, manifest: DataSetManifest) -> None:

@@ -88,8 +88,8 @@ def stored_problems(place: ObjectReader, manifest: DataSetManifest) -> Iterator[
         return
     if checkpoints.total_shards < manifest.total_shards:
         yield (
-            f"{CHECKPOINTS_NAME} tells of {checkpoints.total_shards} shards, the manifest of {manifest.total_shards}: "
-            "it is the older one, and a build cannot go on from it."
+            f"{CHECKPOINTS_NAME} describes {checkpoints.total_shards} shards, the manifest of {manifest.total_shards}: "
+            "it is older, and a build cannot resume from it."
         )
 
 

@@ -108,7 +108,7 @@ def _averaging_objection(outer: OuterOptimization) -> str | None:
     if outer.codec == "topk":
         return "codec must not be topk with strategy averaging: use codec = powersgd"
     if outer.overlap:
-        return "overlap must be false with strategy averaging: there is nothing to go on from before a step has ended"
+        return "overlap must be false with strategy averaging: training can only continue after the step has ended"
     return None
 
 

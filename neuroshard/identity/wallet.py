@@ -133,7 +133,7 @@ def _weakness(token: str) -> str | None:
     if len(token) >= STRONG_TEXT_CHARACTERS and len(set(token)) >= 8:
         return None
     return (
-        "This token is short or simple: whoever guesses it owns the wallet. "
+        "This token is short or simple: anyone who guesses it owns the wallet. "
         "`neuroshard wallet new` makes one that cannot be guessed."
     )
 

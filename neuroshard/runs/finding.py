@@ -141,7 +141,7 @@ class RunFinder:
 
     def _why_none(self, default: DefaultRun | None) -> str:
         if default is None:
-            nearby = " and no node nearby tells of one" if self._networking.meets_strangers else ""
+            nearby = " and no node nearby reports one" if self._networking.meets_strangers else ""
             return f"These data name no default run{nearby}, {OF_ITS_OWN} {HOW_TO_JOIN}"
         if not self._networking.is_wanted:
             return (

@@ -50,7 +50,7 @@ def check_not_later(name: str, value: JsonValue) -> None:
     """Raises UsageError if the entry asks for a feature that this version does not have."""
     later = LATER_NAMES.get(name)
     if later is not None and not _is_today(later, value):
-        hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} says the same."
+        hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} means the same."
         raise UsageError(f"{name}: {later.feature} is not in this version.", hint)
 
 
@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[:60]} stands there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[:60]} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -151,7 +151,7 @@ def read_run_config(path: Path) -> RunConfig:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     except ValueError as error:
-        raise UsageError(f"{path} cannot be used: {error}.", "Mend that place.") from error
+        raise UsageError(f"{path} cannot be used: {error}.", "Correct that place.") from error
     _check_names(config, path)
     for name, value in config.items():
         check_not_later(name, value)
@@ -208,7 +208,7 @@ def _checked(entries: RunConfig, written: Mapping[str, JsonValue]) -> RunParamet
             f"{key} = {value!r}"[:100] if isinstance(value, str | int | float) else key
             for key, value in entries.items()
         )
-        raise UsageError(f"{shown} cannot be used: {reason}", "Mend it in the file of the run.") from None
+        raise UsageError(f"{shown} cannot be used: {reason}", "Correct it in the file of the run.") from None
 
 
 def _architecture(value: JsonValue, vocabulary_size: int) -> Architecture:

@@ -82,7 +82,7 @@ class StageSelection:
         """Return the stages of the whole model. Raises CheckpointError that names the missing layers."""
         if self.missing:
             raise CheckpointError(
-                f"{missing_sentence(self.missing)} No saved state of them lies in these folders.",
+                f"{missing_sentence(self.missing)} These folders contain no saved state of them.",
                 "Name the folders of the nodes that hold them, too: --from FOLDER, as often as needed.",
             )
         return self.stages

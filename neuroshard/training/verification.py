@@ -135,7 +135,7 @@ def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
     counting = _counting(evidence)
     if evidence.last_non_finite_step is not None and len(counting) < 2:
         step = evidence.last_non_finite_step
-        reason = f"A step gave a value that is not a number (step {step}); learning must be shown anew."
+        reason = f"A step gave a value that is not a number (step {step}); learning must be shown again."
         return VerificationStatus(
             False, LearningVerdict.INSUFFICIENT_DATA, reason, "Wait for two more evaluations.", trend
         )

@@ -180,7 +180,7 @@ def _what_runs(control: NodeControl) -> str:
         return "Something still holds the data folder: see `neuroshard status`."
     if node is not None:
         return "A node still holds the data folder: see `neuroshard status`. Start it again when it has ended."
-    return "No node runs now. Start it with `neuroshard`: it goes on from its newest checkpoint."
+    return "No node runs now. Start it with `neuroshard`: it resumes from its newest checkpoint."
 
 
 def _install(installation: Installation, version: str, archive: Path, unpacked_size: int) -> None:

@@ -173,7 +173,7 @@ def test_a_run_of_a_given_peer_is_listened_for(genesis: Path, published: RunOffe
     assert found.origin is RunOrigin.NEARBY
     alone, told = search(tmp_path / "b", genesis, peer=[SEED])
     assert isinstance(alone, NoRun)
-    assert "no node nearby tells of one" in alone.explanation
+    assert "no node nearby reports one" in alone.explanation
     assert sum("for a node nearby" in words for words, _ in told) == 3
 
 

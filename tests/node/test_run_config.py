@@ -287,8 +287,8 @@ def test_unknown_names_get_the_nearest_known_one(tmp_path: Path, text: str, word
     ("text", "problem"),
     [
         ("inner_lr: [1", "line 1"),
-        ("inner_lr: 1\ninner_lr: 2", "inner_lr stands there twice"),
-        ("architecture: {depth: 2, depth: 3}", "depth stands there twice"),
+        ("inner_lr: 1\ninner_lr: 2", "inner_lr occurs twice"),
+        ("architecture: {depth: 2, depth: 3}", "depth occurs twice"),
         ("- inner_lr", "names and values are needed"),
         ("", "names and values are needed"),
         ("1: 2", "names and values are needed"),
