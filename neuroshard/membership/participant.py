@@ -81,10 +81,6 @@ class Participant:
         """Set as soon as this node's record is in the directory."""
         return self._meeting.announced
 
-    def report_soon(self) -> None:
-        """Report a change of what this node does to the others within a second."""
-        self._reporter.report_soon()
-
     async def live(self, network: Network) -> None:
         """Take part in the run until cancelled; then send a last report that this node leaves.
 

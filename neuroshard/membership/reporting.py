@@ -25,7 +25,6 @@ from neuroshard.membership.reports import (
 )
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import Network, ScoreReason, TransportClosedError
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId, RunId
 
 LEAVE_SECONDS = 2.0  # at most, for the last report
@@ -59,13 +58,8 @@ class Reporter:
         self._now = now
         self._random = random
         self._numbers = numbers or ReportNumbers()
-        self._news = Signal()
         self._reported_news = 0  # count of news that the newest report contains
         self._paced_until = 0.0  # end of the time that earlier news would fill, at EARLY_SECONDS each
-
-    def report_soon(self) -> None:
-        """Report a change of what this node does to the others within a second."""
-        self._news.notify()
 
     async def report_forever(self, network: Network) -> None:
         """Report at once, soon after a node appears, and at intervals; at the end report that this node leaves.
@@ -85,7 +79,7 @@ class Reporter:
 
     async def _publish(self, network: Network, *, leaving: bool) -> None:
         now = self._now()
-        self._reported_news = self._news.count
+        self._reported_news = self._membership.own_news.count
         self._membership.forget_silent(now)
         report = replace(
             self._make_report(),
@@ -104,7 +98,7 @@ class Reporter:
         async with anyio.create_task_group() as tasks:
 
             async def hear_news() -> None:
-                await self._news.wait(after=self._reported_news)
+                await self._membership.own_news.wait(after=self._reported_news)
                 paced_at = self._paced_until - (NEWS_AT_ONCE - 1) * EARLY_SECONDS
                 await anyio.sleep_until(max(last + NEWS_SECONDS, paced_at))
                 self._paced_until = max(anyio.current_time(), self._paced_until) + EARLY_SECONDS

@@ -212,6 +212,7 @@ class Membership:
         self._heard: list[tuple[Statement[TrainingReport], float]] = []  # not folded yet
         self._strangers: set[NodeId] = set()  # their nodes that are new or have just restarted
         self._met = Signal()
+        self.own_news = Signal()  # this node's own report is outdated: the next one is sent within a second
         self.own_report: bytes | None = None  # the newest, packed as it is sent
         self.met_at: float | None = None  # when a new node was last noticed, by the callers' clock
 

@@ -121,7 +121,6 @@ class Application:
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
         society = PeerNetwork.of(settings, identity)
-        society.genesis = settings.genesis
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 

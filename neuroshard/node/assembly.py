@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
@@ -64,7 +64,7 @@ class Assembly:
         memory: MemoryStatus,
         finder: RunFinder,
         named: Callable[[], Awaitable[FoundRun | None]],
-        enter: Callable[[LocalRun, str], StageChooser],
+        enter: Callable[[LocalRun, str, Sequence[StageRange]], StageChooser],
         sharing: DataSharing,
         metered: Callable[[ShardSource], ShardSource],
         demo: DemoOptions | None,
@@ -72,7 +72,8 @@ class Assembly:
     ) -> None:
         """`named` waits for the run given with --run; `metered` applies the owner's network rules to a source.
 
-        `enter` is called when the run and the source of its data are known: it makes this node a part of the swarm.
+        `enter` is called when the run, the source of its data and the longest sequences of stages that fit this
+        computer are known: it makes this node a part of the swarm.
         """
         self._settings = settings
         self._memory = memory
@@ -106,9 +107,9 @@ class Assembly:
             first = windows_of(run.parameters, room, most)
             windows = first if most is None else windows_of(run.parameters, room, most + spare)
             self._tell_run(run, found)
-            placing = self._enter(run, fetcher.source.description)
-            if run.parameters.stage_count > 1:
-                placing.swarm.windows = windows
+            is_split = run.parameters.stage_count > 1
+            placing = self._enter(run, fetcher.source.description, windows if is_split else ())
+            if is_split:
                 self.startup.tell(MODEL, "Asking other nodes which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
         ground = NodeContext(
@@ -140,7 +141,7 @@ class Assembly:
         if data.run is None or not data.run.is_joined:
             raise UsageError("A trainer needs a run of other nodes, and none was found.", HOW_TO_JOIN)
         self._tell_run(data.run, found)
-        swarm = self._enter(data.run, fetcher.source.description).swarm
+        swarm = self._enter(data.run, fetcher.source.description, ()).swarm
         watch = SourceMonitor(data.genesis, data.run.parameters.genesis)
         shelf = self._sharing.shelf
         return NodeContext(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
@@ -352,12 +353,12 @@ class NodeWork:
             companions.append(training.copies.run)
         return companions
 
-    def _enter(self, run: LocalRun, genesis: str) -> StageChooser:
+    def _enter(self, run: LocalRun, genesis: str, windows: Sequence[StageRange]) -> StageChooser:
         """Make this node a member of the run. Its layers are chosen afterwards."""
         society, board, demo = self._beginning.society, self._place.board, self._place.demo
-        society.genesis = genesis
         is_swarm = demo is not None and demo.nodes > 1
-        swarm = society.serve(run.offer, board.current, is_shared=is_swarm or run.is_joined)
+        is_shared = is_swarm or run.is_joined
+        swarm = society.serve(run.offer, board.current, is_shared=is_shared, genesis=genesis, windows=windows)
         society.networking.attach(partial(tell_stages, swarm, self._beginning.publisher, board.current))
         return StageChooser(swarm, society.networking, is_first=demo is not None)
 

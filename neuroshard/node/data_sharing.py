@@ -89,9 +89,9 @@ class DataSharing:
         return await exchange.giver.give(sender, frame)
 
     def _known(self) -> ShardExchange | None:
-        society = self._society
-        if self._exchange is None and society.participant is not None and society.served is not None:
-            membership, run_id = society.participant.membership, society.served.run_id
+        society, joined = self._society, self._society.joined
+        if self._exchange is None and joined is not None:
+            membership, run_id = joined.participant.membership, joined.run_id
             giver = DataServer(run_id, self.shelf.find, membership.knows, report=self._report)
             giver.limit_upload(upload_limit(society.settings))
             asker = DataClient(
@@ -146,9 +146,9 @@ class DataView:
 
     def completed(self, data: DataStatus) -> DataStatus:
         """Return the status with refresh and coverage; coverage is computed at most every COVERAGE_SECONDS."""
-        participant, now = self._society.participant, self._clock()
-        if participant is not None and now - self._looked_at >= COVERAGE_SECONDS:
-            membership = participant.membership
+        joined, now = self._society.joined, self._clock()
+        if joined is not None and now - self._looked_at >= COVERAGE_SECONDS:
+            membership = joined.participant.membership
             self._coverage = coverage_of(membership.view, membership.node_id, data.shared, self._total_shards)
             self._looked_at = now
         return replace(data, refresh=self._watch.status, coverage=self._coverage)

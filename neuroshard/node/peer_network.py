@@ -28,13 +28,14 @@ from neuroshard.membership.network_opening import (
 )
 from neuroshard.membership.participant import OwnMessages, Participant
 from neuroshard.membership.reports import MAX_WINDOWS, TrainingReport, kept_report_numbers
+from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.network.transport import MAX_RECORD_ADDRESSES
-from neuroshard.runs.exchange import RunExchange, RunShelf
+from neuroshard.runs.exchange import RunExchange, RunShelf, RunVersions
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
@@ -109,6 +110,67 @@ class NetworkView:
     swarm: SwarmStatus | None
 
 
+class JoinedRun:
+    """The run that this node is a member of. Its stages follow when PyTorch is loaded."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        settings: Settings,
+        networking: Networking,
+        versions: RunVersions,
+        status: Callable[[], NodeStatus],
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        """`status` returns this node's present status, from which its reports are made."""
+        offer = versions.offer
+        self.run_id = offer.run_id
+        self._identity = identity
+        self._networking = networking
+        self._versions = versions
+        self._status = status
+        self._genesis = settings.genesis
+        self._swarm: StageSwarm | None = None
+        self.participant = Participant(
+            identity,
+            offer.run_id,
+            offer.parameters.genesis.total_shards,
+            OwnMessages(self._report, self._announcement, kept_report_numbers(settings.data_dir)),
+            networking.book.add,
+            plan=plan_of(offer.parameters),
+            claim_bytes=network_memory(memory_limit_mb(settings)).claims,
+            now=now,
+        )
+        networking.attach(self.participant.live)
+
+    def open_stages(self, offer: RunOffer, genesis: str, windows: Sequence[StageRange]) -> StageSwarm:
+        """Exchange the stages' work and state with the run's other nodes. Loads PyTorch.
+
+        `genesis` is the location of the data; `windows` are the longest sequences of stages that fit this computer.
+        """
+        from neuroshard.node.stage_swarm import StageSwarm  # imports PyTorch: only after peers know this node
+
+        self._versions.learn(offer)
+        self._genesis = genesis
+        membership = self.participant.membership
+        self._swarm = StageSwarm(self._identity, self._versions, membership, self._networking, windows=windows)
+        self._networking.attach(self._swarm.live)
+        return self._swarm
+
+    def join_line(self, addresses: Sequence[str]) -> str:
+        """Command that others type to join the run; "" while they cannot."""
+        return join_line(self._versions.offer, addresses, self._genesis)
+
+    def _report(self) -> TrainingReport:
+        said = own_report(self._status(), self.run_id)
+        return said if self._swarm is None else report_of_stages(said, self._swarm)
+
+    def _announcement(self) -> Announcement:
+        version, addresses = self._versions.offer.parameters.version, addresses_of(self._networking.current)
+        return own_announcement(self._status(), self.run_id, parameters_version=version, addresses=addresses)
+
+
 @dataclass
 class PeerNetwork:
     """This node's network, built once per start without PyTorch.
@@ -122,14 +184,11 @@ class PeerNetwork:
     exchange: RunExchange
     finder: RunFinder
     now: Callable[[], float]  # seconds since the epoch
-    served: RunOffer | None = None
-    participant: Participant | None = None
-    swarm: StageSwarm | None = None
-    genesis: str = ""  # location of the data, for the join line
-    traffic: TrafficMeter = field(default_factory=TrafficMeter)
     port_mapping: PortMapping | None = None
-    moved_by_peers: int = 0  # bytes since the start, in both directions
-    fetched: int = 0  # bytes from sources of data
+    joined: JoinedRun | None = field(default=None, init=False)
+    _traffic: TrafficMeter = field(default_factory=TrafficMeter, init=False)
+    _moved_by_peers: int = field(default=0, init=False)  # bytes since the start, in both directions
+    _fetched: int = field(default=0, init=False)  # bytes from sources of data
 
     @classmethod
     def of(
@@ -151,52 +210,35 @@ class PeerNetwork:
         )
         stored = JoinedRuns(settings.data_dir)
         exchange = RunExchange(RunShelf(stored.load, stored.keep), now=now)
-        society = cls(identity, settings, networking, exchange, RunFinder(settings, exchange, networking), now)
         networking.attach(exchange.live)
+        port_mapping = None
         if open_network is None:
-            society.port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
-        return society
+            port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
+        finder = RunFinder(settings, exchange, networking)
+        return cls(identity, settings, networking, exchange, finder, now, port_mapping)
 
-    def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> None:
+    def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> JoinedRun:
         """Make this node a member of a run. If `is_shared`, nodes that ask for any run are offered it."""
-        self.served = offer
-        versions = self.exchange.follow(offer)
-        self.exchange.is_shared = is_shared
+        versions = self.exchange.follow(offer, is_shared=is_shared)
+        joined = JoinedRun(self.identity, self.settings, self.networking, versions, status, now=self.now)
+        self.joined = joined
+        return joined
 
-        def report() -> TrainingReport:
-            said = own_report(status(), offer.run_id)
-            if self.swarm is None:
-                return said
-            return report_of_stages(said, self.swarm)
+    def serve(
+        self,
+        offer: RunOffer,
+        status: Callable[[], NodeStatus],
+        *,
+        is_shared: bool,
+        genesis: str | None = None,
+        windows: Sequence[StageRange] = (),
+    ) -> StageSwarm:
+        """Join a run, unless this node has joined already, and exchange its stages' work and state. Loads PyTorch.
 
-        def announcement() -> Announcement:
-            version = versions.offer.parameters.version
-            return own_announcement(status(), offer.run_id, parameters_version=version, addresses=self.addresses())
-
-        self.participant = Participant(
-            self.identity,
-            offer.run_id,
-            offer.parameters.genesis.total_shards,
-            OwnMessages(report, announcement, kept_report_numbers(self.settings.data_dir)),
-            self.networking.book.add,
-            plan=plan_of(offer.parameters),
-            claim_bytes=network_memory(memory_limit_mb(self.settings)).claims,
-            now=self.now,
-        )
-        self.networking.attach(self.participant.live)
-
-    def serve(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> StageSwarm:
-        """Join a run, unless this node has joined already, and exchange its stages' work and state. Loads PyTorch."""
-        from neuroshard.node.stage_swarm import StageSwarm  # imports PyTorch: only after peers know this node
-
-        if self.participant is None:
-            self.join(offer, status, is_shared=is_shared)
-        versions, participant = self.exchange.follow(offer), self.participant
-        assert participant is not None
-        self.swarm = StageSwarm(self.identity, versions, participant.membership, self.networking)
-        self.swarm.report_soon = participant.report_soon
-        self.networking.attach(self.swarm.live)
-        return self.swarm
+        The arguments are those of `join` and of `JoinedRun.open_stages`; `genesis` is that of the settings by default.
+        """
+        joined = self.joined or self.join(offer, status, is_shared=is_shared)
+        return joined.open_stages(offer, self.settings.genesis if genesis is None else genesis, windows)
 
     def metered(self, source: ShardSource) -> ShardSource:
         """Wrap a remote data source so that the owner's network rules apply and its bytes are counted."""
@@ -204,23 +246,23 @@ class PeerNetwork:
 
     def moved(self) -> int:
         """Bytes moved over the network since the start, in both directions: peers and data sources."""
-        return self.moved_by_peers + self.fetched
+        return self._moved_by_peers + self._fetched
 
     def _note_fetched(self, count: int) -> None:
-        self.fetched += count
+        self._fetched += count
 
     async def introduced(self) -> None:
         """Wait until this node is announced, so that others can find it as a member of its run."""
-        if self.participant is not None:
-            await self.participant.announced.wait()
+        if self.joined is not None:
+            await self.joined.participant.announced.wait()
 
     def look(self) -> NetworkView:
         """Collect the present state of the network, and update the count of bytes moved by peers."""
         network = self.networking.current
         connections = () if network is None else network.transport.connections()
-        traffic = self.traffic.look(connections, self.now())
-        self.moved_by_peers = traffic.sent + traffic.received
-        peers, swarm = ((), None) if self.participant is None else self.participant.status(network)
+        traffic = self._traffic.look(connections, self.now())
+        self._moved_by_peers = traffic.sent + traffic.received
+        peers, swarm = ((), None) if self.joined is None else self.joined.participant.status(network)
         return NetworkView(
             self._network_status(network, connections, traffic),
             peers,
@@ -229,13 +271,8 @@ class PeerNetwork:
 
     def report_soon(self) -> None:
         """Send a report to the other nodes within a second."""
-        if self.participant is not None:
-            self.participant.report_soon()
-
-    def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs at which others may reach this node now, the most widely reachable first."""
-        network = self.networking.current
-        return () if network is None else network.transport.addresses()
+        if self.joined is not None:
+            self.joined.participant.membership.own_news.notify()
 
     def note_outer_step(self, outer_step: int) -> None:
         """Record this node's outer step, because another version of the run's parameters may apply from there."""
@@ -245,14 +282,14 @@ class PeerNetwork:
     @property
     def clock_warning(self) -> str | None:
         """Warning for the owner if this computer's clock differs from the other nodes'; None if it does not."""
-        return None if self.participant is None else self.participant.clock_warning
+        return None if self.joined is None else self.joined.participant.clock_warning
 
     def _network_status(
         self, network: Network | None, connections: Sequence[Connection], traffic: Traffic
     ) -> NetworkStatus:
         state, explanation = self.networking.state()
         trouble = "" if self.port_mapping is None else self.port_mapping.trouble()
-        addresses = self.addresses()
+        addresses = addresses_of(network)
         return NetworkStatus(
             state=state,
             explanation=f"{explanation} {trouble}".strip(),
@@ -265,7 +302,7 @@ class PeerNetwork:
             upload_limit=upload_limit(self.settings),
             banned_peers=0 if network is None else len(network.reputation.banned_peers()),
             refused=() if network is None else network.reputation.refused(),
-            join_line=join_line(self.served, addresses, self.genesis),
+            join_line="" if self.joined is None else self.joined.join_line(addresses),
         )
 
 
@@ -296,8 +333,13 @@ async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:
         await sleep_to_tick(seconds)
 
 
-def join_line(run: RunOffer | None, addresses: Sequence[str], genesis: str) -> str:
+def addresses_of(network: Network | None) -> tuple[str, ...]:
+    """Multiaddrs at which others may reach this node now, the most widely reachable first."""
+    return () if network is None else network.transport.addresses()
+
+
+def join_line(run: RunOffer, addresses: Sequence[str], genesis: str) -> str:
     """Command that others type to join the run; "" while they cannot."""
-    if run is None or not addresses or not genesis:
+    if not addresses or not genesis:
         return ""
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"

@@ -88,7 +88,10 @@ class StageSwarm:
         membership: Membership,
         networking: Networking,
         options: StageClientOptions | None = None,
+        *,
+        windows: Sequence[StageRange] = (),
     ) -> None:
+        """`windows` are the longest sequences of stages that fit this computer; none: it holds its stages only."""
         offer, parameters = versions.offer, versions.offer.parameters
         self._identity = identity
         self.node_id = identity.node_id
@@ -113,10 +116,9 @@ class StageSwarm:
         self._fold: _Fold | None = None
         self._told_holders: dict[NodeId, _ToldHolder] = {}  # of the last fold: most reports are unchanged
         self.unobtainable: frozenset[int] = frozenset()  # stages whose state no node that answers has
-        self.windows: tuple[StageRange, ...] = ()  # the longest sequences of stages that fit this computer
+        self.windows = tuple(windows)
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
         self.destination: StageRange | None = None  # the stages this node moves to while it still holds others
-        self.report_soon: Callable[[], None] = _unheard  # sends a report to the other nodes soon
         self.reported_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
         self.donor = SnapshotServer(membership.knows, report=self._report)  # sends states stored here
         self.rounds = RoundRequestHandlers()  # for replicas held here
@@ -168,7 +170,7 @@ class StageSwarm:
     def go_to(self, stages: StageRange | None) -> None:
         """Announce the stages that this node moves to, so that no other node moves there; None: it stays."""
         self.destination = stages
-        self.report_soon()
+        self.membership.own_news.notify()
 
     def note_ready(self, percent: int) -> None:
         """Record the part of the states fetched that this node needs before it can work, for its reports."""
@@ -366,7 +368,3 @@ class StageSwarm:
     def _report(self, peer: NodeId, reason: ScoreReason) -> None:
         if self._networking.current is not None:
             self._networking.current.reputation.report(peer, reason)
-
-
-def _unheard() -> None:
-    """The default of `report_soon`, before a participant reports."""

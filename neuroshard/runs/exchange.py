@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
@@ -99,15 +99,16 @@ class RunExchange:
     """Answers peers' requests for runs and asks peers for them. A node has one for its whole life."""
 
     shelf: RunShelf
-    followed: RunVersions | None = None  # the run this node serves
-    is_shared: bool = False  # whether nodes that ask for any run are offered it
     now: Callable[[], float] = time.time  # seconds since the epoch
+    followed: RunVersions | None = field(default=None, init=False)  # the run this node serves
+    _is_shared: bool = field(default=False, init=False)  # whether nodes that ask for any run are offered it
 
-    def follow(self, offer: RunOffer) -> RunVersions:
-        """Serve this run from now on and return its versions, which grow as peers report newer ones."""
-        if self.followed is None or self.followed.offer.run_id != offer.run_id:
-            self.followed = RunVersions(offer)
-        self.followed.learn(offer)
+    def follow(self, offer: RunOffer, *, is_shared: bool) -> RunVersions:
+        """Serve this run from now on and return its versions, which grow as peers report newer ones.
+
+        If `is_shared`, nodes that ask for any run are offered it.
+        """
+        self.followed, self._is_shared = RunVersions(offer), is_shared
         return self.followed
 
     async def live(self, network: Network) -> None:
@@ -116,7 +117,7 @@ class RunExchange:
         asked: dict[NodeId, float] = {}
         while True:
             await sleep_to_tick(LOOK_SECONDS)
-            if self.followed is None or not self.is_shared:
+            if self.followed is None or not self._is_shared:
                 continue
             now, peers = anyio.current_time(), network.transport.peers()
             pause = NEWER_VERSION_SECONDS * max(1.0, len(peers) / PEERS_AT_FULL_PACE)
@@ -221,7 +222,7 @@ class RunExchange:
         """The stored offer of a run; without an id, the run that this node shares."""
         served = None if self.followed is None else self.followed.offer
         if run_id is None:
-            return served if self.is_shared else None
+            return served if self._is_shared else None
         return served if served is not None and served.run_id == run_id else self.shelf.find(run_id)
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:

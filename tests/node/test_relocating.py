@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -72,7 +71,7 @@ def test_two_nodes_that_notice_a_loss_at_different_times_do_not_both_go(tmp_path
                 gone.append(node)
 
             for node in (early, late):
-                node.swarm.report_soon = partial(world.tasks.start_soon, speak_after_a_second, node)
+                node.news_seconds = 1.0
                 world.tasks.start_soon(go, node)
                 await anyio.sleep(RelocationTiming().turn_seconds)
             while not gone:  # both may have yielded to each other, and try again
@@ -81,8 +80,3 @@ def test_two_nodes_that_notice_a_loss_at_different_times_do_not_both_go(tmp_path
             assert len(gone) == 1
 
     play(tmp_path, scenario)
-
-
-async def speak_after_a_second(node: StageNode) -> None:
-    await anyio.sleep(1)
-    node.speak()

@@ -72,11 +72,9 @@ class World:
             finally:
                 self.network.kill(me.node_id)
 
-        chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
+        chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", genesis=GENESIS, **settings)
         chosen.data_dir.mkdir(parents=True, exist_ok=True)
-        made = PeerNetwork.of(chosen, me, opened, now)
-        made.genesis = GENESIS
-        return made
+        return PeerNetwork.of(chosen, me, opened, now)
 
 
 def serving(society: PeerNetwork, number: int, *, is_shared: bool = True) -> PeerNetwork:
@@ -240,10 +238,10 @@ def test_a_router_behind_another_one_is_told_in_the_status(tmp_path: Path) -> No
 
     async def main() -> None:
         with InMemoryNetwork() as network:
-            society = World(tmp_path, network).society(0)
             ports = ExternalAddresses()
-            society.port_mapping = PortMapping(ports, (find,))
-            society.networking.attach(society.port_mapping.live)
+            mapping = PortMapping(ports, (find,))
+            society = replace(World(tmp_path, network).society(0), port_mapping=mapping)
+            society.networking.attach(mapping.live)
             async with anyio.create_task_group() as tasks:
                 with ports.listening(lambda: ("192.168.1.5",), (4001,)):
                     tasks.start_soon(society.networking.run)

@@ -39,10 +39,10 @@ def spoken(seconds: float, pauses: list[float]) -> list[float]:
                 tasks.start_soon(reporter.report_forever, network.network_of(identity.node_id))
                 for pause in pauses:
                     await anyio.sleep(pause)
-                    reporter.report_soon()
+                    membership.own_news.notify()
                 while anyio.current_time() < seconds:
                     await anyio.sleep(LOOK_SECONDS)
-                    reporter.report_soon()
+                    membership.own_news.notify()
                 tasks.cancel_scope.cancel()
 
     run_virtually(scenario)

@@ -109,7 +109,7 @@ class Town:
     async def fetch(self, resident: Resident, reporter: Reporter, stages: StageRange) -> None:
         for is_ready in (False, True):
             resident.stages, resident.is_ready = stages, is_ready
-            reporter.report_soon()
+            resident.membership.own_news.notify()
             await anyio.sleep(0 if is_ready else FETCH_SECONDS)
 
     async def until_every_stage_works(self, most_seconds: float) -> None:

@@ -171,16 +171,17 @@ class StageNode:
     clock_is_ahead: float = 0.0  # seconds
     windows: tuple[StageRange, ...] = SINGLE  # the longest runs that fit its memory
     may_catch_up: bool = False  # with missed rounds, by their aggregates
+    news_seconds: float = 0.0  # from a change of its stages to its report
 
     def __post_init__(self) -> None:
         identity = self.identity = identity_of(self.number)
         self.name = identity.node_id
+        self.data_dir.mkdir(exist_ok=True)  # the start of a node creates it
         self.sequence = 0
         self.spoken_at = -REPORT_SECONDS
         self.membership = Membership(identity.node_id, identity.wallet_id)
         self.networking = Networking(self.name, self._open, peers_file=self.data_dir / "peers", loopback_only=True)
         self.swarm = StageSwarm(identity, RunVersions(self.world.offer), self.membership, self.networking)
-        self.swarm.report_soon = self.speak
         self.swarm.donor = SnapshotServer(self.membership.knows, now=self.now, offload=at_once)
         self.swarm.asking = ReplicaClient(self.swarm, lambda *event: self.blamed.append(event), offload=at_once)
         self.service = IdleService()
@@ -217,6 +218,7 @@ class StageNode:
                 await self.networking.up()
                 await self.copies.load()
                 tasks.start_soon(self._keep_reporting)
+                tasks.start_soon(self._report_news)
                 tasks.start_soon(HolderMonitor(self.swarm, now=now).run)
                 tasks.start_soon(StageSafety(self.swarm, self._has_state).run)
                 for other in self.world.alive():
@@ -301,6 +303,15 @@ class StageNode:
                 self.speak()
             self.membership.forget_silent(now())
             await anyio.sleep(1)
+
+    async def _report_news(self) -> None:
+        news = self.membership.own_news
+        reported = news.count
+        while True:
+            await news.wait(after=reported)
+            reported = news.count
+            await anyio.sleep(self.news_seconds)
+            self.speak()
 
     async def _train(self, *, moves: bool) -> StageRange:
         """Train until other stages are to be held."""
