@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
@@ -163,7 +163,6 @@ class Connections:
         self._punched_ips: OrderedDict[str, None] = OrderedDict()
         self._id_of = lru_cache(MOST_IDS)(ID.from_base58)  # base58 is slow: it is arithmetic on a long number
         self.relay: RelayDialler | None = None
-        self.bulk_traffic: Callable[[NodeId], PeerTraffic | None] = lambda _: None
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Upgrade an accepted socket to a connection, if the limits allow it."""
@@ -230,10 +229,10 @@ class Connections:
         known = tuple(self._swarm.connections.items())
         return frozenset(NodeId(str(peer)) for peer, conns in known if any(map(_is_usable, conns)))
 
-    def list(self) -> tuple[Connection, ...]:
-        """One entry for each peer."""
+    def list(self, bulk: Mapping[NodeId, PeerTraffic]) -> tuple[Connection, ...]:
+        """One entry for each peer. Its counts of bytes include the traffic over the pool, `bulk`."""
         peers = tuple(self._swarm.connections)
-        return tuple(self._entry(peer, muxers) for peer in peers if (muxers := self._muxers_of(peer)))
+        return tuple(self._entry(peer, muxers, bulk) for peer in peers if (muxers := self._muxers_of(peer)))
 
     def direct_ip(self, peer: NodeId) -> str | None:
         """IP address of a peer with a direct connection; None without one."""
@@ -303,9 +302,9 @@ class Connections:
     def _muxers_of(self, peer: ID) -> list[BoundedMuxer]:
         return [cast("BoundedMuxer", conn.muxed_conn) for conn in self._swarm.get_connections(peer) if _is_usable(conn)]
 
-    def _entry(self, peer: ID, muxers: Sequence[BoundedMuxer]) -> Connection:
+    def _entry(self, peer: ID, muxers: Sequence[BoundedMuxer], bulk_of: Mapping[NodeId, PeerTraffic]) -> Connection:
         best = max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at))
-        bulk = self.bulk_traffic(NodeId(str(peer))) or PeerTraffic()
+        bulk = bulk_of.get(NodeId(str(peer)), PeerTraffic())
         return Connection(
             peer=NodeId(str(peer)),
             address=best.remote_text,

@@ -184,9 +184,8 @@ class _Node:
             self._pool_ports = (pool.endpoint()[1],)
             route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small, self._outside)
             self._server.serve(ENDPOINT_KIND, route.answer_endpoint, FrameLimits(), 16)
-            self.connections.bulk_traffic = lambda peer: pool.traffic().get(peer)
-            self.transport.bulk = route
-            yield
+            with self.transport.bulk_over(route):
+                yield
 
     @asynccontextmanager
     async def mappable(self) -> AsyncGenerator[None]:

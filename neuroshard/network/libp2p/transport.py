@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from types import MappingProxyType
 
 import anyio
@@ -302,7 +302,7 @@ class Libp2pTransport:
         self._exchange = exchange
         self._own_addresses = own_addresses
         self._report = report
-        self.bulk: BulkRoute | None = None
+        self._bulk: BulkRoute | None = None
         self._is_closed = False
         self._slots: dict[NodeId, anyio.Semaphore] = {}
         self._pending: set[anyio.CancelScope] = set()
@@ -364,7 +364,16 @@ class Libp2pTransport:
         return self._connections.peers()
 
     def connections(self) -> tuple[Connection, ...]:
-        return self._connections.list()
+        return self._connections.list({} if self._bulk is None else self._bulk.traffic())
+
+    @contextmanager
+    def bulk_over(self, route: BulkRoute) -> Generator[None]:
+        """Send large frames over this route within the block."""
+        self._bulk = route
+        try:
+            yield
+        finally:
+            self._bulk = None
 
     async def close(self) -> None:
         """Stop requests. The connections end with the block of `libp2p_network`."""
@@ -384,8 +393,8 @@ class Libp2pTransport:
 
     async def _ask(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
         self._exchange.expect(reply)
-        if self.bulk is not None and is_bulk(frame, reply):
-            answer = await self.bulk.request(peer, frame, reply, timeout_seconds)
+        if self._bulk is not None and is_bulk(frame, reply):
+            answer = await self._bulk.request(peer, frame, reply, timeout_seconds)
             if answer is not None:
                 return answer
         request = await encoded(frame)

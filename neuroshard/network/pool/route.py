@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -10,7 +10,7 @@ import anyio
 from neuroshard.errors import NeuroShardError
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.nat.external_addresses import ExternalAddresses, is_public_ipv4
-from neuroshard.network.pool import Endpoint, NotDeliveredError
+from neuroshard.network.pool import Endpoint, NotDeliveredError, PeerTraffic
 from neuroshard.network.transport import PeerUnreachableError, RequestTimeoutError
 from neuroshard.types import NodeId
 
@@ -42,6 +42,10 @@ class BulkRequests(Protocol):
         """Where this node's pool listens."""
         ...
 
+    def traffic(self) -> Mapping[NodeId, PeerTraffic]:
+        """Traffic with each peer since the start."""
+        ...
+
 
 AskSmall = Callable[[NodeId, Frame, float], Awaitable[Frame]]
 """A small request over libp2p: peer, frame, seconds."""
@@ -67,6 +71,10 @@ class BulkRoute:
         self._ip_of = ip_of
         self._ask = ask
         self._known: dict[NodeId, tuple[float, Endpoint | None]] = {}  # until when, where
+
+    def traffic(self) -> Mapping[NodeId, PeerTraffic]:
+        """Traffic of the pool with each peer since the start."""
+        return self._pool.traffic()
 
     async def answer_endpoint(self, asker: NodeId, question: Frame) -> Frame:
         """Tell a peer at which port it reaches this node's pool; the peer knows the address."""

@@ -15,7 +15,7 @@ from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.libp2p import NetworkParts
 from neuroshard.network.limits import UploadPacer
-from neuroshard.network.pool import Endpoint, NotDeliveredError
+from neuroshard.network.pool import Endpoint, NotDeliveredError, PeerTraffic
 from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
@@ -159,6 +159,9 @@ class ScriptedPool:
 
     def endpoint(self) -> Endpoint:
         return ("127.0.0.1", 1)
+
+    def traffic(self) -> dict[NodeId, PeerTraffic]:
+        return {}
 
     async def request(
         self,
