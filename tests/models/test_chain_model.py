@@ -72,3 +72,9 @@ def test_without_one_rule_the_exhaustive_explorer_finds_a_violation(
 )
 def test_without_one_rule_a_random_schedule_finds_a_violation(rules: Rules) -> None:
     assert explore_schedules(rules, range(FEW)).violation
+
+
+def test_two_foundations_with_one_number_need_two_names() -> None:
+    """Owner and deputy found in isolation: only the hash of the statement tells their epochs apart."""
+    summary = explore_schedules(Rules(statement_names_epoch=False), range(815, 825))
+    assert summary.violation.startswith("two honest members hold different values")
