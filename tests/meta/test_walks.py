@@ -10,11 +10,17 @@ from walks import BUDGETS, Size, recorded
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_walk_stays_within_its_budget(name: str) -> None:
-    """If a walk became shorter, write the smaller numbers into `BUDGETS`; they never grow."""
-    walk, budget = recorded(name), BUDGETS[name].today
-    assert walk.files, "nothing was recorded"
-    within = is_within(walk.size, budget)
-    assert within, f"{walk.size} is above {budget}; `python -m tests.meta.walks {name} --names` lists the walk"
+    """If a walk became shorter, write the smaller numbers into `BUDGETS`; they never grow.
+
+    On a busy machine a timer can end during the recording and add its function: one of two recordings must fit.
+    """
+    budget = BUDGETS[name].today
+    for _ in range(2):
+        walk = recorded(name)
+        assert walk.files, "nothing was recorded"
+        if is_within(walk.size, budget):
+            return
+    pytest.fail(f"{walk.size} is above {budget}; `python -m tests.meta.walks {name} --names` lists the walk")
 
 
 def is_within(size: Size, budget: Size) -> bool:
