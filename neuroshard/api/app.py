@@ -16,7 +16,7 @@ from neuroshard.api.context import ApiContext, ApiLimits
 from neuroshard.api.dashboard import dashboard_files, dashboard_routes
 from neuroshard.api.diagnostics import diagnostic_routes
 from neuroshard.api.events import Broadcaster, stream_routes
-from neuroshard.api.guard import Guard
+from neuroshard.api.middleware import Guard
 from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.routes import action_routes, live_routes, session_routes, snapshot_routes

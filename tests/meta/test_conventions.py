@@ -19,7 +19,7 @@ EMPTY_NAMES = re.compile(r"(^|[_\-/])(utils?|helpers?|managers?)([_\-./]|$)|(Uti
 UNSAFE_READERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 # Task supervisor, API error handler, inbound-message handler, and the two ends of a thread boundary.
 MAY_CATCH_EVERYTHING = {
-    "neuroshard/api/guard.py": "API error handler",
+    "neuroshard/api/middleware.py": "API error handler",
     "neuroshard/pipeline/executor.py": "carries the error to the caller's thread",
     "neuroshard/state/checkpoint_saver.py": "carries the error to the caller's thread",
     "neuroshard/network/serving.py": "inbound-message handler",
