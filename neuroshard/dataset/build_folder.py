@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX, write_atomically
+from neuroshard.data.manifest import CHECKPOINTS_NAME
 from neuroshard.dataset.folder_destination import LOCK_NAME
 from neuroshard.decoders import json_decoder
 from neuroshard.errors import StorageError
@@ -57,6 +58,7 @@ _BUILT_NAME = re.compile(
     rf"({re.escape(REPORT_NAME)}|{re.escape(LOCK_NAME)}|manifest\.json|tokenizer\.json|shard_[0-9]+\.(bin|pt)|pages(/[0-9]+\.bin)?"
     rf"|tokenizers(/[0-9a-f]{{64}}\.json)?|((pages|tokenizers)/)?{re.escape(TEMPORARY_PREFIX)}.*)"
 )
+_WORK_NAMES = frozenset({CHECKPOINTS_NAME})  # a build removes these before it is finished
 
 
 def unfinished_folder(folder: Path) -> Path:
@@ -72,8 +74,7 @@ def refuse_foreign_files(folder: Path, *, has_report: bool) -> None:
     found = _foreign_entry(folder)
     if found is None and not has_report and folder.exists() and any(folder.iterdir()):
         found = folder
-    for beside in (unfinished_folder(folder), _outdated_folder(folder)):
-        found = found or _foreign_entry(beside)
+    found = found or _foreign_entry(_outdated_folder(folder)) or _foreign_entry(unfinished_folder(folder), _WORK_NAMES)
     if found is not None:
         raise StorageError(f"{found} was not built here, and would be replaced.", "Name a new or empty folder.")
 
@@ -105,15 +106,15 @@ def _outdated_folder(folder: Path) -> Path:
     return folder.with_name(folder.name + OUTDATED_SUFFIX)
 
 
-def _foreign_entry(folder: Path) -> Path | None:
-    """Return an entry that no build writes, or the path itself when it is not a folder."""
+def _foreign_entry(folder: Path, further: frozenset[str] = frozenset()) -> Path | None:
+    """Return an entry that no build writes and `further` does not name, or the path itself when it is not a folder."""
     if not folder.exists():
         return None
     if not folder.is_dir():
         return folder
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if not (_BUILT_NAME.fullmatch(name) or (name == RUN_NAME and _is_default_run(path))):
+        if not (_BUILT_NAME.fullmatch(name) or name in further or (name == RUN_NAME and _is_default_run(path))):
             return path
     return None
 

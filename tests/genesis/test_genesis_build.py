@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import torch
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX
 from neuroshard.data.entropy import unigram_entropy
-from neuroshard.data.manifest import ManifestTrust, parse_manifest
+from neuroshard.data.manifest import CHECKPOINTS_NAME, MANIFEST_NAME, ManifestTrust, parse_manifest
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
 from neuroshard.dataset import BuildOptions, Document, FolderText, build_genesis, read_report, verify_folder
 from neuroshard.dataset.build_folder import UNFINISHED_SUFFIX
 from neuroshard.dataset.build_text import Fraction, in_sections
+from neuroshard.dataset.folder_destination import FolderDestination
+from neuroshard.dataset.object_store import Condition, ExpectedVersion, Version
 from neuroshard.dataset.packing import section_characters
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError, DiskFullError, StorageError, UsageError
@@ -167,6 +170,28 @@ def test_an_interrupted_build_is_redone(tmp_path: Path, monkeypatch: pytest.Monk
     built = build_genesis(some_text(), folder, SIGNER, now=NOW, options=SMALL)
     assert not (built.folder / "shard_99.bin").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
+
+
+def test_a_build_killed_after_any_write_is_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write of the populator is followed by a copy of the folder, as a kill at that moment would leave it."""
+    left: list[Path] = []
+    write = FolderDestination.write
+
+    def write_and_copy(
+        self: FolderDestination, name: str, data: bytes, *, expected: ExpectedVersion = Condition.ANY
+    ) -> Version:
+        version = write(self, name, data, expected=expected)
+        left.append(shutil.copytree(tmp_path / "g.unfinished", tmp_path / "left" / str(len(left))))
+        return version
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderDestination, "write", write_and_copy)
+        build_genesis(some_text(), tmp_path / "g", SIGNER, now=NOW, options=SMALL)
+    assert {path.name for folder in left for path in folder.iterdir()} >= {CHECKPOINTS_NAME, MANIFEST_NAME}
+    for number, folder in enumerate(left):
+        shutil.copytree(folder, tmp_path / str(number) / "g.unfinished")
+        built = build_genesis(some_text(), tmp_path / str(number) / "g", SIGNER, now=NOW, options=SMALL)
+        assert verify_folder(built.folder).is_sound
 
 
 def test_a_failed_rebuild_keeps_the_old_folder(tmp_path: Path) -> None:
