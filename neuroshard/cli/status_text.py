@@ -53,7 +53,7 @@ class StatusText:
             if name not in members or not (every_value or part.get("brief") or self._has_brief(kind)):
                 continue
             value = members[name]
-            below = (*path, _words(name, part))
+            below = (*path, _words(name, part)) if every_value else (part.get("brief") or _words(name, part),)
             if isinstance(value, dict) and _is_declared(kind):
                 whole = every_value or not self._has_brief(kind)
                 yield from self._rows(kind, cast("Schema", value), below, every_value=whole)
@@ -89,7 +89,7 @@ class StatusText:
             return ", ".join(f"{name} {_scalar(item, '')}" for name, item in members.items())
         whole = every_value or not self._has_brief(kind)
         shown = [
-            (_words(name, one), text)
+            (_words(name, one) if whole else one.get("brief", ""), text)
             for name, one in kind["properties"].items()
             if (whole or one.get("brief")) and members.get(name) is not None
             for text in self._texts(one, members[name], every_value=False)

@@ -85,13 +85,13 @@ class DataCoverage:
 class DownloadStatus:
     """A file that the data client fetches."""
 
-    name: Annotated[str, about('file name, such as "shard_17.bin"', brief=True)]
+    name: Annotated[str, about('file name, such as "shard_17.bin"', brief="file")]
     bytes_done: Annotated[int, about(unit="bytes")]
     bytes_total: Annotated[int | None, about("null: not known", "bytes")]
-    bytes_per_second: Annotated[Number | None, about(unit="bytes/s", stale=Stale.OLD_SNAPSHOT, brief=True)]
+    bytes_per_second: Annotated[Number | None, about(unit="bytes/s", stale=Stale.OLD_SNAPSHOT, brief="speed")]
     attempt: int
-    error: Annotated[str | None, about("last failure", brief=True)] = None
-    retry_at: Annotated[float | None, about("time of the next attempt", "s since 1970", brief=True)] = None
+    error: Annotated[str | None, about("last failure", brief="error")] = None
+    retry_at: Annotated[float | None, about("time of the next attempt", "s since 1970", brief="next attempt")] = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class DataStatus:
     verified: Annotated[
         bool, about("every shard is checked against a digest in the signed manifest", gauge="data_verified")
     ]
-    explanation: Annotated[str, about(brief=True)]
+    explanation: Annotated[str, about(brief="data")]
     is_demo: bool = False
     total_shards: Annotated[int, about("shards of the data set, as the run pins it", gauge="data_shards")] = 0
     total_tokens: Annotated[int, about("tokens of the data set", "tokens")] = 0
@@ -118,7 +118,9 @@ class DataStatus:
     cached_bytes: Annotated[int, about("size of the cache", "bytes", gauge="data_cached_bytes")] = 0
     cache_limit_bytes: Annotated[int, about("limit that the owner set", "bytes", gauge="data_cache_limit_bytes")] = 0
     next_shard_ready: Annotated[bool, about("the next shard is in the cache", gauge="data_next_shard_ready")] = False
-    downloads: Annotated[tuple[DownloadStatus, ...], about("files that are being fetched", gauge="data_downloads")] = ()
+    downloads: Annotated[
+        tuple[DownloadStatus, ...], about("files that are being fetched", gauge="data_downloads", brief="download")
+    ] = ()
     shared: Annotated[tuple[ShardRange, ...], about("shards that other nodes can get from this node")] = ()
     files_from_nodes: Annotated[
         int, about("files that other nodes gave because the source failed", counter="data_files_from_nodes")

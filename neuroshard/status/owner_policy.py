@@ -24,11 +24,18 @@ class TrainingDecision:
     """Effect of the owner's rules on training."""
 
     action: Annotated[TrainingAction, about("what training may do", gauge="training_allowed")] = TrainingAction.RUN
-    reason: Annotated[str, about("reason for the action, in a sentence", brief=True)] = "Nothing limits training."
+    reason: Annotated[str, about("reason for the action, in a sentence", brief="training limits")] = (
+        "Nothing limits training."
+    )
     rule: Annotated[
-        str, about('setting that decided; "user" for a pause by hand; empty when nothing limits training', brief=True)
+        str,
+        about(
+            'setting that decided; "user" for a pause by hand; empty when nothing limits training', brief="limited by"
+        ),
     ] = ""
-    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970", brief=True)] = None
+    until: Annotated[
+        float | None, about("time at which this ends; null: not known", "s since 1970", brief="limited until")
+    ] = None
     share: Annotated[
         Number,
         about("share of the time for training; 0 during a pause", "0..1", gauge="compute_share"),
@@ -50,17 +57,23 @@ class NetworkDecision:
     action: Annotated[NetworkAction, about("what the network may carry; small_only: no tensors, states and shards")] = (
         NetworkAction.OPEN
     )
-    reason: Annotated[str, about("reason for the action, in a sentence", brief=True)] = "Nothing limits the network."
-    rule: Annotated[str, about("setting that decided; empty when nothing limits the network", brief=True)] = ""
-    until: Annotated[float | None, about("time at which this ends; null: not known", "s since 1970", brief=True)] = None
+    reason: Annotated[str, about("reason for the action, in a sentence", brief="network limits")] = (
+        "Nothing limits the network."
+    )
+    rule: Annotated[
+        str, about("setting that decided; empty when nothing limits the network", brief="network limited by")
+    ] = ""
+    until: Annotated[
+        float | None, about("time at which this ends; null: not known", "s since 1970", brief="network limited until")
+    ] = None
 
 
 @dataclass(frozen=True)
 class SensorReading:
     """Current reading of a sensor that a setting uses, such as the battery."""
 
-    name: Annotated[str, about('for people, such as "keyboard and mouse"', brief=True)]
-    value: Annotated[str, about('such as "idle for 3 minutes", or the reason why it is not known', brief=True)]
+    name: Annotated[str, about('for people, such as "keyboard and mouse"', brief="sensor")]
+    value: Annotated[str, about('such as "idle for 3 minutes", or the reason why it is not known', brief="reading")]
     is_known: Annotated[bool, about("an unknown reading never pauses or slows training")] = True
 
 
@@ -69,7 +82,7 @@ class OwnerPolicyStatus:
     """The decisions in effect and the readings behind them."""
 
     decision: TrainingDecision = TrainingDecision()
-    readings: tuple[SensorReading, ...] = ()
+    readings: Annotated[tuple[SensorReading, ...], about("what the sensors show", brief="sensor")] = ()
     network: NetworkDecision = NetworkDecision()
     transferred_megabytes: Annotated[
         int, about("sent and received in this calendar month", "MB", gauge="transferred_month_bytes")

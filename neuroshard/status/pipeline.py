@@ -238,7 +238,8 @@ class PipelineStatus:
 
     stages: Annotated[tuple[PipelineStage, ...], EXCLUDED]  # stages of the run's plan, in order
     missing: Annotated[
-        str, about("layers that no node has at hand, in a sentence, counted from 1; may be empty", brief=True)
+        str,
+        about("layers that no node has at hand, in a sentence, counted from 1; may be empty", brief="missing layers"),
     ] = ""
     flow: Annotated[PipelineFlow | None, EXCLUDED] = None  # None on a node that drives no microbatches
 

@@ -25,13 +25,13 @@ PEERS_IN_STATUS = 32  # every dashboard gets the status several times per second
 class PathsStatus:
     """Places of the node's files on this computer."""
 
-    data_dir: Annotated[str, about(brief=True)] = ""
-    config_file: Annotated[str, about("exists only when a setting was stored", brief=True)] = ""
-    data_cache: Annotated[str, about(brief=True)] = ""
-    checkpoints: Annotated[str, about("of all wallets, runs and stages", brief=True)] = ""
-    logs: Annotated[str, about(brief=True)] = ""
-    node_key: Annotated[str, about(brief=True)] = ""
-    api_secret: Annotated[str, about(brief=True)] = ""
+    data_dir: Annotated[str, about(brief="data folder")] = ""
+    config_file: Annotated[str, about("exists only when a setting was stored", brief="settings file")] = ""
+    data_cache: Annotated[str, about(brief="data cache")] = ""
+    checkpoints: Annotated[str, about("of all wallets, runs and stages", brief="checkpoints")] = ""
+    logs: Annotated[str, about(brief="logs")] = ""
+    node_key: Annotated[str, about(brief="node key")] = ""
+    api_secret: Annotated[str, about(brief="API secret")] = ""
 
 
 class NodeState(StrEnum):
@@ -92,10 +92,10 @@ class ModelStatus:
 class RunStatus:
     """The run that this node serves, and the reason."""
 
-    run_id: Annotated[RunId, about(brief=True)]
+    run_id: Annotated[RunId, about(brief="run")]
     is_own: bool
     is_demo: bool
-    explanation: Annotated[str, about("one sentence", brief=True)]
+    explanation: Annotated[str, about("one sentence", brief="about the run")]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TrainingStatus:
     """Progress of the inner steps on this node."""
 
     steps: Annotated[
-        int, about("inner steps", over_swarm="sum over nodes with the first layers", counter="steps", brief=True)
+        int, about("inner steps", over_swarm="sum over nodes with the first layers", counter="steps", brief="steps")
     ] = 0
     tokens: Annotated[
         int,
@@ -137,7 +137,7 @@ class TrainingStatus:
             "tokens",
             over_swarm="sum over nodes with the first layers",
             counter="tokens",
-            brief=True,
+            brief="tokens",
         ),
     ] = 0
     inherited_steps: Annotated[int, about("part of the steps: made by others before this node took over")] = 0
@@ -146,7 +146,7 @@ class TrainingStatus:
     loss_ema: Annotated[
         Number | None,
         about(
-            "smoothed training loss", "nats/token", over_swarm="mean weighted by tokens", gauge="loss_ema", brief=True
+            "smoothed training loss", "nats/token", over_swarm="mean weighted by tokens", gauge="loss_ema", brief="loss"
         ),
     ] = None
     initial_loss: Annotated[Number | None, about("mean of the run's first steps", "nats/token")] = None
@@ -159,7 +159,7 @@ class TrainingStatus:
             over_swarm=SUM_OF_DRIVERS,
             stale=Stale.NOT_TRAINING,
             gauge="tokens_per_second",
-            brief=True,
+            brief="speed",
         ),
     ] = 0.0
     step_seconds: Annotated[
@@ -176,7 +176,10 @@ class TrainingStatus:
     ] = None
 
     @derived(
-        "loss of the last evaluation on the pinned held-out sequences", "nats/token", gauge="held_out_loss", brief=True
+        "loss of the last evaluation on the pinned held-out sequences",
+        "nats/token",
+        gauge="held_out_loss",
+        brief="held-out loss",
     )
     @property
     def held_out_loss(self) -> Number | None:
@@ -211,8 +214,10 @@ class VerificationStatus:
         bool, about("held-out data shows that the model learns", gauge="training_verified")
     ] = False
     status: LearningVerdict = LearningVerdict.INSUFFICIENT_DATA
-    reason: Annotated[str, about(brief=True)] = "No held-out evaluation yet."
-    action: Annotated[str, about("what the user can do", brief=True)] = "Nothing to do: wait for the first evaluations."
+    reason: Annotated[str, about(brief="verdict")] = "No held-out evaluation yet."
+    action: Annotated[str, about("what the user can do", brief="to do")] = (
+        "Nothing to do: wait for the first evaluations."
+    )
     loss_trend: LossTrend = LossTrend.INSUFFICIENT_DATA
 
     @property
@@ -238,7 +243,7 @@ class DilocoStatus:
     ] = ""
     part: Annotated[str, about('part of the state in the next round: "all weights", "quarter 2 of 4"')] = ""
     codec: Annotated[str, about("encoding of the contributions to the next round")] = ""
-    explanation: Annotated[str, about(brief=True)] = (
+    explanation: Annotated[str, about(brief="learning together")] = (
         "Alone: outer steps move the anchor only; there is nobody to synchronise with."
     )
     state_root: Annotated[str, about("hash of the replicated state after the last outer step")] = ""
@@ -311,14 +316,14 @@ class CheckpointStatus:
     last_saved_step: int | None = None
     last_saved_time: Annotated[float | None, about(unit="s since 1970")] = None
     interval_seconds: Annotated[float, about(unit="s")] = 30.0
-    could_lose: Annotated[str, about("work that a kill now would lose", brief=True)] = (
+    could_lose: Annotated[str, about("work that a kill now would lose", brief="a kill could lose")] = (
         "everything since the start: no checkpoint yet"
     )
     could_lose_steps: Annotated[int, about("steps that a kill now would lose", gauge="checkpoint_could_lose_steps")] = 0
     could_lose_seconds: Annotated[float, about(unit="s")] = 0.0
     last_write_seconds: Annotated[float, about("duration of the last write", "s")] = 0.0
     last_stall_seconds: Annotated[float, about("time for which the last write stopped training", "s")] = 0.0
-    alarm: Annotated[str | None, about("visible trouble, such as a full disk", brief=True)] = None
+    alarm: Annotated[str | None, about("visible trouble, such as a full disk", brief="alarm")] = None
     restored: Annotated[str | None, about("checkpoint that the start found")] = None
 
 
@@ -387,14 +392,14 @@ def rating_of(score: float) -> PeerRating:
 class PeerStatus:
     """Another node of the run, from its last verified report and announcement."""
 
-    node_id: Annotated[NodeId, about("libp2p peer id of the node", brief=True)]
+    node_id: Annotated[NodeId, about("libp2p peer id of the node", brief="node")]
     wallet_id: Annotated[WalletId, about("public name of the wallet that vouches for the node")]
     roles: Annotated[tuple[Role, ...], about("roles that follow from its layers")]
     layers: Annotated[LayerRange | None, about("layers that it holds; null: none, or none yet")]
-    loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token", brief=True)]
+    loss_ema: Annotated[Number | None, about("smoothed training loss", "nats/token", brief="loss")]
     tokens_per_second: Annotated[
         Number,
-        about("training rate", "tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER, brief=True),
+        about("training rate", "tokens/s", over_swarm=SUM_OF_DRIVERS, stale=Stale.IDLE_PEER, brief="speed"),
     ]
     last_seen: Annotated[float, about("last time at which it was known to be alive", "s since 1970")]
     steps: Annotated[int, about("inner steps that it made")] = 0
@@ -402,15 +407,16 @@ class PeerStatus:
     shard: Annotated[ShardId | None, about("shard in use")] = None
     outer_step: Annotated[int, about("outer steps that its state contains")] = 0
     state_hash: Annotated[str, about("root of its replicated state after the last outer step")] = ""
-    state: Annotated[str, about("its state, as in /api/status; empty before the first report", brief=True)] = ""
+    state: Annotated[str, about("its state, as in /api/status; empty before the first report", brief="state")] = ""
     started_at: Annotated[float | None, about("time at which the node started", "s since 1970")] = None
     first_seen: Annotated[float | None, about("time at which this node first saw it", "s since 1970")] = None
     version: Annotated[str, about("version of its program")] = ""
     connection: Annotated[
-        ConnectionKind | None, about("path over which it is reached; null: known only through others", brief=True)
+        ConnectionKind | None,
+        about("path over which it is reached; null: known only through others", brief="connection"),
     ] = None
     address: Annotated[str, about("address of that connection")] = ""
-    rtt_seconds: Annotated[Number | None, about("round-trip time", "s", brief=True)] = None
+    rtt_seconds: Annotated[Number | None, about("round-trip time", "s", brief="round trip")] = None
     bytes_sent: Annotated[int, about("sent from this node to the peer", "bytes")] = 0
     bytes_received: Annotated[int, about("received from the peer", "bytes")] = 0
     score: Annotated[Number, about("reputation at this node; 0 is neutral, misbehaviour lowers it")] = 0.0
@@ -420,7 +426,7 @@ class PeerStatus:
     def role(self) -> str:
         return "+".join(self.roles)
 
-    @derived("the score in a word", brief=True)
+    @derived("the score in a word", brief="rating")
     @property
     def rating(self) -> PeerRating:
         return rating_of(self.score)
@@ -440,11 +446,11 @@ class NetworkState(StrEnum):
 class NetworkStatus:
     """This node's connections. Traffic counts from the start."""
 
-    state: Annotated[NetworkState, about("state of this node's network", gauge="network_state", brief=True)] = (
+    state: Annotated[NetworkState, about("state of this node's network", gauge="network_state", brief="network")] = (
         NetworkState.OFF
     )
-    explanation: Annotated[str, about("the state in a sentence", brief=True)] = "The network is off."
-    addresses: Annotated[tuple[str, ...], about("addresses at which others can reach this node", brief=True)] = ()
+    explanation: Annotated[str, about("the state in a sentence", brief="about the network")] = "The network is off."
+    addresses: Annotated[tuple[str, ...], about("addresses at which others can reach this node", brief="address")] = ()
     connections: Annotated[int, about("open connections to other nodes", gauge="connections")] = 0
     bytes_sent: Annotated[int, about("sent to other nodes since the start", "bytes", counter="network_sent_bytes")] = 0
     bytes_received: Annotated[
@@ -467,7 +473,7 @@ class NetworkStatus:
         Counts, about("refused messages of peers, by reason", counter="network_refused", label="reason")
     ] = ()
     join_line: Annotated[
-        str, about("command with which others join this run through this node; may be empty", brief=True)
+        str, about("command with which others join this run through this node; may be empty", brief="join with")
     ] = ""
 
 
@@ -478,7 +484,10 @@ class SwarmStatus:
     nodes: Annotated[int, about("nodes of the run", gauge="swarm_nodes")] = 1
     training_nodes: Annotated[int, about("nodes of the run that train", gauge="swarm_training_nodes")] = 0
     global_loss: Annotated[
-        Number | None, about("mean loss of the nodes, weighted by tokens", "nats/token", gauge="swarm_loss", brief=True)
+        Number | None,
+        about(
+            "mean loss of the nodes, weighted by tokens", "nats/token", gauge="swarm_loss", brief="loss of all nodes"
+        ),
     ] = None
     min_loss: Annotated[Number | None, about("lowest loss that a node reported", "nats/token")] = None
     total_steps: Annotated[int, about("inner steps of all nodes", counter="swarm_steps")] = 0
@@ -491,7 +500,7 @@ class SwarmStatus:
             "tokens/s",
             stale=Stale.NETWORK_DOWN,
             gauge="swarm_tokens_per_second",
-            brief=True,
+            brief="speed of all nodes",
         ),
     ] = 0.0
     model_hashes: Annotated[tuple[tuple[NodeId, str], ...], EXCLUDED] = ()
@@ -516,18 +525,18 @@ class NodeStatus:
     version: str
     started_at: Annotated[float, about(unit="s since 1970")]
     time: Annotated[float, about("time of this snapshot", "s since 1970", gauge="snapshot_timestamp_seconds")]
-    state: Annotated[NodeState, about(gauge="state", brief=True)] = NodeState.STARTING
-    state_reason: Annotated[str, about(brief=True)] = "Starting."
+    state: Annotated[NodeState, about(gauge="state", brief="state")] = NodeState.STARTING
+    state_reason: Annotated[str, about(brief="reason")] = "Starting."
     is_standing_by: Annotated[bool, about("it could train, but no node uses its layers now")] = False
     startup: tuple[StartupStep, ...] = ()
-    node_id: Annotated[NodeId | None, about(brief=True)] = None
-    wallet_id: Annotated[WalletId | None, about(brief=True)] = None
+    node_id: Annotated[NodeId | None, about(brief="node")] = None
+    wallet_id: Annotated[WalletId | None, about(brief="wallet")] = None
     data_dir: str = ""
     paths: PathsStatus = field(default_factory=PathsStatus)
     is_demo: bool = False
-    paused_until: Annotated[float | None, about(unit="s since 1970", brief=True)] = None
+    paused_until: Annotated[float | None, about(unit="s since 1970", brief="paused until")] = None
     owner_policy: OwnerPolicyStatus = field(default_factory=OwnerPolicyStatus)
-    warnings: Annotated[tuple[str, ...], about(brief=True)] = ()
+    warnings: Annotated[tuple[str, ...], about(brief="warning")] = ()
     model: ModelStatus | None = None
     memory: MemoryStatus | None = None
     run: RunStatus | None = None
@@ -539,7 +548,7 @@ class NodeStatus:
     stages: Annotated[tuple[StageStatus, ...], EXCLUDED] = ()  # stages that this node holds, in order of layers
     pipeline: Annotated[PipelineStatus | None, about("null before the run and its stages are known")] = None
     resources: ResourceStatus = field(default_factory=ResourceStatus)
-    peers: Annotated[FirstPeers, about("the first 32; /api/peers has all")] = ()
+    peers: Annotated[FirstPeers, about("the first 32; /api/peers has all", brief="peer")] = ()
     network: NetworkStatus = field(default_factory=NetworkStatus)
     swarm: Annotated[SwarmStatus | None, about("null before the first look at the network")] = None
     history: Annotated[tuple[LossPoint, ...], EXCLUDED] = ()  # at most 1,000 points, oldest first
@@ -549,7 +558,7 @@ class NodeStatus:
     samples: Annotated[SamplesStatus, EXCLUDED] = field(default_factory=SamplesStatus)
     uptime_seconds: Annotated[float, about("at this snapshot, by a clock that does not jump", "s")] = 0.0
 
-    @derived("other nodes of the run", gauge="peers", brief=True)
+    @derived("other nodes of the run", gauge="peers", brief="other nodes")
     @property
     def peer_count(self) -> int:
         return len(self.peers)

@@ -40,7 +40,7 @@ def about(
     gauge: str = "",
     counter: str = "",
     label: str = "",
-    brief: bool = False,
+    brief: str = "",
     alias: str | None = None,
 ) -> Any:  # Any: FieldInfo is what pydantic reads from Annotated
     """Declare a status value.
@@ -48,8 +48,8 @@ def about(
     /metrics shows every numeric value as a gauge, whose name follows from the field. `gauge` or `counter` gives it
     another name, without the prefix `neuroshard_`; `holders{state=ready}` adds a fixed label. With a name, a choice
     becomes one gauge for each of its values, and a tuple shows its length. `label` makes the value a label of all
-    metrics of its dataclass; on counts by name, it is the label of the names. `neuroshard status` shows the `brief`
-    values; with --all it shows every value. `alias` is the name in JSON.
+    metrics of its dataclass; on counts by name, it is the label of the names. `neuroshard status` shows
+    values that have a label for people in `brief`; with --all it shows every value. `alias` is the name in JSON.
     """
     facts = {"unit": unit, "over_swarm": over_swarm, "stale_when": stale or "", "gauge": gauge, "counter": counter}
     extra = _known(**facts, label=label, brief=brief)
@@ -63,7 +63,7 @@ def derived(
     stale: Stale | None = None,
     gauge: str = "",
     label: str = "",
-    brief: bool = False,
+    brief: str = "",
 ) -> Callable[[Property], Property]:
     """Declare a property as a status value that is computed from the others. The arguments are those of `about`.
 
@@ -73,8 +73,8 @@ def derived(
     return computed_field(description=description, json_schema_extra=extra)
 
 
-def _known(**facts: str | bool) -> dict[str, Any] | None:
-    return {name: fact if fact is True else str(fact) for name, fact in facts.items() if fact} or None
+def _known(**facts: str) -> dict[str, Any] | None:
+    return {name: str(fact) for name, fact in facts.items() if fact} or None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Declaration:
     gauge: str = ""
     counter: str = ""
     label: str = ""
-    brief: bool = False
+    brief: str = ""
 
 
 @cache

@@ -80,14 +80,14 @@ def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: No
     facts = neuroshard("status", "--json").json()
     rows = {label: value for label, _, value in (line.partition("  ") for line in shown.out.splitlines())}
     rows = {label: value.strip() for label, value in rows.items()}
-    assert (rows["wallet id"], rows["node id"]) == (facts["wallet_id"], facts["node_id"])
-    assert rows["paths data dir"] == str(node.data_dir)
+    assert (rows["wallet"], rows["node"]) == (facts["wallet_id"], facts["node_id"])
+    assert rows["data folder"] == str(node.data_dir)
     files = {name for name, path in facts["paths"].items() if Path(path).is_file()}
     folders = {name for name, path in facts["paths"].items() if Path(path).is_dir()}
     assert (files, folders) == ({"node_key", "api_secret"}, {"data_dir", "data_cache", "checkpoints", "logs"})
     assert facts["wallet_id"] == Wallet.from_secret(parse_token(SECRET_TOKEN)).wallet_id
-    assert (rows["state"], rows["state reason"]) == ("paused", "Paused by the user.")
-    assert rows["checkpoints could lose"].startswith("at most")
+    assert (rows["state"], rows["reason"]) == ("paused", "Paused by the user.")
+    assert rows["a kill could lose"].startswith("at most")
 
 
 def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:

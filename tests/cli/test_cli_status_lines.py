@@ -76,11 +76,11 @@ TRAINING = replace(
 
 def test_values_have_their_names_and_units() -> None:
     lines = lines_of(TRAINING)
-    assert lines[:2] == ["state  training", "state reason  Training."]
-    assert "training steps  1,234" in lines
-    assert "training loss ema  6.5 nats/token" in lines
-    assert "training tokens per second  900 tokens/s" in lines
-    assert [line for line in lines if line.startswith("checkpoints could lose  ")]
+    assert lines[:2] == ["state  training", "reason  Training."]
+    assert "steps  1,234" in lines
+    assert "loss  6.5 nats/token" in lines
+    assert "speed  900 tokens/s" in lines
+    assert [line for line in lines if line.startswith("a kill could lose  ")]
 
 
 def test_labels_are_aligned() -> None:
@@ -91,35 +91,35 @@ def test_labels_are_aligned() -> None:
 
 def test_peers_addresses_and_the_join_line_are_shown() -> None:
     lines = lines_of(among(2))
-    assert "network state  connected" in lines
-    assert "peer count  2" in lines
-    assert "swarm tokens per second  31,000 tokens/s" in lines
-    assert "swarm global loss  4.25 nats/token" in lines
+    assert "network  connected" in lines
+    assert "other nodes  2" in lines
+    assert "speed of all nodes  31,000 tokens/s" in lines
+    assert "loss of all nodes  4.25 nats/token" in lines
     assert (
-        "peers  12D3KooWpeer1: loss ema 4.5 nats/token, tokens per second 1,234 tokens/s, state training, "
-        "connection punched, rtt 0.0321 s, rating neutral"
+        "peer  12D3KooWpeer1: loss 4.5 nats/token, speed 1,234 tokens/s, state training, "
+        "connection punched, round trip 0.0321 s, rating neutral"
     ) in lines
-    assert "network addresses  /ip4/192.0.2.7/tcp/4001/p2p/12D3KooWme" in lines
-    assert f"network join line  {JOIN_LINE}" in lines
+    assert "address  /ip4/192.0.2.7/tcp/4001/p2p/12D3KooWme" in lines
+    assert f"join with  {JOIN_LINE}" in lines
 
 
 def test_facts_of_a_peer_that_are_not_known_are_left_out() -> None:
     stranger = replace(peer(0), loss_ema=None, state="", connection=None, rtt_seconds=None, score=-70.0)
     lines = lines_of(replace(among(1), peers=(stranger,)))
-    assert "peers  12D3KooWpeer0: tokens per second 1,234 tokens/s, rating bad" in lines
+    assert "peer  12D3KooWpeer0: speed 1,234 tokens/s, rating bad" in lines
 
 
 def test_a_thousand_peers_do_not_fill_the_terminal() -> None:
     lines = lines_of(among(1_000))
     assert len(lines) < 40
-    assert "peer count  1,000" in lines
-    assert "peers  and 22 more" in lines  # the status has the first 32
+    assert "other nodes  1,000" in lines
+    assert "peer  and 22 more" in lines  # the status has the first 32
 
 
 def test_every_path_is_shown(tmp_path: Path) -> None:
     names = {name: str(path) for name, path in vars(NodePaths.below(tmp_path)).items()}
     lines = lines_of(replace(among(0), paths=PathsStatus(**names)))
-    assert f"paths node key  {tmp_path / 'keys' / 'node-key'}" in lines
+    assert f"node key  {tmp_path / 'keys' / 'node-key'}" in lines
     assert [path for path in names.values() if not any(line.endswith(f"  {path}") for line in lines)] == []
 
 
@@ -127,20 +127,20 @@ def test_the_rule_its_end_and_the_readings_are_shown() -> None:
     decision = TrainingDecision(TrainingAction.PAUSE, "Somebody works here.", "train_when", until=1_000.0, share=0.0)
     readings = (SensorReading("power", "plugged in"), SensorReading("load", "is not known", is_known=False))
     lines = lines_of(replace(among(0), owner_policy=OwnerPolicyStatus(decision, readings)))
-    assert "owner policy decision rule  train_when" in lines
-    assert f"owner policy decision until  {local_time(1_000.0)}" in lines
-    assert "owner policy readings  power: plugged in" in lines
+    assert "limited by  train_when" in lines
+    assert f"limited until  {local_time(1_000.0)}" in lines
+    assert "sensor  power: plugged in" in lines
 
 
 def test_a_stale_value_is_shown_with_its_condition() -> None:
     paused = replace(TRAINING, state=NodeState.PAUSED)
-    assert f"training tokens per second  not known (hidden when {Stale.NOT_TRAINING})" in lines_of(paused)
+    assert f"speed  not known (hidden when {Stale.NOT_TRAINING})" in lines_of(paused)
 
 
 def test_without_a_network_nothing_of_it_is_shown() -> None:
     lines = lines_of(NodeStatus("1", 1_000.0, 1_001.0))
-    assert "network explanation  The network is off." in lines
-    assert not [line for line in lines if line.startswith(("peers", "network addresses", "network join", "swarm"))]
+    assert "about the network  The network is off." in lines
+    assert not [line for line in lines if line.startswith(("peer", "address", "join", "speed of all", "loss of all"))]
 
 
 def test_all_shows_every_declared_value_with_its_meaning() -> None:
@@ -160,7 +160,7 @@ def test_all_shows_every_declared_value_with_its_meaning() -> None:
 class NewPart:
     """A part of a status that this program does not know."""
 
-    is_new: Annotated[bool, about("a new fact", brief=True)]
+    is_new: Annotated[bool, about("a new fact", brief="newness")]
     is_detail: Annotated[bool, about("a detail")]
     size: Annotated[int, about("its size", "bytes")] = 2_500_000
     share: Annotated[Number | None, about("its share", "0..1", stale=Stale.OLD_SNAPSHOT)] = 0.5
@@ -177,7 +177,7 @@ class NewStatus:
 def test_a_new_value_needs_its_declaration_only() -> None:
     text = StatusText(NewStatus)
     answer = json.loads(as_json(NewStatus(NewPart(is_new=True, is_detail=False))))
-    assert text.lines(answer) == ["part is new  yes"]
+    assert text.lines(answer) == ["newness  yes"]
     assert text.lines(answer, every_value=True) == [
         "part is new     yes  (a new fact)",
         "part is detail  no  (a detail)",
@@ -191,4 +191,4 @@ def test_a_value_that_an_older_node_does_not_have_is_left_out() -> None:
     answer = json.loads(as_json(TRAINING))
     del answer["checkpoints"], answer["training"]["loss_ema"]
     lines = TEXT.lines(answer)
-    assert not [line for line in lines if line.startswith(("checkpoints", "training loss"))]
+    assert not [line for line in lines if line.startswith(("a kill", "loss  "))]

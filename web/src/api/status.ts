@@ -225,7 +225,7 @@ export interface NodeStatus {
 /** The decisions in effect and the readings behind them. */
 export interface OwnerPolicyStatus {
   decision: TrainingDecision;
-  readings: SensorReading[];
+  readings: SensorReading[]; // what the sensors show
   network: NetworkDecision;
   transferred_megabytes: number; // sent and received in this calendar month [MB]
 }
