@@ -273,7 +273,7 @@ def _checked_key(value: Mapping[str, JsonValue], trust: ManifestTrust) -> str | 
         if trust.was_signed or trust.signing_key is not None:
             raise DataError(
                 "The Genesis manifest is not signed, although this source was signed before.",
-                "Somebody may have replaced it: ask the publisher of the data.",
+                "It may have been replaced. Ask the publisher of the data.",
             )
         return None
     try:

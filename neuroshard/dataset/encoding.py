@@ -74,7 +74,7 @@ def _encode_in_processes(
     except BrokenProcessPool as error:
         raise NeuroShardError(
             "A tokenising process was ended from outside, perhaps for want of memory.",
-            "Give the same command again: it goes on. Fewer --workers need less memory.",
+            "Run the same command again to continue. Fewer --workers need less memory.",
         ) from error
     finally:
         for future, _ in on_the_way:

@@ -38,7 +38,7 @@ PAUSES_SECONDS = (1.0, 5.0, 30.0, 120.0)  # before each retry without progress
 
 def stopped_error() -> StoppedError:
     """Return the error for a build that was asked to stop."""
-    return StoppedError("The build was stopped.", "Give the same command again: it goes on.")
+    return StoppedError("The build was stopped.", "Run the same command again to continue.")
 
 
 class RetryingReader:
