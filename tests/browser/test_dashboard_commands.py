@@ -29,7 +29,7 @@ def test_pause_and_resume(start_node: StartNode, open_page: OpenPage) -> None:
 
 def test_stopping_asks_first(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
-    page = open_page(node.url, excused="net::ERR")
+    page = open_page(node.url, excused="Failed to load resource")
     page.get_by_role("button", name="Stop").click()
     dialog = page.get_by_role("dialog", name="Stop the node?")
     expect(dialog.get_by_role("button", name="Keep it running")).to_be_focused()
@@ -107,7 +107,7 @@ def test_checkpoint_and_settings(start_node: StartNode, open_page: OpenPage) -> 
 
 def test_a_dead_node_is_named_and_its_return_noticed(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
-    page = open_page(node.url, excused="net::ERR")
+    page = open_page(node.url, excused="Failed to load resource")
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()
     node.stop()
     expect(page.get_by_role("alert")).to_contain_text("The node is gone: it does not answer any more.")

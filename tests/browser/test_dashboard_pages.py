@@ -75,7 +75,7 @@ def test_settings_survive_a_restart_and_say_when_they_hold(
     start_node: StartNode, open_page: OpenPage, tmp_path: Path
 ) -> None:
     node = start_node(folder=tmp_path)
-    page = open_page(f"{node.url}#settings", excused="net::ERR")
+    page = open_page(f"{node.url}#settings", excused="Failed to load resource")
     begin_to_change(page, "CPU threads").fill("3")
     page.get_by_role("button", name="Save", exact=True).click()
     setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="CPU threads"))
