@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import IO
@@ -27,10 +28,12 @@ from benchmarks.record import NotHereError, Report, Row, mean_with_interval
 from benchmarks.sizes import size
 from neuroshard.host.computer import default_threads
 from neuroshard.model.architecture import flops_per_token, parameter_count
+from neuroshard.model.memory_need import memory_need
 from neuroshard.types import Architecture
 
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", size(30, 1)))
 SEGMENT_SECONDS = size(4.0, 0.5)
+SECONDS_TO_FREE = 10.0  # after a pause: longer than the GPU's memory may take
 SETTLE_SECONDS = size(1.0, 0.1)  # after a pause: a checkpoint being written must not slow the other side
 
 
@@ -76,6 +79,7 @@ class Comparison:
     """Both sides, turn by turn."""
 
     case: Case
+    architecture: Architecture
     node: list[Segment]
     bare: list[Segment]
     thread_shares: dict[str, float]  # cores by thread while the node trained, mean
@@ -88,6 +92,9 @@ class Comparison:
     matmul_flops: float  # fp32 on a CPU, else in the precision of the comparison
     flops_per_token: int
     parameters: int
+    first_steps_seconds: float  # of the node, from its start to its third step
+    device_megabytes: float | None  # that a pause gave back to the GPU; None on a CPU
+    pause_seconds: float | None  # from the request until the GPU's memory was free again; None on a CPU
 
     def ratios(self, figure: Callable[[Segment], float]) -> list[float]:
         """Node over bare loop, pair by pair."""
@@ -157,8 +164,8 @@ def measure(name: str) -> Report:
 
 def compare(node: NodeProcess, architecture: Architecture, case: Case) -> Comparison:
     """PAIRS turns of node and bare loop, the order alternating."""
-    node.wait_for_steps(3)
-    node.post("/api/training/pause")
+    first_steps_seconds = node.wait_for_steps(3)
+    device_megabytes, pause_seconds = _pause(node, case)
     precision = str(node.get("/api/status")["training"]["precision"])
     node_segments: list[Segment] = []
     bare_segments: list[Segment] = []
@@ -182,6 +189,7 @@ def compare(node: NodeProcess, architecture: Architecture, case: Case) -> Compar
     names = {name for share in shares for name in share}
     return Comparison(
         case=case,
+        architecture=architecture,
         node=node_segments,
         bare=bare_segments,
         thread_shares={name: fmean(share.get(name, 0.0) for share in shares) for name in names},
@@ -194,7 +202,27 @@ def compare(node: NodeProcess, architecture: Architecture, case: Case) -> Compar
         compiled_rate=compiled_rate,
         flops_per_token=flops_per_token(architecture),
         parameters=parameter_count(architecture),
+        first_steps_seconds=first_steps_seconds,
+        device_megabytes=device_megabytes,
+        pause_seconds=pause_seconds,
     )
+
+
+def _pause(node: NodeProcess, case: Case) -> tuple[float | None, float | None]:
+    """Pause the node. Returns the MB that a GPU gets back, and the seconds that it takes; None on a CPU."""
+    if case.device == "cpu":
+        node.post("/api/training/pause")
+        return None, None
+    before, _ = torch.cuda.mem_get_info()
+    started = time.perf_counter()
+    node.post("/api/training/pause")
+    largest, at = before, started
+    while time.perf_counter() - started < SECONDS_TO_FREE:
+        free, _ = torch.cuda.mem_get_info()
+        if free > largest:
+            largest, at = free, time.perf_counter()
+        time.sleep(0.02)
+    return (largest - before) / 1e6, at - started
 
 
 def _node_segment(node: NodeProcess) -> tuple[Segment, Mapping[str, float]]:
@@ -272,6 +300,8 @@ def _gpu_rows(name: str, comparison: Comparison) -> list[Row]:
     peak = comparison.matmul_flops / comparison.flops_per_token
     efficiency = fmean(segment.tokens_a_second for segment in comparison.node) / peak
     compiled = comparison.compiled_rate or 0.0
+    need = memory_need(comparison.architecture, batch_size=comparison.case.batch_size, device="cuda")
+    freed, planned = comparison.device_megabytes or 0.0, need.device_bytes / 1e6
     return [
         Row(
             f"{name}: node / {comparison.precision} matmul peak ({comparison.matmul_flops / 1e12:.0f} TFLOP/s)",
@@ -285,6 +315,13 @@ def _gpu_rows(name: str, comparison: Comparison) -> list[Row]:
             ">= 0.40",
             compiled >= 0.4 * peak,
         ),
+        Row(
+            f"{name}: a pause frees {freed:,.0f} MB of the GPU, of {planned:,.0f} planned, in",
+            f"{comparison.pause_seconds or 0.0:.2f} s",
+            "<= 1 s",
+            (comparison.pause_seconds or inf) <= 1.0,
+        ),
+        Row(f"{name}: third step after the start", f"{comparison.first_steps_seconds:.1f} s", "report", None),
     ]
 
 

@@ -17,6 +17,9 @@ class StagingBuffers:
 
     Tensors named in `by_reference` are not copied but kept as they are given: for values that are replaced and never
     changed in place, such as the anchor and velocity of an OuterState. This saves 8 bytes per parameter.
+
+    From a CUDA device with room for a second copy, `copy_from` only copies within the device, which takes milliseconds.
+    The transfer to the host then runs beside training, and whoever reads the buffers waits for it.
     """
 
     def __init__(self, layout: TensorLayout, by_reference: Set[str] = frozenset(), *, pinned: bool = False) -> None:
@@ -27,12 +30,9 @@ class StagingBuffers:
         self.allocated_bytes = sum(spec.stop - spec.start for spec in owned.values())
         # zeros, not empty: the pages are allocated now, so the first copy is as fast as the others
         self._memory = torch.zeros(self.allocated_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self._views: dict[str, Tensor] = {}
-        position = 0
-        for name, spec in owned.items():  # layout order is widest type first, so every view is aligned
-            size = spec.stop - spec.start
-            self._views[name] = self._memory[position : position + size].view(spec.dtype).view(spec.shape)
-            position += size
+        self._owned = owned
+        self._views = self._views_of(self._memory)
+        self._transfer: _Transfer | None = None
         self._busy = Lock()
 
     @property
@@ -50,7 +50,7 @@ class StagingBuffers:
         if tensors.keys() != self.layout.specs.keys():
             odd = sorted(tensors.keys() ^ self.layout.specs.keys())
             raise ValueError(f"the tensors are not those of the layout: {odd[:5]}")
-        on_device = False
+        owned: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             spec = self.layout.specs[name]
             if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
@@ -60,13 +60,20 @@ class StagingBuffers:
                     raise ValueError(f"tensor {name} must be contiguous on the CPU to be kept by reference")
                 self._references[name] = tensor.detach()
             else:
-                self._views[name].copy_(tensor.detach(), non_blocking=self._pinned)
-                on_device = on_device or tensor.device.type == "cuda"
-        if on_device:
-            torch.cuda.current_stream().synchronize()
+                owned[name] = tensor.detach()
+        self._wait_for_transfer()
+        devices = {tensor.device for tensor in owned.values()}
+        device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+        if device.type == "cuda" and _has_room(device, self.allocated_bytes):
+            snapshot = torch.empty(self.allocated_bytes, dtype=torch.uint8, device=device)
+            _copy_all(self._views_of(snapshot), owned)
+            self._transfer = _Transfer(snapshot, self._memory)
+        else:
+            _copy_all(self._views, owned)
 
     def destination(self, name: str) -> Tensor:
         """Return the tensor to read a checkpoint's tensor into: the buffer, or new memory for one kept by reference."""
+        self._wait_for_transfer()
         if name not in self._references:
             return self._views[name]
         spec = self.layout.specs[name]
@@ -76,6 +83,7 @@ class StagingBuffers:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the buffers' tensors by name. The next copy_from changes the copied ones."""
+        self._wait_for_transfer()
         held: dict[str, Tensor] = {}
         for name in self.layout.specs:
             reference = self._references.get(name)
@@ -91,6 +99,7 @@ class StagingBuffers:
         """Free the memory until the next copy, and drop the references, unless a writer reads them."""
         if self.in_use:
             return
+        self._wait_for_transfer()
         self._drop_references()
         if not self._pinned:
             forget_contents(self._memory)
@@ -108,3 +117,45 @@ class StagingBuffers:
     def _drop_references(self) -> None:
         for name in self._references:
             self._references[name] = None
+
+    def _wait_for_transfer(self) -> None:
+        if self._transfer is not None:
+            self._transfer.wait()
+            self._transfer = None  # frees the memory on the device
+
+    def _views_of(self, memory: Tensor) -> dict[str, Tensor]:
+        """Return the copied tensors' places in a memory (allocated_bytes,) of uint8."""
+        views: dict[str, Tensor] = {}
+        position = 0
+        for name, spec in self._owned.items():  # layout order is widest type first, so every view is aligned
+            size = spec.stop - spec.start
+            views[name] = memory[position : position + size].view(spec.dtype).view(spec.shape)
+            position += size
+        return views
+
+
+class _Transfer:
+    """Copies a snapshot on a CUDA device to pinned host memory, on a stream of its own."""
+
+    def __init__(self, snapshot: Tensor, memory: Tensor) -> None:
+        self._snapshot = snapshot  # kept until the end: the allocator does not know that another stream reads it
+        stream = torch.cuda.Stream(snapshot.device)
+        stream.wait_stream(torch.cuda.current_stream(snapshot.device))
+        with torch.cuda.stream(stream):
+            memory.copy_(snapshot, non_blocking=True)
+            self._end = stream.record_event()
+
+    def wait(self) -> None:
+        self._end.synchronize()
+
+
+def _has_room(device: torch.device, size: int) -> bool:
+    """Whether so many bytes fit beside the largest amount of memory that training has used on the device."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device) >= size
+
+
+def _copy_all(to: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors. Copies to the host are complete when this returns; within a device they are in stream order."""
+    for name, tensor in tensors.items():
+        to[name].copy_(tensor)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,38 @@ def test_it_learns_pauses_and_resumes_on_the_gpu(
     assert resumed.snapshot().training.skipped_steps == 0
 
 
+@pytest.mark.parametrize("has_room", [True, False], ids=["room for a snapshot", "no room"])
+def test_a_checkpoint_has_the_values_of_its_moment_although_training_changes_them(
+    compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_room: bool
+) -> None:
+    stage = stage_on_gpu(compute, tmp_path, Precision.FP32)
+    if not has_room:
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2**50)
+    executor = stage.executor
+    tensors = stage_tensors(executor.model, executor.optimizer, stage.outer_state)
+    before = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    def copy_and_change() -> None:
+        stage.staging.copy_from(tensors)
+        for name, tensor in tensors.items():
+            if name not in OUTER_TENSORS:
+                tensor.detach().fill_(7.0)
+
+    compute.submit(copy_and_change).result()
+    copied = stage.staging.tensors()
+    assert {name for name, value in before.items() if not torch.equal(copied[name], value)} == set()
+
+
+def memory_left() -> list[Tensor]:
+    """Takes what the allocator still has on the device, in blocks of every size that it hands out."""
+    taken: list[Tensor] = []
+    for size in (2**24, 2**20, 2**16, 2**12, 2**9):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    return taken
+
+
 def test_an_accelerator_that_is_full_is_tried_again(
     compute: ComputeThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,10 +106,12 @@ def test_an_accelerator_that_is_full_is_tried_again(
             nursery.start_soon(trainer.run, 60)
             await paused_after(trainer, 5)
             torch.cuda.set_per_process_memory_fraction(1e-9)
+            taken = memory_left()
             trainer.resume()
             assert await trainer.wait_until_resumed() is NodeState.PAUSED
             assert trainer.snapshot().reason == stage_loop.FULL
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cpu"}
+            taken.clear()
             torch.cuda.set_per_process_memory_fraction(1.0)
             await state_becomes(trainer, NodeState.TRAINING)
             assert {tensor.device.type for tensor in device_tensors(stage)} == {"cuda"}
