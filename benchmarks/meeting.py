@@ -18,9 +18,9 @@ import anyio
 import anyio.to_thread
 
 from benchmarks.hivemind_process import hivemind_facts
+from benchmarks.peer_network_process import NAMESPACE, OFFER, peer_network, status
 from benchmarks.record import Report, Row, load_average
 from benchmarks.sizes import size
-from benchmarks.society_process import NAMESPACE, OFFER, society, status
 from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.node.peer_network import own_announcement
 
@@ -62,7 +62,7 @@ class CrowdProcess:
 def crowd(first: int, nodes: int, peers: Sequence[str] = ()) -> Generator[CrowdProcess]:
     """Nodes in a process of their own; gone when the block ends."""
     options = [part for peer in peers for part in ("--peer", peer)]
-    command = [sys.executable, "-m", "benchmarks.society_process", "--first", str(first), "--nodes", str(nodes)]
+    command = [sys.executable, "-m", "benchmarks.peer_network_process", "--first", str(first), "--nodes", str(nodes)]
     with subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -131,7 +131,7 @@ async def _arrive(others: CrowdProcess, number: int) -> Arrival:
     import neuroshard.network.libp2p.network  # noqa: F401 - once a process, not part of a start
 
     with tempfile.TemporaryDirectory() as folder:
-        newcomer = society(Path(folder), number, [others.address])
+        newcomer = peer_network(Path(folder), number, [others.address])
         node_id = newcomer.identity.node_id
         started = time.perf_counter()
         async with anyio.create_task_group() as tasks:

@@ -248,13 +248,13 @@ class SetupDraft:
             chosen=self.is_chosen,
         )
 
-    def choose_wallet(self, wish: WalletRequest) -> None:
+    def choose_wallet(self, request: WalletRequest) -> None:
         """Create a wallet, or use the entered phrase or the wallet in the data folder."""
-        match wish.source:
+        match request.source:
             case "create":
                 self.wallet = created_wallet()
             case "enter":
-                self.wallet = entered_wallet(wish.phrase or "", is_text=wish.is_text)
+                self.wallet = entered_wallet(request.phrase or "", is_text=request.is_text)
             case "found":
                 self.wallet = found_wallet(self.data_dir)
 

@@ -183,7 +183,7 @@ class OwnerPolicyTask:
     def __init__(
         self,
         configuration: Configuration,
-        wish: RequestedPause,
+        requested_pause: RequestedPause,
         loop: Throttled,
         publisher: Publisher,
         *,
@@ -193,7 +193,7 @@ class OwnerPolicyTask:
     ) -> None:
         """`observe` reads the sensors that the rules require, and the accelerator with that id."""
         self._configuration = configuration
-        self._wish = wish
+        self._requested_pause = requested_pause
         self._loop = loop
         self._publisher = publisher
         self._network = network
@@ -209,7 +209,7 @@ class OwnerPolicyTask:
         try:
             while True:
                 await self.look()
-                asked = self._wish.asked
+                asked = self._requested_pause.asked
                 is_over_rules = asked is not None and asked.until is None
                 seconds = PAUSED_LOOK_SECONDS if is_over_rules else LOOK_SECONDS
                 with anyio.CancelScope(deadline=next_tick(seconds)):
@@ -224,7 +224,7 @@ class OwnerPolicyTask:
         """Read the sensors, apply the decisions to training and network, and publish them."""
         rules = self._present_rules()
         observed = await self._observe(rules, self._loop.gpu_uuid)
-        asked = None if self._wish.seconds_left == 0.0 else self._wish.asked
+        asked = None if self._requested_pause.seconds_left == 0.0 else self._requested_pause.asked
         user = None if asked is None else UserPause(asked.reason, asked.until)
         self._gpu_share = next_gpu_share(self._gpu_share, rules, observed.gpu)
         local = datetime.fromtimestamp(self._wall_clock()).astimezone().replace(tzinfo=None)
@@ -278,7 +278,7 @@ def keep_pause(folder: Path, asked: TimedPause | None) -> None:
         raise StorageError(f"This does not survive a restart: {error.message}", error.action) from error
 
 
-def restore_pause(wish: RequestedPause, folder: Path) -> tuple[str, ...]:
+def restore_pause(requested_pause: RequestedPause, folder: Path) -> tuple[str, ...]:
     """Request the pause of an earlier start again, unless it is over; return warnings.
 
     A damaged file gives a pause without an end, because its owner did not want training to resume by itself. Raises
@@ -287,10 +287,10 @@ def restore_pause(wish: RequestedPause, folder: Path) -> tuple[str, ...]:
     try:
         pause = _pause_file(folder).read()
     except DamagedFileError as error:
-        wish.begin(PAUSED_BY_USER)
+        requested_pause.begin(PAUSED_BY_USER)
         return (f"{error.message} {error.action}",)
     if pause is not None:
-        wish.renew_request(PAUSED_BY_USER, pause.begun, pause.until)
+        requested_pause.renew_request(PAUSED_BY_USER, pause.begun, pause.until)
     return ()
 
 

@@ -192,9 +192,7 @@ def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
         ("GPU", _gpu_words(observed.gpu)),
     )
     return tuple(
-        SensorReading(name, f"is not known here: {value.why}", is_known=False)
-        if isinstance(value, Unknown)
-        else SensorReading(name, value)
+        SensorReading(name, value.why, is_known=False) if isinstance(value, Unknown) else SensorReading(name, value)
         for name, value in told
         if value is not None
     )

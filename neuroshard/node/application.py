@@ -94,9 +94,9 @@ class StartContext:
     publisher: Publisher
     startup: StartupProgress
     loop: CommandLoop
-    society: PeerNetwork
+    peer_network: PeerNetwork
     arrival: RunArrival
-    wish: RequestedPause
+    requested_pause: RequestedPause
 
 
 class Application:
@@ -111,32 +111,32 @@ class Application:
         return trio.run(self._main)  # pyright: ignore[reportUnknownMemberType]
 
     async def _main(self) -> ExitReport:
-        place, wish = self._place, RequestedPause()
+        place, requested_pause = self._place, RequestedPause()
         settings, publisher = place.configuration.settings, Publisher(place.board)
-        publisher.warn(*restore_pause(wish, settings.data_dir))
+        publisher.warn(*restore_pause(requested_pause, settings.data_dir))
         if not settings.training:
-            wish.begin("Started without training: resume to train.")
-        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, wish)
+            requested_pause.begin("Started without training: resume to train.")
+        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, requested_pause)
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
-        society = PeerNetwork.of(settings, identity)
+        peer_network = PeerNetwork.of(settings, identity)
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 
         def enter(offer: RunOffer) -> None:
-            society.join(offer, place.board.current, is_shared=True)
+            peer_network.join(offer, place.board.current, is_shared=True)
 
-        arrival = RunArrival(society.finder, publisher, startup, identity.wallet_id, enter)
-        beginning = StartContext(memory, publisher, startup, loop, society, arrival, wish)
-        observe = partial(observe_network, society, publisher)
+        arrival = RunArrival(peer_network.finder, publisher, startup, identity.wallet_id, enter)
+        beginning = StartContext(memory, publisher, startup, loop, peer_network, arrival, requested_pause)
+        observe = partial(observe_network, peer_network, publisher)
         keeper = ContributionRecorder(settings.data_dir, place.board, publisher)
         ledger = TransferLedger(settings.data_dir)
         publisher.warn(*ledger.warnings)
-        network = NetworkRules(ledger, society.networking.gate, society.networking, society.moved)
-        owner_policy = OwnerPolicyTask(place.configuration, wish, loop, publisher, network=network)
+        network = NetworkRules(ledger, peer_network.networking.gate, peer_network.networking, peer_network.moved)
+        owner_policy = OwnerPolicyTask(place.configuration, requested_pause, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
-        companions = (loop.run, observe, society.networking.run, keeper.run, owner_policy.run, *updates)
+        companions = (loop.run, observe, peer_network.networking.run, keeper.run, owner_policy.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 
@@ -154,7 +154,7 @@ class Application:
             if self._place.configuration.settings.run:
                 with anyio.move_on_after(INTRODUCTION_SECONDS):
                     await beginning.arrival.found()
-                    await beginning.society.introduced()
+                    await beginning.peer_network.introduced()
             make_work = await anyio.to_thread.run_sync(_loaded)
         await make_work(self._place, beginning).run()
 

@@ -289,38 +289,40 @@ class NodeWork:
     async def run(self) -> None:
         """Start up and train. A stop during the start-up cancels it; nothing was trained yet, so nothing is lost."""
         place, beginning = self._place, self._beginning
-        publisher, society, startup = beginning.publisher, beginning.society, beginning.startup
-        settings, wish = place.configuration.settings, beginning.wish
-        sharing = DataSharing(society, open_data_store(settings))
-        society.networking.attach(sharing.live)
+        publisher, peer_network, startup = beginning.publisher, beginning.peer_network, beginning.startup
+        settings, requested_pause = place.configuration.settings, beginning.requested_pause
+        sharing = DataSharing(peer_network, open_data_store(settings))
+        peer_network.networking.attach(sharing.live)
         assembly = Assembly(
             settings=settings,
             wallet=place.wallet,
-            identity=society.identity,
+            identity=peer_network.identity,
             publisher=publisher,
             startup=startup,
             memory=beginning.memory,
-            finder=society.finder,
+            finder=peer_network.finder,
             named=self._named,
             enter=self._enter,
             sharing=sharing,
-            metered=society.metered,
+            metered=peer_network.metered,
             demo=place.demo,
             holds_layers=not place.is_trainer,
         )
         training = StageTraining(
             lambda: place.configuration.settings,
-            society.identity,
+            peer_network.identity,
             publisher,
             startup,
-            wish=wish,
+            requested_pause=requested_pause,
             is_demo=place.demo is not None,
         )
 
         async def begin() -> RunningNode:
             if place.is_trainer:
                 ground = await assembly.lay_to_drive()
-                return begin_driving(ground, settings, society.identity, publisher, startup, wish=wish)
+                return begin_driving(
+                    ground, settings, peer_network.identity, publisher, startup, requested_pause=requested_pause
+                )
             return await training.begin(*await assembly.lay())
 
         life = TrainingLife(
@@ -328,7 +330,7 @@ class NodeWork:
             beginning.loop,
             place.stop,
             publisher,
-            lambda node: Observer(node, society, publisher, place.counters),
+            lambda node: Observer(node, peer_network, publisher, place.counters),
             None if place.demo is None else place.demo.steps,
         )
         try:
@@ -344,7 +346,7 @@ class NodeWork:
         """Tasks that run next to the training and survive a change of stages."""
         companions: list[Companion] = [
             partial(self._further_nodes, ground),
-            self._beginning.society.exchange.look_on_shelf,
+            self._beginning.peer_network.exchange.look_on_shelf,
             HolderMonitor(ground.swarm).run,
             ground.watch.run,
             StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
@@ -355,19 +357,19 @@ class NodeWork:
 
     def _enter(self, run: LocalRun, genesis: str, windows: Sequence[StageRange]) -> StageChooser:
         """Make this node a member of the run. Its layers are chosen afterwards."""
-        society, board, demo = self._beginning.society, self._place.board, self._place.demo
+        peer_network, board, demo = self._beginning.peer_network, self._place.board, self._place.demo
         is_swarm = demo is not None and demo.nodes > 1
         is_shared = is_swarm or run.is_joined
-        swarm = society.serve(run.offer, board.current, is_shared=is_shared, genesis=genesis, windows=windows)
-        society.networking.attach(partial(tell_stages, swarm, self._beginning.publisher, board.current))
-        return StageChooser(swarm, society.networking, is_first=demo is not None)
+        swarm = peer_network.serve(run.offer, board.current, is_shared=is_shared, genesis=genesis, windows=windows)
+        peer_network.networking.attach(partial(tell_stages, swarm, self._beginning.publisher, board.current))
+        return StageChooser(swarm, peer_network.networking, is_first=demo is not None)
 
     async def _further_nodes(self, ground: NodeContext) -> None:
         """Run the other nodes of `demo --nodes N`, which join the first node's run."""
         demo, settings = self._place.demo, self._place.configuration.settings
         if demo is None or demo.nodes < 2:
             return
-        network = await self._beginning.society.networking.up()
+        network = await self._beginning.peer_network.networking.up()
         invitation = Invitation(
             run_id=ground.run.run_id,
             peer=network.transport.addresses()[0],

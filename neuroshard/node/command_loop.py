@@ -53,14 +53,17 @@ class CommandLoop:
         board: StatusBoard,
         configuration: Configuration,
         stop: StopRequest,
-        wish: RequestedPause,
+        requested_pause: RequestedPause,
     ) -> None:
-        """`wish` also applies to the next trainer; a pause that the user requests is stored for the next start."""
+        """`requested_pause` also applies to the next trainer.
+
+        A pause that the user requests is stored for the next start.
+        """
         self._channel = channel
         self._board = board
         self._configuration = configuration
         self._stop = stop
-        self._wish = wish
+        self._requested_pause = requested_pause
         self._decision = TrainingDecision()
         self._node: RunningNode | None = None
         self._is_between = False  # after one set of stages was detached and before the next is attached
@@ -85,12 +88,14 @@ class CommandLoop:
 
     def obey(self, decision: TrainingDecision) -> None:
         """Apply a decision of the owner's rules to the present trainer and to every later one."""
-        before = self._wish.holds, self._wish.reason
+        before = self._requested_pause.holds, self._requested_pause.reason
         self._decision = decision
-        self._wish.expire()
-        self._wish.follow_rule(decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until)
+        self._requested_pause.expire()
+        self._requested_pause.follow_rule(
+            decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until
+        )
         self._throttle()
-        if self._node is not None and before != (self._wish.holds, self._wish.reason):
+        if self._node is not None and before != (self._requested_pause.holds, self._requested_pause.reason):
             self._node.trainer.recheck_pause()
 
     def detach(self) -> None:
@@ -151,33 +156,33 @@ class CommandLoop:
     async def _pause(self, duration_seconds: float | None) -> CommandResult:
         """Request a pause and wait until the accelerator is free. `duration_seconds` None: until it is resumed."""
         if self._is_between:
-            self._wish.begin(PAUSED_BY_USER, duration_seconds)
-            kept = await self._keep_wish()
+            self._requested_pause.begin(PAUSED_BY_USER, duration_seconds)
+            kept = await self._store_requested_pause()
             return self._told_between(f"The pause begins as soon as this node has its new layers.{kept}")
         trainer = self._running()
         trainer.pause(duration_seconds)
         self._throttle()
-        kept = await self._keep_wish()
+        kept = await self._store_requested_pause()
         state = await trainer.wait_until_paused()
-        if state is not NodeState.PAUSED and self._wish.holds:
+        if state is not NodeState.PAUSED and self._requested_pause.holds:
             return CommandResult(state, "The node is leaving its layers or stopping; afterwards it is paused.")
         if state is not NodeState.PAUSED:
             return CommandResult(state, "The pause did not begin: the node was resumed or stopped meanwhile.")
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
-        rule = self._wish.rule_reason
+        rule = self._requested_pause.rule_reason
         also = f" One of your rules would also pause it: {rule}" if rule else ""
         return CommandResult(state, f"Paused {until}; finished steps are kept.{also}{kept}")
 
     async def _resume(self) -> CommandResult:
         if self._is_between:
-            self._wish.end()
-            kept = await self._keep_wish()
+            self._requested_pause.end()
+            kept = await self._store_requested_pause()
             return self._told_between(f"Training resumes as soon as this node has its new layers.{kept}")
         trainer = self._running()
         trainer.resume()
         self._throttle()
-        kept = await self._keep_wish()
-        if rule := self._wish.rule_reason:
+        kept = await self._store_requested_pause()
+        if rule := self._requested_pause.rule_reason:
             return CommandResult(
                 trainer.snapshot().state, f"Your pause has ended, but one of your rules applies: {rule}{kept}"
             )
@@ -186,12 +191,14 @@ class CommandLoop:
             return CommandResult(state, "Training does not resume: the node was paused again or stopped meanwhile.")
         return CommandResult(state, f"Training goes on.{kept}")
 
-    async def _keep_wish(self) -> str:
+    async def _store_requested_pause(self) -> str:
         """Store the requested pause for the next start; return "", or a sentence to append if that fails."""
         self._rules_changed.notify()
         async with self._keeping:  # one write at a time; each stores the newest request
             try:
-                await anyio.to_thread.run_sync(keep_pause, self._configuration.settings.data_dir, self._wish.asked)
+                await anyio.to_thread.run_sync(
+                    keep_pause, self._configuration.settings.data_dir, self._requested_pause.asked
+                )
             except StorageError as error:
                 _LOG.warning("%s", error)
                 return f" {error}"
@@ -200,7 +207,7 @@ class CommandLoop:
     def _throttle(self) -> None:
         """Set the compute thread's share of time. Before a pause, work in progress finishes at full speed."""
         if self._node is not None:
-            share = 1.0 if self._wish.holds else self._decision.share
+            share = 1.0 if self._requested_pause.holds else self._decision.share
             self._node.ground.compute.throttle(share or 1.0)
 
     def _told_between(self, message: str) -> CommandResult:

@@ -49,9 +49,9 @@ class DataSharing:
     For the fetcher it is an AlternativeSource.
     """
 
-    def __init__(self, society: PeerNetwork, shelf: DataStore, random: Random | None = None) -> None:
+    def __init__(self, peer_network: PeerNetwork, shelf: DataStore, random: Random | None = None) -> None:
         self.shelf = shelf
-        self._society = society
+        self._peer_network = peer_network
         self._random = random or Random()  # noqa: S311 - order of peers to ask, no secret
         self._exchange: ShardExchange | None = None
 
@@ -89,14 +89,14 @@ class DataSharing:
         return await exchange.giver.give(sender, frame)
 
     def _known(self) -> ShardExchange | None:
-        society, joined = self._society, self._society.joined
+        peer_network, joined = self._peer_network, self._peer_network.joined
         if self._exchange is None and joined is not None:
             membership, run_id = joined.participant.membership, joined.run_id
             giver = DataServer(run_id, self.shelf.find, membership.knows, report=self._report)
-            giver.limit_upload(upload_limit(society.settings))
+            giver.limit_upload(upload_limit(peer_network.settings))
             asker = DataClient(
                 run_id,
-                DialledRequests(society.networking, membership),
+                DialledRequests(peer_network.networking, membership),
                 lambda name: holders(membership, name),
                 self._random,
                 self._report,
@@ -105,7 +105,7 @@ class DataSharing:
         return self._exchange
 
     def _report(self, peer: NodeId, reason: ScoreReason) -> None:
-        network = self._society.networking.current
+        network = self._peer_network.networking.current
         if network is not None:
             network.reputation.report(peer, reason)
 
@@ -133,12 +133,12 @@ class DataView:
     def __init__(
         self,
         watch: SourceMonitor,
-        society: PeerNetwork,
+        peer_network: PeerNetwork,
         total_shards: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = watch
-        self._society = society
+        self._peer_network = peer_network
         self._total_shards = total_shards
         self._clock = clock
         self._coverage: DataCoverage | None = None
@@ -146,7 +146,7 @@ class DataView:
 
     def completed(self, data: DataStatus) -> DataStatus:
         """Return the status with refresh and coverage; coverage is computed at most every COVERAGE_SECONDS."""
-        joined, now = self._society.joined, self._clock()
+        joined, now = self._peer_network.joined, self._clock()
         if joined is not None and now - self._looked_at >= COVERAGE_SECONDS:
             membership = joined.participant.membership
             self._coverage = coverage_of(membership.view, membership.node_id, data.shared, self._total_shards)

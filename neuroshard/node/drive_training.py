@@ -38,7 +38,7 @@ def begin_driving(
     publisher: Publisher,
     startup: StartupProgress,
     *,
-    wish: RequestedPause,
+    requested_pause: RequestedPause,
 ) -> RunningNode:
     """Build the parts of a trainer. Raises StorageError, and TooLittleMemoryError if one microbatch does not fit."""
     parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
@@ -58,8 +58,8 @@ def begin_driving(
         identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time())
     )
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
-    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], control=Control(wish))
-    if wish.holds:
+    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], control=Control(requested_pause))
+    if requested_pause.holds:
         startup.complete()
     else:
         startup.tell(FIRST_STEP, "")

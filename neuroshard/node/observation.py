@@ -67,9 +67,9 @@ _COUNTED = {
 class Observer:
     """Builds the node's status from the trainer's snapshot and samples of this computer's resources."""
 
-    def __init__(self, node: RunningNode, society: PeerNetwork, publisher: Publisher, counters: Counters) -> None:
+    def __init__(self, node: RunningNode, peer_network: PeerNetwork, publisher: Publisher, counters: Counters) -> None:
         self._node = node
-        self._society = society
+        self._peer_network = peer_network
         self._counters = counters
         for name, help_text in _COUNTED.items():
             counters.declare(name, help_text)
@@ -77,7 +77,7 @@ class Observer:
         self._told: NodeState | None = None
         self._standby = StandbyNotice()
         total_shards = node.ground.run.parameters.genesis.total_shards
-        self._data_view = DataView(node.ground.watch, society, total_shards)
+        self._data_view = DataView(node.ground.watch, peer_network, total_shards)
         self._resources = ResourceStatus(
             device=node.ground.device.kind, device_name=node.ground.device.name, cpu_threads_limit=node.ground.threads
         )
@@ -98,7 +98,7 @@ class Observer:
         idle = self._idle_sentence(seen)
         if seen.state is not self._told:
             self._told = seen.state
-            self._society.report_soon()
+            self._peer_network.report_soon()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
         self._publisher.change(
             state=seen.state,
@@ -118,10 +118,10 @@ class Observer:
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.ground.shelf.cache.damaged_files)
-        self._society.note_outer_step(seen.diloco.outer_steps)
+        self._peer_network.note_outer_step(seen.diloco.outer_steps)
         if seen.warnings:
             self._publisher.warn(*seen.warnings)
-        clock_warning = self._society.clock_warning
+        clock_warning = self._peer_network.clock_warning
         if clock_warning is not None:
             self._publisher.warn(clock_warning)
         self._node.rotations.record(self._node.feed.rotations)

@@ -317,13 +317,13 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
     return replace(said, windows=windows, ready_percent=percent)
 
 
-async def observe_network(society: PeerNetwork, publisher: Publisher) -> None:
+async def observe_network(peer_network: PeerNetwork, publisher: Publisher) -> None:
     """Publish the state of the network until cancelled, from the start of a node to its end."""
     began = anyio.current_time()
     while True:
-        sight = society.look()
+        sight = peer_network.look()
         publisher.change(network=sight.network, peers=sight.peers, swarm=sight.swarm)
-        is_wanted = society.networking.is_wanted
+        is_wanted = peer_network.networking.is_wanted
         if is_wanted and not sight.network.addresses and anyio.current_time() - began < OPENING_SECONDS:
             seconds = FIRST_PUBLISH_SECONDS
         elif is_wanted and publisher.node_state is not NodeState.PAUSED:

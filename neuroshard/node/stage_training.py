@@ -144,12 +144,12 @@ class StageTraining:
         publisher: Publisher,
         startup: StartupProgress,
         *,
-        wish: RequestedPause,
+        requested_pause: RequestedPause,
         is_demo: bool,
     ) -> None:
-        """`settings` returns the present settings; the requested pause `wish` applies to all trainers."""
+        """`settings` returns the present settings; `requested_pause` applies to all trainers."""
         self._present_settings = settings
-        self._wish = wish
+        self._requested_pause = requested_pause
         self._identity = identity
         self._publisher = publisher
         self._startup = startup
@@ -172,7 +172,7 @@ class StageTraining:
         gc.collect()
         with self._startup.stage(CHECKPOINT):
             swarm.go_to(None)  # the move has ended: this node reports the new stages as its own
-            control = Control(self._wish)
+            control = Control(self._requested_pause)
             lives = await self._bring_up_all(ground, stages, control)
             self._publisher.warn(*note_stages(self._settings.data_dir, self._identity, run, stages))
         self._has_begun = True
@@ -186,7 +186,7 @@ class StageTraining:
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
         feed = self._feed(ground, drives.start_after(lives[0].record))
         trainer = self._trainer(ground, lives, feed, drives, control)
-        if self._wish.holds:
+        if self._requested_pause.holds:
             self._startup.complete()
         else:
             self._startup.tell(FIRST_STEP, "")

@@ -107,32 +107,32 @@ class RequestedPause:
 class Control:
     """Requests to pause, resume, save and stop. All loops of a trainer check them between microbatches."""
 
-    def __init__(self, wish: RequestedPause | None = None) -> None:
-        """`wish` is the pause of the previous trainer, which continues here."""
+    def __init__(self, requested_pause: RequestedPause | None = None) -> None:
+        """`requested_pause` is the pause of the previous trainer, which continues here."""
         self.is_stopping = False
         self.saves = 0  # number of requests for checkpoints so far
-        self._wish = wish or RequestedPause()
+        self._requested_pause = requested_pause or RequestedPause()
         self._changed = Signal()
 
     @property
     def is_paused(self) -> bool:
         """Whether a pause is requested or required. It takes effect when the loops have seen it."""
-        return self._wish.holds
+        return self._requested_pause.holds
 
     @property
     def pause_reason(self) -> str:
         """Reason for the pause as a sentence; "" without a pause."""
-        return self._wish.reason
+        return self._requested_pause.reason
 
     @property
     def seconds_until_resume(self) -> float | None:
         """Seconds until the requested pause ends; None when it has no end of its own."""
-        return self._wish.seconds_left
+        return self._requested_pause.seconds_left
 
     @property
     def paused_until(self) -> float | None:
         """End of the pause in seconds since the epoch; None when the end is unknown or there is no pause."""
-        return self._wish.until
+        return self._requested_pause.until
 
     @property
     def must_hold(self) -> str | None:
@@ -143,12 +143,12 @@ class Control:
 
     def pause(self, reason: str, duration_seconds: float | None = None) -> None:
         """Request a pause, or replace the reason and end of the requested one."""
-        self._wish.begin(reason, duration_seconds)
+        self._requested_pause.begin(reason, duration_seconds)
         self._changed.notify()
 
     def resume(self) -> None:
         """Withdraw the requested pause."""
-        self._wish.end()
+        self._requested_pause.end()
         self._changed.notify()
 
     def look_again(self) -> None:

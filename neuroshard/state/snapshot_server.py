@@ -266,11 +266,11 @@ class SnapshotServer:
 
     def _refuse_late(self, receiver: NodeId, stage: StageName) -> None:
         """Raise RequestRefusedError when the download would overlap the stage's step; the receiver asks again."""
-        now, wish = anyio.current_time(), (receiver, stage)
+        now, download = anyio.current_time(), (receiver, stage)
         self._put_off = {one: at for one, at in self._put_off.items() if at > now - self._limits.idle_seconds}
-        if not self._of(stage).may_be_taken(now - self._put_off.setdefault(wish, now)):
+        if not self._of(stage).may_be_taken(now - self._put_off.setdefault(download, now)):
             raise RequestRefusedError("The replicas of these layers step soon; try again after that.")
-        del self._put_off[wish]
+        del self._put_off[download]
 
     def _admit(self, receiver: NodeId, seconds: float) -> None:
         """Reserve a receiver's place for this time. Raises RequestRefusedError when all are taken."""

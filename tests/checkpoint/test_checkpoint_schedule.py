@@ -115,7 +115,7 @@ def test_superfluous_spares_the_last_outer_step() -> None:
     assert superfluous(held, held[4]) == (held[3],)
 
 
-def test_what_others_wish_for_stays_within_the_budget() -> None:
+def test_checkpoints_for_others_stay_within_the_budget() -> None:
     policy = CheckpointPolicy(min_seconds=30.0, bytes_per_day=86_400.0)
     schedule = CheckpointSchedule(policy, generation_bytes=60)
     assert schedule.may_write(1, 5.0, write_in_flight=False)

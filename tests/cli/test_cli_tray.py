@@ -38,7 +38,7 @@ def test_a_long_reason_is_cut() -> None:
     assert len(tray_view({"state": "failed", "state_reason": "x" * 500}).title) == MOST_TITLE_CHARACTERS
 
 
-def test_without_a_node_every_wish_is_answered_in_words(tmp_path: Path) -> None:
+def test_without_a_node_every_command_explains_itself(tmp_path: Path) -> None:
     pages: list[str] = []
     node = TrayNode(tmp_path, open_page=pages.append)
     assert not node.look().is_running

@@ -209,7 +209,7 @@ def test_a_name_that_stands_for_another_source_is_refused(tmp_path: Path) -> Non
         run_population(configured(json_source(path, kind="text")), tmp_path / "g")
 
 
-def test_a_wish_to_stop_leaves_a_whole_data_set_that_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_build_leaves_a_whole_data_set_and_continues(tmp_path: Path) -> None:
     source = json_source(write_json_lines(tmp_path / "a.jsonl", made_up_texts(1_500)))
     stop, dates = Event(), 0
 

@@ -123,7 +123,7 @@ def test_a_followed_source_is_read_on_as_it_grows(tmp_path: Path) -> None:
     counts: list[int] = []
 
     def grow() -> None:
-        """Two more parts, each once the one before is in shards; then the wish to stop."""
+        """Two more parts, each once the one before is in shards; then the request to stop."""
         for end in (900, 1_200, None):
             seen = counts[-1] if counts else 0
             while not stop.wait(0.02):

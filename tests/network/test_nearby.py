@@ -209,10 +209,10 @@ def test_an_absent_multicast_route_is_told_once_and_tried_again_rarely(caplog: p
 def test_a_node_uses_its_surroundings_as_its_owner_wants(
     tmp_path: Path, settings: dict[str, object], works: set[str], asks_router: bool
 ) -> None:
-    society = PeerNetwork.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity_of(1))
-    attached = {type(getattr(work, "__self__", None)).__name__ for work in society.networking._works}
+    peer_network = PeerNetwork.of(Settings.model_validate({"data_dir": tmp_path, **settings}), identity_of(1))
+    attached = {type(getattr(work, "__self__", None)).__name__ for work in peer_network.networking._works}
     assert attached & {"MdnsDiscovery", "PortMapping"} == works
-    assert (society.port_mapping is not None) == asks_router
+    assert (peer_network.port_mapping is not None) == asks_router
 
 
 def test_the_service_has_the_name_that_others_look_for() -> None:

@@ -50,12 +50,12 @@ class MemoryRouter:
         await self._called("host")
         return self.outside
 
-    async def open(self, inner: int, wish: int, seconds: int) -> Lease:
-        outer = wish
+    async def open(self, inner: int, suggested_port: int, seconds: int) -> Lease:
+        outer = suggested_port
         while outer in self.taken:
             outer += 1000
         self.opened[inner] = outer
-        await self._called(f"open {inner} as {wish}")
+        await self._called(f"open {inner} as {suggested_port}")
         if inner in self.refused:
             del self.opened[inner]
             raise RouterRefusedError("Not this one.")

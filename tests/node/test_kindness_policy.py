@@ -21,7 +21,7 @@ from neuroshard.host.owner_policy import (
     next_gpu_share,
     readings,
 )
-from neuroshard.status.owner_policy import USER, TrainingAction
+from neuroshard.status.owner_policy import USER, SensorReading, TrainingAction
 
 UNKNOWN = st.builds(Unknown, st.just("nobody tells"))
 MAYBE = st.one_of(st.none(), st.booleans(), UNKNOWN)
@@ -107,6 +107,12 @@ def test_decisions_are_whole(rules: Rules, observed: HostReadings, local: dateti
     if decision.action is TrainingAction.THROTTLE:
         assert decision.share <= rules.cpu_percent / 100
     assert all(reading.value for reading in readings(observed))
+
+
+def test_an_unknown_reading_is_the_reason_alone() -> None:
+    """The dashboard writes "not known:" in front of it."""
+    (reading,) = readings(HostReadings(full_screen=Unknown("there is no display")))
+    assert reading == SensorReading("full screen", "there is no display", is_known=False)
 
 
 @given(RULES, OBSERVED, TIMES)

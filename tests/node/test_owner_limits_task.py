@@ -38,12 +38,12 @@ class Computer:
         self.commanded = Signal()
         self.looks = 0
         self.board = StatusBoard(NodeStatus("1", 0.0, 0.0))
-        self.wish = RequestedPause(anyio.current_time, self.calendar)
+        self.requested_pause = RequestedPause(anyio.current_time, self.calendar)
         loaded = Settings.model_validate({"data_dir": folder, **settings})
         self.configuration = Configuration(LoadedSettings(loaded, dict.fromkeys(Settings.model_fields, "default")))
         self.watch = OwnerPolicyTask(
             self.configuration,
-            self.wish,
+            self.requested_pause,
             self,
             Publisher(self.board),
             observe=self.observe,
@@ -60,8 +60,10 @@ class Computer:
 
     def obey(self, decision: TrainingDecision) -> None:
         self.obeyed.append(decision)
-        self.wish.expire()
-        self.wish.follow_rule(decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until)
+        self.requested_pause.expire()
+        self.requested_pause.follow_rule(
+            decision.reason if decision.action is TrainingAction.PAUSE else "", decision.until
+        )
 
     async def until_commanded(self) -> None:
         await self.commanded.wait()
@@ -85,13 +87,13 @@ def test_a_computer_that_sleeps_for_a_day_wakes_without_the_pause_that_ended_mea
     computer = Computer(tmp_path)
 
     async def scenario() -> None:
-        computer.wish.begin(PAUSED_BY_USER, HOUR)
+        computer.requested_pause.begin(PAUSED_BY_USER, HOUR)
         await anyio.sleep(5)
         assert computer.told.rule == "user"
-        assert computer.told.until == computer.wish.until
+        assert computer.told.until == computer.requested_pause.until
         computer.calendar_ahead += DAY
         await anyio.sleep(2)
-        assert not computer.wish.holds
+        assert not computer.requested_pause.holds
         assert computer.told.action is TrainingAction.RUN
 
     living(computer, scenario)
@@ -101,11 +103,11 @@ def test_a_pause_outlasts_a_sleep_that_is_shorter(tmp_path: Path) -> None:
     computer = Computer(tmp_path)
 
     async def scenario() -> None:
-        computer.wish.begin(PAUSED_BY_USER, 2 * DAY)
+        computer.requested_pause.begin(PAUSED_BY_USER, 2 * DAY)
         computer.calendar_ahead += DAY
         await anyio.sleep(10)
-        assert computer.wish.holds
-        left = computer.wish.seconds_left
+        assert computer.requested_pause.holds
+        left = computer.requested_pause.seconds_left
         assert left is not None
         assert left == pytest.approx(DAY - 10, abs=2)
 
@@ -116,12 +118,12 @@ def test_a_calendar_that_is_set_back_does_not_prolong_a_pause(tmp_path: Path) ->
     computer = Computer(tmp_path)
 
     async def scenario() -> None:
-        computer.wish.begin(PAUSED_BY_USER, HOUR)
+        computer.requested_pause.begin(PAUSED_BY_USER, HOUR)
         computer.calendar_ahead -= 300 * DAY
         await anyio.sleep(HOUR - 5)
-        assert computer.wish.holds
+        assert computer.requested_pause.holds
         await anyio.sleep(10)
-        assert not computer.wish.holds
+        assert not computer.requested_pause.holds
 
     living(computer, scenario)
 
@@ -130,7 +132,7 @@ def test_a_trainer_that_waits_for_the_end_of_a_pause_hears_of_it_after_a_sleep(t
     computer = Computer(tmp_path)
 
     async def scenario() -> None:
-        control = Control(computer.wish)
+        control = Control(computer.requested_pause)
         control.pause(PAUSED_BY_USER, 10 * DAY)
         computer.obey = lambda _: control.look_again()  # type: ignore[method-assign]
         computer.calendar_ahead += 11 * DAY
@@ -168,11 +170,11 @@ def test_changed_settings_and_observations_hold_at_the_next_look(tmp_path: Path)
         assert computer.told.action is TrainingAction.RUN
         computer.observed = HostReadings(on_battery=True)
         await anyio.sleep(2)
-        assert computer.wish.reason == "Paused: this computer runs on battery."
+        assert computer.requested_pause.reason == "Paused: this computer runs on battery."
         assert [reading.value for reading in computer.board.current().owner_policy.readings] == ["on battery"]
         computer.configuration.change({"pause_on_battery": False, "cpu_percent": 25}, "paused")
         await anyio.sleep(2)
-        assert not computer.wish.holds
+        assert not computer.requested_pause.holds
         assert (computer.told.action, computer.told.share) == (TrainingAction.THROTTLE, 0.25)
 
     living(computer, scenario)
@@ -183,13 +185,13 @@ def test_a_pause_by_hand_is_told_and_the_rule_below_it_is_kept(tmp_path: Path) -
 
     async def scenario() -> None:
         computer.observed = HostReadings(full_screen=True)
-        computer.wish.begin(PAUSED_BY_USER)
+        computer.requested_pause.begin(PAUSED_BY_USER)
         await anyio.sleep(2)
-        assert (computer.told.rule, computer.wish.reason) == ("user", PAUSED_BY_USER)
-        assert computer.wish.rule_reason == "Paused while a program fills the screen."
-        computer.wish.end()
+        assert (computer.told.rule, computer.requested_pause.reason) == ("user", PAUSED_BY_USER)
+        assert computer.requested_pause.rule_reason == "Paused while a program fills the screen."
+        computer.requested_pause.end()
         computer.commanded.notify()
-        assert computer.wish.holds
+        assert computer.requested_pause.holds
         await anyio.sleep(2)
         assert computer.told.rule == "pause_on_full_screen"
 
@@ -200,11 +202,11 @@ def test_sensors_are_read_seldom_while_a_pause_without_an_end_overrides_every_ru
     computer = Computer(tmp_path)
 
     async def scenario() -> None:
-        computer.wish.begin(PAUSED_BY_USER)
+        computer.requested_pause.begin(PAUSED_BY_USER)
         await anyio.sleep(60)
         assert computer.looks <= 60 / PAUSED_LOOK_SECONDS + 1
         computer.observed = HostReadings(on_battery=True)
-        computer.wish.end()
+        computer.requested_pause.end()
         computer.commanded.notify()
         await anyio.sleep(0.1)  # a command is obeyed at once
         assert computer.told.rule == "pause_on_battery"
@@ -265,18 +267,18 @@ def test_pauses_survive_a_restart(tmp_path: Path) -> None:
 
 def test_a_pause_that_ended_while_the_node_was_away_is_over(tmp_path: Path) -> None:
     (tmp_path / PAUSE_FILE).write_text(f'{{"begun": {time.time() - DAY}, "until": {time.time() - HOUR}}}')
-    wish = RequestedPause()
-    assert restore_pause(wish, tmp_path) == ()
-    assert not wish.holds
+    requested_pause = RequestedPause()
+    assert restore_pause(requested_pause, tmp_path) == ()
+    assert not requested_pause.holds
 
 
 def test_a_restored_pause_lasts_no_longer_than_was_asked(tmp_path: Path) -> None:
     """The calendar was wrong by years when it was asked for."""
     wrong = time.time() + 900 * DAY
     (tmp_path / PAUSE_FILE).write_text(f'{{"begun": {wrong}, "until": {wrong + HOUR}}}')
-    wish = RequestedPause()
-    restore_pause(wish, tmp_path)
-    assert wish.seconds_left == pytest.approx(HOUR, abs=60)
+    requested_pause = RequestedPause()
+    restore_pause(requested_pause, tmp_path)
+    assert requested_pause.seconds_left == pytest.approx(HOUR, abs=60)
 
 
 @pytest.mark.parametrize(
@@ -284,18 +286,18 @@ def test_a_restored_pause_lasts_no_longer_than_was_asked(tmp_path: Path) -> None
 )
 def test_a_damaged_pause_holds_until_somebody_resumes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAUSE_FILE).write_bytes(content)
-    wish = RequestedPause()
-    (warning,) = restore_pause(wish, tmp_path)
+    requested_pause = RequestedPause()
+    (warning,) = restore_pause(requested_pause, tmp_path)
     assert PAUSE_FILE in warning
-    assert wish.holds
-    assert wish.seconds_left is None
+    assert requested_pause.holds
+    assert requested_pause.seconds_left is None
 
 
 def test_a_pause_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
-    wish = RequestedPause()
-    wish.begin(PAUSED_BY_USER)
+    requested_pause = RequestedPause()
+    requested_pause.begin(PAUSED_BY_USER)
     with pytest.raises(StorageError, match="does not survive a restart"):
-        keep_pause(tmp_path / "gone", wish.asked)
+        keep_pause(tmp_path / "gone", requested_pause.asked)
 
 
 def test_rules_follow_the_settings() -> None:

@@ -66,7 +66,7 @@ def published(genesis: Path, tmp_path: Path) -> RunOffer:
     return offer
 
 
-def society_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings: Any) -> PeerNetwork:
+def peer_network_of(number: int, everybody: InMemoryNetwork, folder: Path, **settings: Any) -> PeerNetwork:
     me = identity_of(number)
 
     @asynccontextmanager
@@ -108,11 +108,11 @@ def search(folder: Path, genesis: Path, *others: RunOffer, **settings: Any) -> t
 
     async def main() -> FoundRun | NoRun:
         with InMemoryNetwork() as network:
-            seeker = society_of(1, network, folder, **settings)
+            seeker = peer_network_of(1, network, folder, **settings)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(seeker.networking.run)
                 for number, offer in enumerate(others, 2):
-                    other = society_of(number, network, folder)
+                    other = peer_network_of(number, network, folder)
                     other.serve(offer, lambda: SERVING, is_shared=True)
                     tasks.start_soon(other.networking.run)
 

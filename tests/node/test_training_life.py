@@ -52,7 +52,7 @@ class Living:
             LoadedSettings(node.settings, dict.fromkeys(Settings.model_fields, "default"))
         )
         self.commands = CommandChannel()
-        self.loop = CommandLoop(self.commands, node.board, self.configuration, self.stop, node.wish)
+        self.loop = CommandLoop(self.commands, node.board, self.configuration, self.stop, node.requested_pause)
         self.life = TrainingLife(
             node.training, self.loop, self.stop, node.publisher, lambda one: _Watched(one, self.begun)
         )
@@ -172,7 +172,7 @@ def test_a_node_started_without_training_stays_resumed(small_genesis: Path, tmp_
         await until(lambda: len(one.begun) == 2)
         assert not one.present.trainer.is_pause_wanted
 
-    living(small_genesis, tmp_path, scenario, lambda one: one.node.wish.begin("Started without training."))
+    living(small_genesis, tmp_path, scenario, lambda one: one.node.requested_pause.begin("Started without training."))
 
 
 def test_changed_settings_reach_copies_and_stay(small_genesis: Path, tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def receivers(world: World) -> list[StateReceiver]:
 
 def test_a_donor_makes_a_snapshot_when_somebody_needs_one(compute: ComputeThread, tmp_path: Path) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
-    wishes: list[float] = []
+    calls: list[float] = []
 
     def want() -> float:
-        wishes.append(anyio.current_time())
+        calls.append(anyio.current_time())
         if anyio.current_time() >= 2 and not list((tmp_path / "a").glob("step-*.json")):
             donor.save(7)  # its next step
         return 0.0
@@ -62,11 +62,11 @@ def test_a_donor_makes_a_snapshot_when_somebody_needs_one(compute: ComputeThread
     async def scenario(world: World) -> None:
         assert (await world.receiver.manifest(A, 30.0)).meta.step == 7
         assert 2 <= anyio.current_time() < 4
-        before = len(wishes)
+        before = len(calls)
         await anyio.sleep(60)
         old = await world.receiver.manifest(A, 30.0)  # a newer one does not come: better this one than none
         assert old.age_seconds == pytest.approx(anyio.current_time() - 2, abs=2)
-        assert len(wishes) > before
+        assert len(calls) > before
 
     play(scenario, donor)
 

@@ -159,7 +159,7 @@ def _ip(*arguments: str) -> None:
 
 @dataclass
 class NatPmpBox:
-    """Answers packets; `questions` says what it was asked: ("host",), ("open", inner, wish, seconds)."""
+    """Answers packets; `questions` says what it was asked: ("host",), ("open", inner, suggested_port, seconds)."""
 
     outside: str = "1.2.3.4"
     result: int = 0
@@ -185,16 +185,16 @@ class NatPmpBox:
             return struct.pack("!BBHI4s", 0, 128, self.result, epoch, socket.inet_aton(self.outside))
         if len(packet) != 12 or packet[:4] != b"\0\2\0\0":
             return None
-        inner, wish, seconds = struct.unpack("!HHI", packet[4:])
-        self.questions.append(("open", inner, wish, seconds) if seconds else ("close", inner))
-        outer = 0 if self.result else self._outer(inner, wish, seconds)
+        inner, suggested_port, seconds = struct.unpack("!HHI", packet[4:])
+        self.questions.append(("open", inner, suggested_port, seconds) if seconds else ("close", inner))
+        outer = 0 if self.result else self._outer(inner, suggested_port, seconds)
         return struct.pack("!BBHIHHI", 0, 130, self.result, epoch, inner, outer, min(seconds, self.longest))
 
-    def _outer(self, inner: int, wish: int, seconds: int) -> int:
+    def _outer(self, inner: int, suggested_port: int, seconds: int) -> int:
         if not seconds:
             self.opened.pop(inner, None)
             return 0
-        outer = wish
+        outer = suggested_port
         while outer in self.taken:
             outer += 1
         self.opened[inner] = outer

@@ -106,10 +106,10 @@ async def node(number: int, host: str) -> None:
     chosen = dict(argument.split("=") for argument in sys.argv[4:])
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings.model_validate({"data_dir": Path(folder), "p2p_host": host, **chosen})
-        society = PeerNetwork.of(settings, identity_of(number))
+        peer_network = PeerNetwork.of(settings, identity_of(number))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(society.networking.run)
-            network = await society.networking.up()
+            tasks.start_soon(peer_network.networking.run)
+            network = await peer_network.networking.up()
             inside = network.transport.addresses()
             say(addresses=inside)
             while not network.transport.connections():
@@ -117,7 +117,7 @@ async def node(number: int, host: str) -> None:
                 if network.transport.addresses() != inside:
                     say(outside=network.transport.addresses()[0])
                     await anyio.sleep_forever()
-                if "router" in (explanation := society.look().network.explanation):
+                if "router" in (explanation := peer_network.look().network.explanation):
                     say(explanation=explanation, addresses=network.transport.addresses())
                     await anyio.sleep_forever()
             say(met=[connection.peer for connection in network.transport.connections()])

@@ -197,7 +197,7 @@ class Stranger:
         await self.stream.send_all(packet(kind, transfer, payload, extra=extra, serial=serial))
 
     async def receive(self) -> tuple[PacketHeader, bytes]:
-        """The next packet; wishes for connections are overheard."""
+        """Return the next packet. Requests for more connections are ignored."""
         while True:
             header = parse_header(await self.stream.receive_bytes(HEADER_BYTES))
             payload = await self.stream.receive_bytes(header.length)

@@ -61,7 +61,7 @@ class RealNode:
     publisher: Publisher
     data_dir: Path
     settings: Settings  # that hold now
-    wish: RequestedPause
+    requested_pause: RequestedPause
     node: RunningNode | None = None
     sequence: int = 0
 
@@ -132,9 +132,13 @@ class RealWorld:
         room, device = HardwareBudget(500, "cpu", None, 1e9), Device("cpu", "test")
         watch = SourceMonitor(data.genesis, self.run.parameters.genesis)
         ground = NodeContext(self.run, data, fetcher, self.compute, device, 1, room, memory, swarm, shelf, watch, ())
-        wish = RequestedPause()
-        training = StageTraining(lambda: made.settings, identity, publisher, startup, wish=wish, is_demo=False)
-        made = RealNode(swarm, membership, networking, training, ground, board, publisher, data_dir, settings, wish)
+        requested_pause = RequestedPause()
+        training = StageTraining(
+            lambda: made.settings, identity, publisher, startup, requested_pause=requested_pause, is_demo=False
+        )
+        made = RealNode(
+            swarm, membership, networking, training, ground, board, publisher, data_dir, settings, requested_pause
+        )
         self.nodes[name] = made
         return made
 

@@ -98,9 +98,9 @@ def external_host_question() -> bytes:
     return bytes((0, NatPmpOperation.EXTERNAL_HOST))
 
 
-def mapping_question(inner: int, wish: int, seconds: int) -> bytes:
+def mapping_question(inner: int, suggested_port: int, seconds: int) -> bytes:
     """Request for a TCP port. A lifetime of 0 s with the preferred port 0 deletes the mapping."""
-    return _QUESTION.pack(0, NatPmpOperation.MAP_TCP, inner, wish, seconds)
+    return _QUESTION.pack(0, NatPmpOperation.MAP_TCP, inner, suggested_port, seconds)
 
 
 def read_external_host(packet: bytes) -> ExternalHost | NatPmpRefusal | None:
@@ -171,9 +171,9 @@ class NatPmpRouter:
         """The router's external address. Raises RouterRefusedError."""
         return (await self._ask(external_host_question(), read_external_host)).host
 
-    async def open(self, inner: int, wish: int, seconds: int) -> Lease:
+    async def open(self, inner: int, suggested_port: int, seconds: int) -> Lease:
         """Map a port to this computer. Raises RouterRefusedError, also for an inconsistent answer."""
-        mapping = await self._ask(mapping_question(inner, wish, seconds), partial(read_mapping, inner=inner))
+        mapping = await self._ask(mapping_question(inner, suggested_port, seconds), partial(read_mapping, inner=inner))
         lease = mapping.lease()
         self._opened_after[inner] = self._restarts
         return lease

@@ -135,12 +135,12 @@ class PortMapping:
         if held is not None and not self._is_due(held) and await router.keeps(held.lease):
             return
         at, calendar_at = anyio.current_time(), self.calendar()
-        wished = Lease(inner, inner, LEASE_SECONDS) if held is None else held.lease
+        suggested = Lease(inner, inner, LEASE_SECONDS) if held is None else held.lease
         try:
-            lease = await router.open(inner, wished.outer, LEASE_SECONDS)
+            lease = await router.open(inner, suggested.outer, LEASE_SECONDS)
         except BaseException:
             if held is None:  # the router may have opened it in spite of the error
-                await _give_back(router, (wished,))
+                await _give_back(router, (suggested,))
             raise
         self._held[inner] = _Held(lease, at, calendar_at)
 

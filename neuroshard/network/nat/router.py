@@ -50,7 +50,7 @@ class Router(Protocol):
         """The router's external address as it reports it, unverified."""
         ...
 
-    async def open(self, inner: int, wish: int, seconds: int) -> Lease:
+    async def open(self, inner: int, suggested_port: int, seconds: int) -> Lease:
         """Map a port to this computer, if possible the preferred outer one; also renews a lease."""
         ...
 

@@ -40,9 +40,9 @@ class UpnpRouter:
         """The router's external address. Raises RouterRefusedError."""
         return str(await answered_in_time(lambda: _asked(self._gateway.externalipaddress)))
 
-    async def open(self, inner: int, wish: int, seconds: int) -> Lease:
+    async def open(self, inner: int, suggested_port: int, seconds: int) -> Lease:
         """Map a port to this computer, without expiry if the router has no leases. Raises RouterRefusedError."""
-        return await answered_in_time(partial(self._open, inner, wish, seconds))
+        return await answered_in_time(partial(self._open, inner, suggested_port, seconds))
 
     async def keeps(self, lease: Lease) -> bool:
         """Whether the router still maps the port to this computer."""
@@ -52,8 +52,8 @@ class UpnpRouter:
         """Delete a mapping of this computer. Raises RouterRefusedError."""
         await answered_in_time(partial(self._close, lease), CLOSE_SECONDS)
 
-    def _open(self, inner: int, wish: int, seconds: int) -> Lease:
-        for port in (wish, *(self._random.randint(*PORT_RANGE) for _ in range(OTHER_PORTS))):
+    def _open(self, inner: int, suggested_port: int, seconds: int) -> Lease:
+        for port in (suggested_port, *(self._random.randint(*PORT_RANGE) for _ in range(OTHER_PORTS))):
             if self._target(port) in {None, (self._local_host, inner)}:
                 self._add(port, inner, seconds)
                 return Lease(inner, port, float(seconds))

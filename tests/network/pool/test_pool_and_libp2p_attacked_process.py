@@ -19,7 +19,7 @@ from libp2p.exceptions import BaseLibp2pError
 from msgspec.structs import replace
 
 from benchmarks.node_process import NodeProcess, running_node
-from benchmarks.society_process import status as some_status
+from benchmarks.peer_network_process import status as some_status
 from neuroshard.errors import NeuroShardError
 from neuroshard.membership.announcements import report_topic
 from neuroshard.membership.claim_intake import signed_announcement, signed_report

@@ -6,7 +6,7 @@ import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
 import type { Setting } from "../views/setting-rows";
 
-export interface CompletionWish {
+export interface CompletionRequest {
   prompt: string;
   temperature: number;
   maxTokens: number;
@@ -17,7 +17,7 @@ export interface NodeActions {
   resume: () => Promise<string>;
   stop: () => Promise<string>;
   saveCheckpoint: () => Promise<string>;
-  complete: (wish: CompletionWish, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
+  complete: (request: CompletionRequest, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
   readPipeline: () => Promise<PipelineSummary>;
   readRounds: () => Promise<RoundsSummary>;
   readContribution: (span: Span) => Promise<WorkSummary>;
@@ -48,7 +48,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void, on
         throw error;
       }
     },
-    complete: (wish, signal, onPiece) => streamCompletion(client, wish, signal, onPiece),
+    complete: (request, signal, onPiece) => streamCompletion(client, request, signal, onPiece),
     readPipeline: () => client.get<PipelineSummary>("/api/pipeline"),
     readRounds: () => client.get<RoundsSummary>("/api/rounds"),
     readContribution: (span) => client.get<WorkSummary>(`/api/contribution?span=${span}`),

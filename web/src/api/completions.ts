@@ -1,6 +1,6 @@
 // Streams a completion: Server-Sent Events in the body of a POST, parsed as they arrive.
 
-import type { CompletionWish } from "./actions";
+import type { CompletionRequest } from "./actions";
 import type { Client } from "./client";
 import { NodeError } from "./client";
 
@@ -16,11 +16,11 @@ const FINISHES: Record<string, string> = { length: "It reached the number of tok
 /** Resolves with why the text ended. Aborting the signal closes the stream, and the node stops writing. */
 export async function streamCompletion(
   client: Client,
-  wish: CompletionWish,
+  request: CompletionRequest,
   signal: AbortSignal,
   onPiece: (text: string) => void,
 ): Promise<string> {
-  const body = { prompt: wish.prompt, max_tokens: wish.maxTokens, temperature: wish.temperature, stream: true };
+  const body = { prompt: request.prompt, max_tokens: request.maxTokens, temperature: request.temperature, stream: true };
   const response = await client.open("/v1/completions", body, signal);
   if (!response.body) throw new NodeError("The node sent no text.", response.status);
   let finish = "";

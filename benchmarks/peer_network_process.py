@@ -1,6 +1,6 @@
 """Nodes that only meet: real networks over loopback without training, in a process of their own.
 
-`python -m benchmarks.society_process --nodes 50 [--peer ADDRESS]` prints the address of the first and one line for
+`python -m benchmarks.peer_network_process --nodes 50 [--peer ADDRESS]` prints the address of the first and one line for
 every question on standard input: "seen" (how many peers each node knows, the least), "knows ID" (how many nodes know
 this one), "found ID" (whether it stands in the directory), "use" (CPU seconds of this process, bytes sent and received
 by the first node). It ends with standard input.
@@ -42,21 +42,23 @@ STARTED_AT = time.time()  # as of a real node, always the same
 class Crowd:
     """Nodes of one process."""
 
-    societies: tuple[PeerNetwork, ...]
+    peer_networks: tuple[PeerNetwork, ...]
 
     def least_seen(self) -> int:
         """How many peers the node knows that knows the fewest."""
-        return min(len(society.look().peers) for society in self.societies)
+        return min(len(peer_network.look().peers) for peer_network in self.peer_networks)
 
     async def finds(self, node_id: str) -> int:
         """1 when the second node finds this one in the directory, which it must ask others for."""
-        network = self.societies[1].networking.current
+        network = self.peer_networks[1].networking.current
         records = () if network is None else await network.directory.find(NAMESPACE)
         return int(any(read_claim(record, object).delegation.node_id == node_id for record in records))
 
     def knows(self, node_id: str) -> int:
         """How many of the nodes know this one."""
-        return sum(any(peer.node_id == node_id for peer in society.look().peers) for society in self.societies)
+        return sum(
+            any(peer.node_id == node_id for peer in peer_network.look().peers) for peer_network in self.peer_networks
+        )
 
 
 def status() -> NodeStatus:
@@ -66,7 +68,7 @@ def status() -> NodeStatus:
     return NodeStatus("0", STARTED_AT, time.time(), NodeState.TRAINING, "Training.", model=model, training=training)
 
 
-def society(folder: Path, number: int, peers: Sequence[str]) -> PeerNetwork:
+def peer_network(folder: Path, number: int, peers: Sequence[str]) -> PeerNetwork:
     """Node number 1 to 255."""
     settings = Settings(data_dir=folder / str(number), p2p_host="127.0.0.1", peer=tuple(peers))
     made = PeerNetwork.of(settings, identity_of(number))
@@ -81,7 +83,7 @@ async def main(first: int, count: int, peers: list[str]) -> None:
             known = list(peers)
             made: list[PeerNetwork] = []
             for number in range(first, first + count):
-                made.append(society(Path(folder), number, known))
+                made.append(peer_network(Path(folder), number, known))
                 tasks.start_soon(made[-1].networking.run)
                 network = await made[-1].networking.up()
                 if not known:
@@ -104,7 +106,7 @@ async def answer(crowd: Crowd) -> None:
             case "found":
                 tell({"count": await crowd.finds(rest)})
             case _:
-                network = crowd.societies[0].look().network
+                network = crowd.peer_networks[0].look().network
                 tell({"cpu": time.process_time(), "sent": network.bytes_sent, "received": network.bytes_received})
 
 

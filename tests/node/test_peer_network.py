@@ -61,7 +61,7 @@ class World:
     folder: Path
     network: InMemoryNetwork
 
-    def society(self, number: int, **settings: Any) -> PeerNetwork:
+    def peer_network(self, number: int, **settings: Any) -> PeerNetwork:
         me = identity_of(number)
 
         @asynccontextmanager
@@ -77,9 +77,9 @@ class World:
         return PeerNetwork.of(chosen, me, opened, now)
 
 
-def serving(society: PeerNetwork, number: int, *, is_shared: bool = True) -> PeerNetwork:
-    society.serve(OFFER, lambda: status(number), is_shared=is_shared)
-    return society
+def serving(peer_network: PeerNetwork, number: int, *, is_shared: bool = True) -> PeerNetwork:
+    peer_network.serve(OFFER, lambda: status(number), is_shared=is_shared)
+    return peer_network
 
 
 async def until(seconds: float, holds: Callable[[], bool]) -> None:
@@ -89,31 +89,31 @@ async def until(seconds: float, holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.1)
 
 
-def peers(society: PeerNetwork) -> set[str]:
-    return {peer.node_id for peer in society.look().peers}
+def peers(peer_network: PeerNetwork) -> set[str]:
+    return {peer.node_id for peer in peer_network.look().peers}
 
 
 def test_nodes_of_a_run_know_each_other_at_once_and_miss_who_leaves(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            societies = [serving(world.society(number), number) for number in range(5)]
+            peer_networks = [serving(world.peer_network(number), number) for number in range(5)]
             async with anyio.create_task_group() as tasks:
-                for society in societies[:-1]:
-                    tasks.start_soon(society.networking.run)
+                for peer_network in peer_networks[:-1]:
+                    tasks.start_soon(peer_network.networking.run)
                 with anyio.CancelScope() as life_of_last:
                     async with anyio.create_task_group() as last:
-                        last.start_soon(societies[-1].networking.run)
-                        await until(3, lambda: all(len(peers(society)) == 4 for society in societies))
-                        seen = societies[0].look()
+                        last.start_soon(peer_networks[-1].networking.run)
+                        await until(3, lambda: all(len(peers(peer_network)) == 4 for peer_network in peer_networks))
+                        seen = peer_networks[0].look()
                         life_of_last.cancel()
                 assert seen.swarm is not None
                 assert (seen.swarm.nodes, seen.swarm.training_nodes, seen.swarm.total_steps) == (5, 5, 100)
                 assert seen.swarm.global_loss == pytest.approx(6.0)
                 assert {peer.version for peer in seen.peers} == {"1.2.3"}
                 assert seen.network.state is NetworkState.CONNECTED
-                await until(3, lambda: all(len(peers(society)) == 3 for society in societies[:-1]))
-                after = societies[0].look().swarm
+                await until(3, lambda: all(len(peers(peer_network)) == 3 for peer_network in peer_networks[:-1]))
+                after = peer_networks[0].look().swarm
                 assert after is not None
                 assert (after.nodes, after.total_steps) == (4, 100)  # what it did still counts
                 tasks.cancel_scope.cancel()
@@ -127,24 +127,29 @@ def test_who_dies_without_a_word_is_missed_within_fifteen_seconds(
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            societies = [serving(world.society(number), number) for number in range(4)]
+            peer_networks = [serving(world.peer_network(number), number) for number in range(4)]
             async with anyio.create_task_group() as tasks:
-                for society in societies[:-1]:
-                    tasks.start_soon(society.networking.run)
+                for peer_network in peer_networks[:-1]:
+                    tasks.start_soon(peer_network.networking.run)
                 with anyio.CancelScope() as life_of_last:
                     async with anyio.create_task_group() as last:
-                        last.start_soon(societies[-1].networking.run)
-                        await until(3, lambda: all(len(peers(society)) == 3 for society in societies))
+                        last.start_soon(peer_networks[-1].networking.run)
+                        await until(3, lambda: all(len(peers(peer_network)) == 3 for peer_network in peer_networks))
                         await anyio.sleep(20)
                         dead = identity_of(3).node_id
                         network.partition({dead}, {identity_of(number).node_id for number in range(3)})
                         life_of_last.cancel()  # nobody hears its good-bye
-                await until(15, lambda: all(peers(society) == peers(society) - {dead} for society in societies[:-1]))
-                swarm = societies[0].look().swarm
+                await until(
+                    15,
+                    lambda: all(
+                        peers(peer_network) == peers(peer_network) - {dead} for peer_network in peer_networks[:-1]
+                    ),
+                )
+                swarm = peer_networks[0].look().swarm
                 assert swarm is not None
                 assert (swarm.nodes, swarm.total_steps) == (3, 60)  # what it did still counts
                 await anyio.sleep(60)
-                assert all(len(peers(society)) == 2 for society in societies[:-1])
+                assert all(len(peers(peer_network)) == 2 for peer_network in peer_networks[:-1])
                 tasks.cancel_scope.cancel()
 
     virtual(main)
@@ -154,17 +159,17 @@ def test_a_lost_connection_alone_makes_nobody_a_dead_one(tmp_path: Path) -> None
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            societies = [serving(world.society(number), number) for number in range(3)]
+            peer_networks = [serving(world.peer_network(number), number) for number in range(3)]
             async with anyio.create_task_group() as tasks:
-                for society in societies:
-                    tasks.start_soon(society.networking.run)
-                await until(3, lambda: all(len(peers(society)) == 2 for society in societies))
+                for peer_network in peer_networks:
+                    tasks.start_soon(peer_network.networking.run)
+                await until(3, lambda: all(len(peers(peer_network)) == 2 for peer_network in peer_networks))
                 for _ in range(5):
                     network.partition({identity_of(0).node_id}, {identity_of(1).node_id})
                     await anyio.sleep(2)
                     network.partition()
                     for _ in range(20):
-                        assert all(len(peers(society)) == 2 for society in societies)
+                        assert all(len(peers(peer_network)) == 2 for peer_network in peer_networks)
                         await anyio.sleep(1)
                 tasks.cancel_scope.cancel()
 
@@ -175,18 +180,18 @@ def test_a_partition_of_an_hour_heals(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            societies = [serving(world.society(number), number) for number in range(4)]
+            peer_networks = [serving(world.peer_network(number), number) for number in range(4)]
             async with anyio.create_task_group() as tasks:
-                for society in societies:
-                    tasks.start_soon(society.networking.run)
-                await until(3, lambda: all(len(peers(society)) == 3 for society in societies))
-                ids = [society.identity.node_id for society in societies]
+                for peer_network in peer_networks:
+                    tasks.start_soon(peer_network.networking.run)
+                await until(3, lambda: all(len(peers(peer_network)) == 3 for peer_network in peer_networks))
+                ids = [peer_network.identity.node_id for peer_network in peer_networks]
                 network.partition(ids[:2], ids[2:])
-                await until(120, lambda: all(len(peers(society)) == 1 for society in societies))
+                await until(120, lambda: all(len(peers(peer_network)) == 1 for peer_network in peer_networks))
                 await anyio.sleep(3600)
-                assert all(len(peers(society)) == 1 for society in societies)
+                assert all(len(peers(peer_network)) == 1 for peer_network in peer_networks)
                 network.partition()
-                await until(30, lambda: all(len(peers(society)) == 3 for society in societies))
+                await until(30, lambda: all(len(peers(peer_network)) == 3 for peer_network in peer_networks))
                 tasks.cancel_scope.cancel()
 
     virtual(main)
@@ -196,8 +201,8 @@ def test_a_newcomer_gets_a_run_by_its_id_and_keeps_it(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            first = serving(world.society(0), 0, is_shared=False)
-            newcomer = world.society(1, run=OFFER.run_id)
+            first = serving(world.peer_network(0), 0, is_shared=False)
+            newcomer = world.peer_network(1, run=OFFER.run_id)
             told: list[str] = []
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(newcomer.networking.run)
@@ -208,7 +213,7 @@ def test_a_newcomer_gets_a_run_by_its_id_and_keeps_it(tmp_path: Path) -> None:
             assert found.offer == OFFER
             assert JoinedRuns(newcomer.settings.data_dir).load(OFFER.run_id) == OFFER
 
-            again = world.society(1, run=OFFER.run_id, network=False)
+            again = world.peer_network(1, run=OFFER.run_id, network=False)
             kept = await again.finder.named(told.append)
             assert kept is not None
             assert kept.offer == OFFER
@@ -219,7 +224,7 @@ def test_a_newcomer_gets_a_run_by_its_id_and_keeps_it(tmp_path: Path) -> None:
 def test_waiting_for_a_run_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
-            newcomer = World(tmp_path, network).society(1, run=OFFER.run_id)
+            newcomer = World(tmp_path, network).peer_network(1, run=OFFER.run_id)
             told: list[str] = []
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(newcomer.networking.run)
@@ -240,14 +245,14 @@ def test_a_router_behind_another_one_is_told_in_the_status(tmp_path: Path) -> No
         with InMemoryNetwork() as network:
             ports = ExternalAddresses()
             mapping = PortMapping(ports, (find,))
-            society = replace(World(tmp_path, network).society(0), port_mapping=mapping)
-            society.networking.attach(mapping.live)
+            peer_network = replace(World(tmp_path, network).peer_network(0), port_mapping=mapping)
+            peer_network.networking.attach(mapping.live)
             async with anyio.create_task_group() as tasks:
                 with ports.listening(lambda: ("192.168.1.5",), (4001,)):
-                    tasks.start_soon(society.networking.run)
-                    await until(3, lambda: "behind another one" in society.look().network.explanation)
+                    tasks.start_soon(peer_network.networking.run)
+                    await until(3, lambda: "behind another one" in peer_network.look().network.explanation)
                     tasks.cancel_scope.cancel()
-            assert "behind another one" not in society.look().network.explanation
+            assert "behind another one" not in peer_network.look().network.explanation
 
     virtual(main)
 
@@ -256,13 +261,13 @@ def test_only_a_shared_run_is_told_to_those_who_ask_for_any(tmp_path: Path) -> N
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            private = serving(world.society(0), 0, is_shared=False)
-            curious = world.society(1)
+            private = serving(world.peer_network(0), 0, is_shared=False)
+            curious = world.peer_network(1)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(private.networking.run)
                 tasks.start_soon(curious.networking.run)
                 assert await curious.exchange.hear_of_any(curious.networking, seconds=3) is None
-                tasks.start_soon(serving(world.society(2), 2).networking.run)
+                tasks.start_soon(serving(world.peer_network(2), 2).networking.run)
                 assert await curious.exchange.hear_of_any(curious.networking, seconds=3) == OFFER
                 tasks.cancel_scope.cancel()
 
@@ -286,15 +291,15 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
                 yield network.network_of(me.node_id)
 
             settings = Settings(data_dir=tmp_path, p2p_host="127.0.0.1")
-            society = PeerNetwork.of(settings, me, opened, now)
+            peer_network = PeerNetwork.of(settings, me, opened, now)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(society.networking.run)
+                tasks.start_soon(peer_network.networking.run)
                 await anyio.sleep(0.5)
-                seen = society.look().network
+                seen = peer_network.look().network
                 assert seen.state is NetworkState.FAILED
                 assert "Port 4001 is in use" in seen.explanation
                 assert "Training goes on" in seen.explanation
-                await until(30, lambda: society.look().network.state is NetworkState.ALONE)
+                await until(30, lambda: peer_network.look().network.state is NetworkState.ALONE)
                 tasks.cancel_scope.cancel()
             assert tries == 4
 
@@ -304,18 +309,18 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
 def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
-            society = World(tmp_path, network).society(0, network=False, run=OFFER.run_id)
-            await society.networking.run()
-            assert society.look().network.state is NetworkState.OFF
+            peer_network = World(tmp_path, network).peer_network(0, network=False, run=OFFER.run_id)
+            await peer_network.networking.run()
+            assert peer_network.look().network.state is NetworkState.OFF
             with pytest.raises(UsageError, match="no-network"):
-                await society.finder.named(lambda _: None)
+                await peer_network.finder.named(lambda _: None)
 
     virtual(main)
 
 
-def known_version(society: PeerNetwork) -> int:
-    assert society.exchange.followed is not None
-    return society.exchange.followed.offer.parameters.version
+def known_version(peer_network: PeerNetwork) -> int:
+    assert peer_network.exchange.followed is not None
+    return peer_network.exchange.followed.offer.parameters.version
 
 
 def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
@@ -334,9 +339,9 @@ def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            old = world.society(0)
+            old = world.peer_network(0)
             old.serve(offer, lambda: status(0), is_shared=True)
-            newcomer = world.society(1, run=OFFER.run_id)
+            newcomer = world.peer_network(1, run=OFFER.run_id)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(old.networking.run)
                 tasks.start_soon(newcomer.networking.run)
@@ -364,8 +369,8 @@ def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         with InMemoryNetwork() as network:
             world = World(tmp_path, network)
-            old = serving(world.society(0), 0)
-            ahead = world.society(1)
+            old = serving(world.peer_network(0), 0)
+            ahead = world.peer_network(1)
             ahead.serve(changed, lambda: status(1), is_shared=True)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(old.networking.run)
