@@ -153,7 +153,7 @@ def test_a_stop_while_the_vocabulary_is_learned_leaves_nothing(tmp_path: Path) -
     stop = Event()
     stop.set()
     source = json_source(write_json_lines(tmp_path / "a.jsonl", made_up_texts(500)))
-    with pytest.raises(StoppedError, match="goes on"):
+    with pytest.raises(StoppedError, match="Run the same command again to continue"):
         run_population(configured(source), tmp_path / "g", stop=stop)
     assert contents(tmp_path / "g") == {}
 
