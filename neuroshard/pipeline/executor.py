@@ -315,7 +315,12 @@ class StageExecutor:
         No microbatch may be open, because its activations would stay on the accelerator.
         """
         self.is_suspended = True
+        self._empty_cache()  # most of the memory held activations, and the weights take seconds to move
         self._move(torch.device("cpu"))
+        self._empty_cache()
+
+    def _empty_cache(self) -> None:
+        """Return the memory that holds no tensor to the device."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         elif self.device.type == "mps":

@@ -289,7 +289,9 @@ class CheckpointSaver:
         self._notice()
         if not self.is_due(step):
             return False
-        self._take(capture())
+        state, started = capture(), self._clock()
+        self._take(state)
+        self._stall_seconds = self._clock() - started
         return True
 
     def has_work(self, step: int) -> bool:
@@ -358,7 +360,6 @@ class CheckpointSaver:
     def _take(self, state: StateCapture) -> None:
         started = self._clock()
         self._staging.copy_from(state.tensors)
-        self._stall_seconds = self._clock() - started
         self._writer.submit(state.meta, self._staging, state.residual)
         beside = 0 if state.residual is None else state.residual.nbytes
         size = self._staging.layout.file_bytes + beside
