@@ -209,7 +209,7 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         page.get_by_label("Memory (MB)").fill("800")
         page.get_by_label("Upload (Mbit/s)").fill("2.5")
         press(page, "Next")
-        heading(page, "When shall it work?")
+        heading(page, "When may it work?")
         check_page(page)
         expect(page.get_by_label("Start with the computer")).not_to_be_checked()
         page.get_by_label("Do not train yet").check()
@@ -264,7 +264,7 @@ def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_
         keys.type(str(folder))
         check_page(page)
         keys.press("Enter")
-        heading(page, "When shall it work?")
+        heading(page, "When may it work?")
         keys.press("Tab")
         keys.press("ArrowUp")  # the last of the answers
         expect(page.get_by_label("Do not train yet")).to_be_checked()

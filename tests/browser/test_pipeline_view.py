@@ -126,7 +126,7 @@ def test_the_overview_says_which_layers_nobody_holds(start_node: StartNode, open
     expect(page.get_by_role("banner").get_by_role("status")).to_have_text("Waiting for layers")
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text(
-        "Nobody holds layers 9\N{EN DASH}12 yet. Training goes on by itself as soon as another computer takes them."
+        "Nobody holds layers 9\N{EN DASH}12 yet. Training resumes by itself as soon as another computer takes them."
     )
     alert.get_by_role("link", name="The stages").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Pipeline")
@@ -174,7 +174,7 @@ def test_a_waiting_peer_is_told_in_the_list_of_nodes(start_node: StartNode, open
 
 def test_a_stage_whose_holders_rest_is_told(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(resting()).url}#pipeline")
-    sentence = "Every computer that holds stage 2 is paused. Training waits until one goes on."
+    sentence = "Every computer that holds stage 2 is paused. Training waits until one resumes."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stage_box(page, 2)).to_have_accessible_name("Stage 2 layers 5\N{EN DASH}8 all paused")
     expect(stage_box(page, 2)).to_be_checked()

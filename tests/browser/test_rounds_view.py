@@ -74,7 +74,7 @@ def test_refusals_absences_and_late_ends_are_told_in_sentences(start_node: Start
 
 def test_rounds_in_vain_say_why_each_of_them_was(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(in_vain()).url}#rounds")
-    sentence = "None of 4 rounds has completed yet. Training goes on meanwhile."
+    sentence = "None of 4 rounds has completed yet. Training continues meanwhile."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     for number, words in enumerate(
         (
@@ -92,7 +92,7 @@ def test_a_lone_computer_and_one_that_waits_say_what_for(start_node: StartNode, 
     node = start_node(alone())
     page = open_page(f"{node.url}#rounds")
     expect(page.get_by_role("heading", name="No round yet: this computer is alone.", exact=True)).to_be_visible()
-    expect(page.get_by_text("Until one joins, this computer goes on by itself.")).to_be_visible()
+    expect(page.get_by_text("Until one joins, this computer trains alone.")).to_be_visible()
     expect(page.get_by_role("region", name="What a round is")).to_be_visible()
     page.get_by_role("link", name="Invite another computer").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Swarm")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 def test_five_nodes_in_one_sentence_and_four_numbers(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(among(4)).url}#swarm")
     expect(page.get_by_role("heading", level=1)).to_have_text("Swarm")
-    sentence = "You and 4 others train this run; together 17,263 tokens a second."
+    sentence = "You and 4 others train this run; together 17,263 tokens per second."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stat(page, "Nodes")).to_contain_text("5all of them train now")
     expect(stat(page, "Network Loss")).to_contain_text("3.512yours 3.605: 0.093 higher")
@@ -198,7 +198,7 @@ def test_a_line_with_a_folder_of_here_says_what_others_need(start_node: StartNod
     status = swarm_snapshots.alone()
     node = start_node(replace(status, network=replace(status.network, join_line=f"{JOIN_LINE} --genesis '/my data'")))
     page = open_page(f"{node.url}#swarm")
-    words = page.get_by_text("The data lie in a folder of this computer")
+    words = page.get_by_text("The data is in a folder of this computer")
     expect(words).to_be_visible()
     line = f"{JOIN_LINE} --genesis https://data.example.org"
     node.publish(lambda _: replace(status, network=replace(status.network, join_line=line)))
@@ -232,7 +232,7 @@ def test_a_paused_computer_is_not_counted_at_work(start_node: StartNode, open_pa
     assert status.swarm is not None
     paused = replace(status, state=NodeState.PAUSED, swarm=replace(status.swarm, training_nodes=4))
     page = open_page(f"{start_node(paused).url}#swarm")
-    sentence = "4 others train this run, 17,263 tokens a second; this computer does not train now."
+    sentence = "4 others train this run, 17,263 tokens per second; this computer does not train now."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
 
 

@@ -180,7 +180,7 @@ function skipToMain(event: Event): void {
   document.getElementById("main")?.focus();
 }
 
-/** "#/data" and "#data" are the same: with a slash it is told as a page, without as a place in this one. */
+/** "#/data" and "#data" are the same: with a slash it is read aloud as a page, without as a place in this one. */
 function wantedView(): string {
   return location.hash.replace(/^#\/?/, "");
 }

@@ -1,4 +1,4 @@
-// What a reader may ask of the node, each with the sentence that the node answers.
+// The commands that a reader may send to the node, each with the sentence that the node answers.
 
 import type { CommandBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";

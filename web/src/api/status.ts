@@ -310,7 +310,7 @@ export interface ResourceStatus {
   threads: ThreadShare[];
 }
 
-/** What a node does for the pipeline; it follows from the layers it holds. */
+/** A node's work in the pipeline; it follows from the layers it holds. */
 export type Role = "driver" | "worker" | "validator";
 
 /** The run that this node serves, and the reason. */

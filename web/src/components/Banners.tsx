@@ -47,13 +47,13 @@ function Gone({ dashboard, now }: { dashboard: Dashboard; now: number }) {
   if (stopRequested) {
     return (
       <Banner tone="busy" title="The node has stopped." live>
-        Its work is saved. Start it again the way you started it before; this page then goes on by itself.{age}
+        Its work is saved. Start it again the way you started it before; this page then continues by itself.{age}
       </Banner>
     );
   }
   return (
     <Banner tone="bad" title="The node is gone: it does not answer any more." live>
-      Was it stopped, or is this computer asleep? Start it again and this page goes on by itself.
+      Was it stopped, or is this computer asleep? Start it again and this page continues by itself.
       <span class="muted">
         {age} Next try in {duration(link.nextTry - now)}.
       </span>
@@ -110,5 +110,5 @@ function retryWords(download: DownloadStatus, nodeNow: number): string {
   const why = download.error ? `${download.name}: ${download.error.replace(/\.$/, "")}. ` : `${download.name} is on its way. `;
   if (download.retry_at === null) return why;
   const left = download.retry_at - nodeNow;
-  return `${why}Try ${count(download.attempt + 1)} ${left > 0.5 ? `in ${duration(left)}` : "is under way"}; it goes on by itself.`;
+  return `${why}Try ${count(download.attempt + 1)} ${left > 0.5 ? `in ${duration(left)}` : "is under way"}; it resumes by itself.`;
 }

@@ -1,4 +1,4 @@
-// Pausing for a while: a small list beside the Pause button.
+// Pausing for a while: a small list next to the Pause button.
 
 import { useEffect, useRef } from "preact/hooks";
 

@@ -31,7 +31,7 @@ export function PeerList({ status, peers, nodeNow }: Props) {
     setPage(0);
   };
   return (
-    <Card title="Who is there" hint="Every node tells this about itself every few seconds, signed with its own key." wide>
+    <Card title="Who is there" hint="Every node reports this about itself every few seconds, signed with its own key." wide>
       <div class="peer-options">
         <label>
           <span>Find</span>

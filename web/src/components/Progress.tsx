@@ -1,4 +1,4 @@
-// What the model wrote to the same prompts at different steps: its progress, readable by anybody.
+// The model's texts for the same prompts at different steps, which show its progress.
 
 import type { SamplesStatus, TextSample } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";

@@ -82,7 +82,7 @@ function Troubles({ round, ownId }: { round: RunRound; ownId: string | null }) {
   );
 }
 
-/** What the colours of the bars mean. */
+/** The meaning of the bars' colours. */
 export function PhaseLegend() {
   return (
     <p class="small muted legend">

@@ -1,4 +1,4 @@
-// One setting: its value, where that comes from, and a field to change it, with what is wrong said beside it.
+// One setting: its value, where that comes from, and a field to change it, with any error next to it.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { SettingRow } from "../views/setting-rows";

@@ -48,7 +48,7 @@ function total(time: StageTime): number {
   return (time.compute_seconds ?? 0) + (time.wait_seconds ?? 0) + (time.wire_seconds ?? 0);
 }
 
-/** What the colours of the bars mean; `other` for time between the stages. */
+/** The meaning of the bars' colours; `other` for time between the stages. */
 export function PartsLegend({ other = false }: { other?: boolean }) {
   const parts: [string, string][] = Object.entries(PARTS);
   if (other) parts.push(["other", "between the stages"]);

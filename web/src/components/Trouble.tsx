@@ -25,7 +25,7 @@ export class Trouble extends Component<Props, { error: string | null }> {
       <div class="view" role="alert">
         <h1 class="view-title">This view cannot be shown</h1>
         <p>
-          That is a defect of the dashboard, not of your node, which goes on: <code>{this.state.error}</code>
+          That is a defect of the dashboard, not of your node, which continues: <code>{this.state.error}</code>
         </p>
         <p>
           Try another view, or{" "}

@@ -17,7 +17,7 @@ export function Unlock({ actions }: { actions: NodeActions }) {
     <main class="unlock card" id="main">
       <h1>This node asks for its secret</h1>
       <p class="muted">
-        It listens to other computers, so it must know that you own it. The secret stands in the file <code>api-secret</code> in the
+        It listens to other computers, so it must know that you own it. The secret is in the file <code>api-secret</code> in the
         node's data folder; <code>neuroshard status</code> prints where that is.
       </p>
       <form

@@ -121,7 +121,7 @@ export function RoundCard({ status, nodeNow }: { status: NodeStatus; nodeNow: nu
 export function CheckpointCard({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   const { checkpoints } = status;
   return (
-    <Card title="Saved work" hint="Checkpoints let it go on after a restart or a power cut.">
+    <Card title="Saved work" hint="Training resumes from a checkpoint after a restart or a power cut.">
       <p class="safety">
         A kill now could lose <strong>{checkpoints.could_lose}</strong>.
       </p>

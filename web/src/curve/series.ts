@@ -64,7 +64,7 @@ export function columns(curve: Curve): Columns {
   return [steps, raw, mean, held];
 }
 
-/** At most `rows` rows spread over the curve, for the table that stands in for the picture. */
+/** At most `rows` rows spread over the curve, for the table that replaces the picture. */
 export function tableRows(curve: Curve, rows = 10): { step: number; train: number | null; heldOut: number | null }[] {
   const [steps, , mean, held] = columns(curve);
   const wanted = new Set<number>();

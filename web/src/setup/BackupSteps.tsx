@@ -14,7 +14,7 @@ export function WordsStep({ setup, go }: StepProps) {
     >
       <h1 tabIndex={-1}>Write these words down</h1>
       <p>
-        On paper, in this order. They <strong>are</strong> the wallet: whoever has them owns it, and without them nobody can bring it back.
+        On paper, in this order. They <strong>are</strong> the wallet: anyone who has them owns it, and without them nobody can bring it back.
         They are shown only now.
       </p>
       <ol class="setup-words">

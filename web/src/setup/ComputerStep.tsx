@@ -19,7 +19,7 @@ export const LIMITS: readonly Limit[] = [
   { name: "memory", label: "Memory", unit: "MB", about: proposed("all but a reserve for you.") },
   { name: "cpu_threads", label: "Processor threads", unit: "", about: proposed("one for each core.") },
   { name: "max_storage", label: "Space for training text", unit: "MB", about: proposed("on the disk of the data folder.") },
-  { name: "max_upload", label: "Upload", unit: "Mbit/s", about: () => "What others may get from you each second. Empty: no limit." },
+  { name: "max_upload", label: "Upload", unit: "Mbit/s", about: () => "The most that others may get from you. Empty: no limit." },
   { name: "monthly_quota", label: "Data a month", unit: "GB", about: () => "Sent and received together. Empty: no limit." },
 ];
 
@@ -49,7 +49,7 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
       }}
     >
       <h1 tabIndex={-1}>What may it use?</h1>
-      <p>Everything can be changed later. What is left empty is measured.</p>
+      <p>Everything can be changed later. The program measures what you leave empty.</p>
       <Field
         id="data_dir"
         label="Data folder"

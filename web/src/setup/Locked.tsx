@@ -20,7 +20,7 @@ export function Locked({ calls }: { calls: SetupCalls }) {
     >
       <h1>NeuroShard waits to be set up</h1>
       <p>
-        This address lacks the key with which the program opens this page, or the key was used already. <strong>Start NeuroShard once
+        This address does not contain the key with which the program opens this page, or the key was used already. <strong>Start NeuroShard once
         more</strong>: it opens the right page.
       </p>
       <Field
@@ -31,7 +31,7 @@ export function Locked({ calls }: { calls: SetupCalls }) {
         fault={faults.other || undefined}
         hint={
           <>
-            It stands in the file <code>api-secret</code> in the data folder.
+            It is in the file <code>api-secret</code> in the data folder.
           </>
         }
       />

@@ -1,4 +1,4 @@
-// What was chosen, once more; then everything is stored, and the node takes the wizard's place at this address.
+// A summary of the choices; then everything is stored, and the node takes the wizard's place at this address.
 
 import type { SetupBody } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";
@@ -77,7 +77,7 @@ function Starting({ url, warning, calls }: { url: string; warning: string | null
       {warning === null && <p class="muted">Everything is stored. The dashboard opens here in a moment.</p>}
       {late && (
         <p class="text-bad" role="alert">
-          It does not answer. Start NeuroShard once more: it keeps what you have chosen, and tells in a terminal what is wrong.
+          It does not answer. Start NeuroShard once more: it keeps your choices and shows in a terminal what is wrong.
         </p>
       )}
     </div>
@@ -90,7 +90,7 @@ function whenStarted(url: string, calls: SetupCalls, onLate: () => void): () => 
   const ask = async () => {
     if (new URL(url).port !== location.port) return location.assign(url);
     if (await calls.isNode()) {
-      location.replace("#/overview"); // unlike replaceState it tells the page, which would look for a view named as the step
+      location.replace("#/overview"); // unlike replaceState it notifies the page, which would look for a view named as the step
       return calls.openDashboard();
     }
     if (Date.now() > end) onLate();

@@ -47,7 +47,7 @@ export function Wizard({ authenticated, calls }: { authenticated: boolean; calls
     <Frame step={step}>
       {gone && (
         <Banner tone="bad" title="NeuroShard does not answer." live>
-          It was closed before the end, so nothing is stored. Start it once more and go on here.
+          It was closed before the end, so nothing is stored. Start it once more and continue here.
         </Banner>
       )}
       <StepOf key={step} step={step} {...{ setup, calls, go, onChange }} />

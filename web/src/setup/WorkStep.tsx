@@ -37,7 +37,7 @@ export function WorkStep({ setup, calls, go, onChange }: StepProps) {
         send(submit);
       }}
     >
-      <h1 tabIndex={-1}>When shall it work?</h1>
+      <h1 tabIndex={-1}>When may it work?</h1>
       <fieldset>
         <legend>Training</legend>
         <Choice type="radio" name="when" label={WHEN_WORDS.always} about="It gives way to other programs. You can pause it at any time." checked={when === "always"} disabled={Boolean(training?.fixed_by)} onChange={choose("always")} />

@@ -1,4 +1,4 @@
-// What the wizard asks of a node without a token, and which step may be shown. Nothing is kept in the browser.
+// Requests of the wizard to a node without a token, and the step that may be shown. Nothing is kept in the browser.
 
 import type { FinishedBody, SetupBody } from "../api/responses";
 import type { Client } from "../api/client";
@@ -44,7 +44,7 @@ export function setupCalls(client: Client, openDashboard: () => void): SetupCall
 export const STEPS = ["wallet", "words", "check", "computer", "work", "start"] as const;
 export type Step = (typeof STEPS)[number];
 
-/** The step that was asked for, when what comes before it is done; else the one to go on with. */
+/** The requested step when the steps before it are done; otherwise the next step to do. */
 export function allowedStep(setup: SetupBody, wanted: string | null): Step {
   const next = nextStep(setup);
   if (wanted === "wallet") return "wallet";

@@ -82,7 +82,7 @@ export class Connection {
     this.store.update({ logs: logs.records.slice(-MAX_LOGS) });
   }
 
-  /** What is not part of the status. An answer that has not changed is the same object again, and draws nothing. */
+  /** Read the data that is not part of the status. An answer that has not changed is the same object again, and draws nothing. */
   private async readSummaries(): Promise<void> {
     const [history, global, { peers }] = await Promise.all([
       this.client.get<LossHistory>("/api/training/history"),
@@ -198,7 +198,7 @@ function curveOf(history: LossHistory): Curve {
   return { train: history.points.filter((point): point is LossPoint & { loss: number } => point.loss !== null), heldOut: history.held_out };
 }
 
-/** No snapshot is under way for so long: rather has the date of one of the computers been set back. */
+/** A snapshot never travels this long. A longer delay means that one of the computers has set its clock back. */
 const MOST_DELAY_SECONDS = 60;
 
 /** Node clock minus browser clock; the freshest snapshot of those seen is the least delayed. */

@@ -8,8 +8,8 @@ export type Span = (typeof SPANS)[number];
 /** The work of several stretches together; its loss is the mean over the tokens. */
 export function together(points: readonly WorkDone[]): WorkDone {
   const sum = (of: (work: WorkDone) => number) => points.reduce((total, point) => total + of(point), 0);
-  const told = points.filter((point) => point.loss !== null && point.tokens > 0);
-  const tokens = told.reduce((total, point) => total + point.tokens, 0);
+  const measured = points.filter((point) => point.loss !== null && point.tokens > 0);
+  const tokens = measured.reduce((total, point) => total + point.tokens, 0);
   return {
     start: points[0]?.start ?? 0,
     tokens: sum((work) => work.tokens),
@@ -17,7 +17,7 @@ export function together(points: readonly WorkDone[]): WorkDone {
     bytes_sent: sum((work) => work.bytes_sent),
     bytes_received: sum((work) => work.bytes_received),
     training_seconds: sum((work) => work.training_seconds),
-    loss: tokens > 0 ? told.reduce((total, point) => total + (point.loss ?? 0) * point.tokens, 0) / tokens : null,
+    loss: tokens > 0 ? measured.reduce((total, point) => total + (point.loss ?? 0) * point.tokens, 0) / tokens : null,
   };
 }
 

@@ -12,7 +12,7 @@ export function useReading<T>(read: () => Promise<T>, reachable: boolean, occasi
     let isOver = false;
     const readNow = async () => {
       if (document.hidden) return;
-      const next = await read().catch(() => null); // whether the node answers at all is told elsewhere
+      const next = await read().catch(() => null); // whether the node answers at all is shown elsewhere
       if (next && !isOver) setAnswer(next);
     };
     void readNow();

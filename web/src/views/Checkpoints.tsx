@@ -1,4 +1,4 @@
-// What is safe on disk, what a kill could lose now, and a button that saves at once.
+// The checkpoints on disk, the work that a kill could lose now, and a button that saves at once.
 
 import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
@@ -40,7 +40,7 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
             </button>
           </p>
           <p class="muted small">
-            Saving interrupts training for {(checkpoints.last_stall_seconds * 1000).toFixed(0)} ms; the writing happens beside it.
+            Saving interrupts training for {(checkpoints.last_stall_seconds * 1000).toFixed(0)} ms; writing happens in the background.
           </p>
         </Card>
       </div>

@@ -1,4 +1,4 @@
-// What this computer gave to training: over the last day, the last week, and since the beginning.
+// This computer's contribution to training: over the last day, the last week, and since the beginning.
 
 import type { WorkSummary } from "../api/responses";
 import type { WorkDone } from "../api/status";
@@ -58,8 +58,8 @@ function OfSpan({ gift, now }: { gift: WorkSummary; now: number }) {
         <SpanChart contribution={gift} now={now} kind="bars" value={tokens} shown={short} words={`${bigCount(sum.tokens)} tokens ${IN_WORDS[gift.span]}.`} />
       </Card>
       <div class="grid grid-two">
-        <Card title="Speed" hint="Tokens a second while it trained.">
-          <SpanChart contribution={gift} now={now} kind="line" value={speed} shown={short} words={`${count(speed(sum))} tokens a second on average.`} />
+        <Card title="Speed" hint="Tokens per second while it trained.">
+          <SpanChart contribution={gift} now={now} kind="line" value={speed} shown={short} words={`${count(speed(sum))} tokens per second on average.`} />
         </Card>
         <Card title="Loss" hint="How surprised the model was by the text: lower is better.">
           <SpanChart contribution={gift} now={now} kind="line" value={lossOf} shown={loss} words={`Loss at last ${loss(last?.loss)}.`} />

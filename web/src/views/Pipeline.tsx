@@ -98,7 +98,7 @@ function Loads({ flow, ownId }: { flow: PipelineFlow; ownId: string | null }) {
   const { bottleneck, loads } = flow;
   const nodes = new Map(loads.map((load) => [load.stage, load.nodes]));
   return (
-    <Card title="Where time goes" hint="What a microbatch spends at each stage on average, forward and back, over the last minute." wide>
+    <Card title="Where time goes" hint="Average time of a microbatch at each stage, forward and back, over the last minute." wide>
       {bottleneck && <p class="bottleneck">{bottleneckSentence(bottleneck, ownId)}</p>}
       <PartsLegend />
       <StageTimes
@@ -129,7 +129,7 @@ function NotDriving() {
 function OwnStages({ stages }: { stages: readonly StageStatus[] }) {
   const [shown, pager] = usePages(stages, OWN_SHOWN);
   return (
-    <Card title="Stages on this computer" hint="Each collects passages, whoever sends them, and takes a step of its own when it has enough." wide>
+    <Card title="Stages on this computer" hint="Each collects sequences from any node, and takes a step of its own when it has enough." wide>
       <div class="grid">
         {shown.map((stage) => (
           <section key={stage.stage} class="own-stage" aria-label={stageName(stage.stage)}>

@@ -92,7 +92,7 @@ function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsSummary; ownId: 
   const longest = Math.max(...rounds.rounds.map((round) => round.seconds ?? 0), 1e-9);
   const isOfSeveral = new Set(rounds.rounds.map((round) => round.stage)).size > 1;
   return (
-    <Card title="The last rounds" hint="The newest first. The list begins anew with every start of the node." wide>
+    <Card title="The last rounds" hint="The newest first. The list begins again with every start of the node." wide>
       <PhaseLegend />
       <ol class="rounds" aria-label="The last rounds, the newest first">
         {shown.map((round) => (

@@ -61,8 +61,8 @@ function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" 
     <>
       <Waiting groups={groups} />
       <p class="muted small">
-        What was given at the start wins over environment variables, those over what is stored here (config.toml in the data folder),
-        that over the defaults.
+        Options given at the start override environment variables. Those override the settings stored here (config.toml in the data
+        folder), which override the defaults.
       </p>
       <div class="settings">
         {groups.map((group) => (

@@ -107,7 +107,7 @@ function Alone({ network }: { network: NetworkStatus }) {
       : "It shows up on this page within seconds. In the same home network, computers usually find each other without the line.",
   ];
   return (
-    <Card title="Invite somebody" hint="Training goes on either way; with others there is more of it." wide>
+    <Card title="Invite somebody" hint="Training continues either way; with others it is faster." wide>
       <ol class="steps">
         {steps.map((step, index) => (
           <li key={index}>{step}</li>
@@ -133,13 +133,13 @@ function Invite({ network }: { network: NetworkStatus }) {
   );
 }
 
-/** What keeps others from joining with the line as it is. */
+/** The reason why others cannot join with the line as it is. */
 function Hindrance({ network }: { network: NetworkStatus }) {
   if (onlyHere(network.addresses)) {
     return <p class="small text-warn">The addresses of this node lead to this computer itself: only programs on it can join with the line.</p>;
   }
   if (!namesFolder(network.join_line)) return null;
-  return <p class="small text-warn">The data lie in a folder of this computer: others need a copy of it, and where theirs is in place of this folder in the line.</p>;
+  return <p class="small text-warn">The data is in a folder of this computer. Others need a copy of it, and must put the path of their copy into the line.</p>;
 }
 
 function Addresses({ network }: { network: NetworkStatus }) {

@@ -67,7 +67,7 @@ type Totals = Pick<
   | "is_converging"
 >;
 
-/** What the node itself tells, until the network's numbers have been read. */
+/** The node's own numbers, until the network's numbers have been read. */
 function fromStatus(status: NodeStatus): Totals {
   const { swarm, training, data } = status;
   return {

@@ -70,7 +70,7 @@ function shownSetting(value: unknown, allowed: string): string {
   return typeof value === "number" && unit ? `${count(value)} ${unit}` : shownValue(value);
 }
 
-/** What stands in a field at first: what is stored already, else what holds. */
+/** Initial text of a field: the stored value, otherwise the value in effect. */
 export function typedText(setting: Setting): string {
   const value = "after_restart" in setting ? setting.after_restart : setting.value;
   if (value === null || value === undefined) return "";

@@ -56,7 +56,7 @@ export function copyLevel(copies: number): 0 | 1 | 2 | 3 {
 }
 
 export function coverageSentence(coverage: DataCoverage, data: DataStatus): string {
-  if (coverage.nodes === 0) return "No computer of this run has told yet which shards it has.";
+  if (coverage.nodes === 0) return "No computer of this run has reported its shards yet.";
   const share = percent(coverage.shards / Math.max(data.total_shards, 1));
   const have = coverage.nodes === 1 ? "1 computer has" : `${count(coverage.nodes)} computers have`;
   return `${have} ${count(coverage.shards)} of ${plural(data.total_shards, "shard")} (${share}) and can give them to others.`;

@@ -1,4 +1,4 @@
-// What part a node has in the run: its layers, or none when it is a trainer.
+// The part of a node in the run: its layers, or none when it is a trainer.
 
 import { layerRange } from "../format";
 
@@ -21,7 +21,7 @@ export function roleWords(roles: readonly string[], layers: Layers): string {
   return roles.map((role) => ROLE_WORDS[role] ?? role).join(", ");
 }
 
-/** In the middle of a pipeline nobody tells the loss. */
+/** The reason for a missing curve: a node in the middle of a pipeline computes no loss. */
 export function noCurveWords(roles: readonly string[]): string {
   if (roles.length > 0 && roles.every((role) => role === "worker")) {
     return "This computer holds layers in the middle: the computers with the first and the last layers show the curve.";

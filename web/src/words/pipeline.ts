@@ -43,7 +43,7 @@ export function pipelineSentence(pipeline: PipelineSummary): string {
   const resting = stages.filter((stage) => stage.is_resting);
   if (resting.length > 0) {
     const names = listed(resting.map((stage) => count(stage.stage + 1)));
-    return `Every computer that holds stage ${names} is paused. Training waits until one goes on.`;
+    return `Every computer that holds stage ${names} is paused. Training waits until one resumes.`;
   }
   const silent = stages.filter((stage) => isUnanswered(stage, pipeline));
   if (silent.length > 0) {
@@ -53,7 +53,7 @@ export function pipelineSentence(pipeline: PipelineSummary): string {
   return `The model is cut into ${count(stages.length)} stages, and every one of them is held.`;
 }
 
-/** What would be lost with one computer; null when nothing hangs on one. */
+/** The stages that would be lost with one computer; null when every stage has a second holder. */
 export function singleSentence(stages: readonly RunStage[]): string | null {
   const alone = stages.filter((stage) => stage.has_single_holder);
   const single = alone.length;
@@ -70,7 +70,7 @@ function copiesSentence(alone: readonly RunStage[]): string {
   return `${ages.length === 1 ? "Its second copy is" : "The oldest of their second copies is"} ${duration(Math.max(...ages))} old.`;
 }
 
-/** What would be lost with the only computer that trains a stage; "" when there are several. */
+/** The loss if the only computer that trains a stage ended; "" when there are several. */
 export function copySentence(stage: RunStage): string {
   if (!stage.has_single_holder) return "";
   const risk = "One computer trains it: when that leaves, training stops until another one takes its place.";
@@ -79,7 +79,7 @@ export function copySentence(stage: RunStage): string {
   return `${risk} Second copy ${duration(stage.copy_age_seconds)} old: no more than that is lost.`;
 }
 
-/** What this node does in the pipeline. */
+/** This node's part in the pipeline. */
 export function ownPartSentence(pipeline: PipelineSummary, id: string | null): string {
   const here = pipeline.stages.filter((stage) => stage.is_here);
   const first = here[0];
@@ -126,15 +126,15 @@ export function bottleneckSentence(bottleneck: Bottleneck, own: string | null): 
   return `${stageName(bottleneck.stage)} is the bottleneck, ${where}: a microbatch spends ${shortTime(bottleneck.seconds)} there, at work or waiting${share}.`;
 }
 
-/** What stands beside a bar, and what a screen reader says of it. */
+/** The text next to a bar, which a screen reader reads too. */
 export function timeWords(time: StageTime): string {
   const parts: [number | null, string][] = [
     [time.compute_seconds, "at work"],
     [time.wait_seconds, "waiting"],
     [time.wire_seconds, "on the way"],
   ];
-  const told = parts.filter(([seconds]) => (seconds ?? 0) >= 0.0005).map(([seconds, words]) => `${shortTime(seconds)} ${words}`);
-  return told.length > 0 ? told.join(", ") : "no time";
+  const shown = parts.filter(([seconds]) => (seconds ?? 0) >= 0.0005).map(([seconds, words]) => `${shortTime(seconds)} ${words}`);
+  return shown.length > 0 ? shown.join(", ") : "no time";
 }
 
 export function takeoverSentence(takeover: Takeover): string {

@@ -28,14 +28,14 @@ const ABANDONED: Record<NonNullable<RunRound["abandoned_for"]>, string> = {
   storage: "This computer could not write its vote to the disk.",
 };
 
-/** What stands above everything: whether this computer agrees with others. */
+/** The sentence above everything: whether this computer agrees with others. */
 export function roundsSentence(answer: RoundsSummary, status: NodeStatus): string {
   const [newest] = answer.rounds;
   if (!newest) return status.peer_count === 0 ? "No round yet: this computer is alone." : "No round yet.";
   const tried = answer.completed + abandonedCount(answer);
-  if (answer.completed === 0) return `None of ${plural(tried, "round")} has completed yet. Training goes on meanwhile.`;
+  if (answer.completed === 0) return `None of ${plural(tried, "round")} has completed yet. Training continues meanwhile.`;
   if (hasDiffered(answer)) return "Computers with the same layers hold different weights after the same round.";
-  if (newest.abandoned_for !== null) return "The last round came to nothing. What was learned is part of the next one.";
+  if (newest.abandoned_for !== null) return "The last round came to nothing. The next one includes the work since then.";
   return `${count(answer.completed)} of ${plural(tried, "round")} completed: ${plural(taking(newest), "computer")} agree on the same weights, bit for bit.`;
 }
 
@@ -46,11 +46,11 @@ export function roundsTone(answer: RoundsSummary): Tone {
   return newest.abandoned_for === null ? "good" : "warn";
 }
 
-/** What a computer without rounds waits for. */
+/** The reason why a computer has no rounds yet. */
 export function waitingSentence(status: NodeStatus): string {
   const left = Math.max(0, status.diloco.inner_steps_total - status.diloco.inner_step);
   if (status.peer_count === 0) {
-    return "A round needs a second computer that holds the same layers. Until one joins, this computer goes on by itself.";
+    return "A round needs a second computer that holds the same layers. Until one joins, this computer trains alone.";
   }
   return `Computers with the same layers learn apart and then agree on one average. ${plural(left, "step")} of this computer are left until a round is due.`;
 }
@@ -70,8 +70,8 @@ export function refusedCount(answer: RoundsSummary): number {
 
 /** "2: it was empty; 1: it pulled against the majority" */
 export function refusalsWords(answer: RoundsSummary): string {
-  const told = Object.entries(answer.refused).map(([refusal, times]) => `${count(times)}: ${REFUSALS[refusal] ?? "for another reason"}`);
-  return told.length > 0 ? told.join("; ") : "every contribution passed the checks";
+  const counts = Object.entries(answer.refused).map(([refusal, times]) => `${count(times)}: ${REFUSALS[refusal] ?? "for another reason"}`);
+  return counts.length > 0 ? counts.join("; ") : "every contribution passed the checks";
 }
 
 export function resultWords(round: RunRound): readonly [string, Tone] {
@@ -82,7 +82,7 @@ export function resultWords(round: RunRound): readonly [string, Tone] {
 /** Why a round came to nothing; "" for one that completed in time. */
 export function outcomeSentence(round: RunRound): string {
   if (round.abandoned_for !== null) return ABANDONED[round.abandoned_for];
-  return round.is_late ? "Training had gone on; what was learned meanwhile was added to the result." : "";
+  return round.is_late ? "Training had continued; what was learned meanwhile was added to the result." : "";
 }
 
 /** "3 computers"; "1 of 3 computers" when others did not come; "3 computers were called" when nothing came of it. */
@@ -92,7 +92,7 @@ export function membersWords(round: RunRound): string {
   return came === round.members.length ? plural(came, "computer") : `${count(came)} of ${plural(round.members.length, "computer")}`;
 }
 
-/** What is not in the result: a sentence for each contribution that was refused or too small, and one for all that did not come. */
+/** The contributions that are not in the result: a sentence for each contribution that was refused or too small, and one for all that did not come. */
 export function troubleSentences(round: RunRound, own: string | null): string[] {
   const refused = round.members.filter((member) => member.part === "refused");
   const absent = round.members.filter((member) => member.part === "absent").map((member) => who(member.node_id, own));
@@ -107,13 +107,13 @@ export function troubleSentences(round: RunRound, own: string | null): string[] 
 /** "12 ms gathering, 340 ms exchanging, 55 ms voting"; what took no time is left out. */
 export function phaseWords(phases: PhaseSeconds): string {
   const names = Object.keys(PHASES) as (keyof PhaseSeconds)[];
-  const told = names.filter((name) => (phases[name] ?? 0) >= 0.0005).map((name) => `${shortTime(phases[name])} ${PHASES[name]}`);
-  return told.length > 0 ? told.join(", ") : "no time";
+  const shown = names.filter((name) => (phases[name] ?? 0) >= 0.0005).map((name) => `${shortTime(phases[name])} ${PHASES[name]}`);
+  return shown.length > 0 ? shown.join(", ") : "no time";
 }
 
 /** "quarter 2 of 4 (streaming)": what a round is about. */
-export function partWords(told: { part: string; strategy: string }): string {
-  return `${told.part} (${told.strategy})`;
+export function partWords(round: { part: string; strategy: string }): string {
+  return `${round.part} (${round.strategy})`;
 }
 
 export function certificateWords(round: RunRound): string {

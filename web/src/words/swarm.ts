@@ -25,7 +25,7 @@ function companySentence(status: NodeStatus, peers: readonly PeerStatus[]): stri
   const all = status.peer_count;
   const weTrain = status.state === "training";
   const active = Math.min(all, activeOthers(status, peers));
-  const speed = `${bigCount(together(status))} tokens a second`;
+  const speed = `${bigCount(together(status))} tokens per second`;
   if (weTrain && active > 0) return `You and ${plural(active, "other")} train this run; together ${speed}.`;
   if (weTrain) return `You train this run; ${plural(all, "other")} ${all === 1 ? "is" : "are"} there without training now.`;
   if (active > 0) return `${plural(active, "other")} ${active === 1 ? "trains" : "train"} this run, ${speed}; this computer does not train now.`;
@@ -89,7 +89,7 @@ export function ratingWords(rating: PeerRating): readonly [string, Tone | null] 
   return RATINGS[rating];
 }
 
-/** What a peer says it does; peers may say anything, known or not. */
+/** A peer's state as it reports it; peers may report anything, known or not. */
 export function peerState(state: string): readonly [string, Tone] {
   if (!Object.hasOwn(STATE_NAMES, state)) return ["No report yet", "busy"];
   const known = state as NodeState;
@@ -106,13 +106,13 @@ export function rate(bytesPerSecond: number | null): string {
   return `${bytes(bytesPerSecond ?? 0)}/s`;
 }
 
-/** Whether nobody but this computer itself can reach these addresses. */
-/** Whether a join line says --genesis and a folder, which lies on this computer only. */
+/** Whether a join line says --genesis and a folder, which is on this computer only. */
 export function namesFolder(joinLine: string): boolean {
   const place = / --genesis (.+)$/.exec(joinLine)?.[1] ?? "";
   return place !== "" && !place.includes("://");
 }
 
+/** Whether no other computer can reach these addresses. */
 export function onlyHere(addresses: readonly string[]): boolean {
   return addresses.length > 0 && addresses.every((address) => /^\/(ip4\/127\.|ip6\/::1\/)/.test(address));
 }

@@ -68,7 +68,7 @@ function waitingHeadline(status: NodeStatus): string {
 export function waitingSentence(status: NodeStatus): string {
   const missing = status.pipeline?.missing_layers ?? [];
   if (missing.length === 0) return status.state_reason;
-  return `${missingSentence(missing)} Training goes on by itself as soon as another computer takes them.`;
+  return `${missingSentence(missing)} Training resumes by itself as soon as another computer takes them.`;
 }
 
 function trainingHeadline(status: NodeStatus): string {
@@ -106,7 +106,7 @@ function isItWorking(status: NodeStatus, now: number): Answer {
       return { question, tone: "busy", short: "Starting", sentence };
     }
     case "paused": {
-      const left = status.paused_until == null ? "" : ` It goes on by itself in ${duration(status.paused_until - now)}.`;
+      const left = status.paused_until == null ? "" : ` It resumes by itself in ${duration(status.paused_until - now)}.`;
       return { question, tone: "warn", short: "Paused", sentence: `${status.state_reason}${left}` };
     }
     case "waiting_for_data":
