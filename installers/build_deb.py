@@ -21,7 +21,7 @@ ROOT = HERE.parent
 ICON = ROOT / "web/public/favicon.svg"
 LIBRARY = "usr/lib/neuroshard"
 UNIT = "usr/lib/systemd/user/neuroshard.service"
-# What lies where, besides the program: (source, place, mode).
+# Files other than the program: (source, place, mode).
 FILES = (
     (HERE / "linux/neuroshard.desktop", "usr/share/applications/neuroshard.desktop", 0o644),
     (ICON, "usr/share/icons/hicolor/scalable/apps/neuroshard.svg", 0o644),
@@ -35,7 +35,7 @@ Files: *
 Copyright: The NeuroShard contributors
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
- Bundled libraries keep their own licences, which lie beside them in /usr/lib/neuroshard.
+ Bundled libraries keep their own licences, which are next to them in /usr/lib/neuroshard.
 """
 DESCRIPTION = """Train one language model together with other computers
  Ordinary computers pre-train one language model together. The program runs in

@@ -34,7 +34,7 @@ def build_installer(program: Path, out: Path) -> Path:
 
 
 def add_scripts(archive: tarfile.TarFile, name: str) -> None:
-    """What puts the content of an archive in place, on Linux and macOS."""
+    """Add the scripts that put the content of an archive in place, on Linux and macOS."""
     for script in SCRIPTS:
         archive.add(HERE / "unix" / script, f"{name}/{script}", filter=_executable)
     archive.add(ROOT / "LICENSE", f"{name}/LICENSE", filter=as_root)

@@ -1,7 +1,7 @@
 """Makes NeuroShard's environment from a payload: hash-locked packages, and the PyTorch that fits the graphics card.
 
 Runs on a bare Python 3.12 on Windows and macOS, from the installers and from `neuroshard update`; needs nothing but
-the standard library and the `uv` beside it.
+the standard library and the `uv` next to it.
 
     bootstrap.py --root FOLDER      install the payload as a version of an installation, and start that from now on
     bootstrap.py --into FOLDER      only make the environment in a folder that holds the payload (updates)
@@ -30,11 +30,11 @@ LEAST_DRIVER = re.compile(r"^# least driver: (\d+)\.(\d+)", re.MULTILINE)
 
 
 class BootstrapError(Exception):
-    """What went wrong and what to do."""
+    """An installation failed: what happened and what to do."""
 
 
 class NotRestoredError(BootstrapError):
-    """What was installed before could not be put back."""
+    """The version that was installed before could not be put back."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def without(lock: str, package: str) -> str:
 
 
 def nvidia_driver() -> str | None:
-    """The driver's version, as its own tool tells it; None without a card."""
+    """The driver's version, as its own tool prints it; None without a card."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -118,12 +118,12 @@ def make_environment(folder: Path, say: object = print) -> None:
 
 
 def program_of(folder: Path) -> Path:
-    """What starts the version."""
+    """The program that starts the version."""
     return folder / ("Scripts/neuroshard.exe" if WINDOWS else "bin/neuroshard")
 
 
 def install_version(payload: Path, root: Path) -> str:
-    """Install the payload beside earlier versions; the pointer moves last. Raises BootstrapError, OSError."""
+    """Install the payload next to earlier versions; the pointer moves last. Raises BootstrapError, OSError."""
     version = (payload / "VERSION").read_text(encoding="ascii").strip()
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise BootstrapError(f"{payload / 'VERSION'} names no version: get the installer again.")
@@ -135,7 +135,7 @@ def install_version(payload: Path, root: Path) -> str:
         if told.split() != ["neuroshard", version]:
             raise BootstrapError(f"The new program calls itself {told.strip()!r}, not {version}.")
         if hasattr(os, "sync"):
-            os.sync()  # a power cut must not leave the mark beside empty files; Windows has no such call
+            os.sync()  # a power cut must not leave the mark next to empty files; Windows has no such call
         (folder / COMPLETE).touch()
         pointer = root / "current"
         old = pointer.read_text(encoding="ascii").strip() if pointer.exists() else version
@@ -149,10 +149,10 @@ def install_version(payload: Path, root: Path) -> str:
 
 @contextmanager
 def replaced(folder: Path) -> Generator[None]:
-    """A block that makes `folder` anew: what was there waits beside it, and is back when the block fails.
+    """A block that creates `folder` again: the old content waits next to it, and is back when the block fails.
 
-    It cannot be made elsewhere and moved in: an environment's scripts know their place. What an earlier try that was
-    killed had set aside counts as what was there. Raises NotRestoredError, OSError.
+    It cannot be made elsewhere and moved in: an environment's scripts know their place. Content that
+    a killed attempt had set aside counts as the old content. Raises NotRestoredError, OSError.
     """
     aside = folder.with_name(f"{folder.name}.old")
     if aside.exists() and (folder / COMPLETE).exists():

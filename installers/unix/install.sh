@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs NeuroShard for this user, without administrator rights: sh install.sh [--autostart] [--no-desktop-entry]
-# Into ~/.local/lib/neuroshard, with ~/.local/bin/neuroshard. What is there of an earlier version stays for `rollback`.
+# Into ~/.local/lib/neuroshard, with ~/.local/bin/neuroshard. An earlier version stays for `rollback`.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -52,7 +52,7 @@ if [ -d "$here/program" ]; then
         echo "install.sh: the new program does not start; what was here before is unchanged" >&2
         exit 5
     }
-    sync # a power cut must not leave the mark beside empty files
+    sync # a power cut must not leave the mark next to empty files
     : >"$folder.new/.complete"
     stop_nodes
     rm -rf "$folder.old"
@@ -86,6 +86,6 @@ if [ "$autostart" = yes ]; then "$root/neuroshard" autostart on; fi
 echo "NeuroShard $version is installed: $bin/neuroshard"
 case ":$PATH:" in
     *":$bin:"*) ;;
-    *) echo "Your PATH lacks $bin: add it, or call the program by that name." ;;
+    *) echo "Your PATH does not contain $bin. Add it, or call the program by that path." ;;
 esac
 echo "Try: neuroshard demo    Remove it with: sh $root/uninstall.sh"

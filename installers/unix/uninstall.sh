@@ -21,17 +21,17 @@ for argument in "$@"; do
     esac
 done
 
-# A program that does not start has no node to stop, and what it would tell is read here.
+# A program that does not start has no node to stop, and its folders are worked out here.
 folders=
 if "$root/neuroshard" --version >/dev/null 2>&1; then
     # 4: no node runs
     for demo in "" --demo; do
         code=0
         # shellcheck disable=SC2086 # an empty word must vanish
-        told=$("$root/neuroshard" stop $demo 2>&1) || code=$?
+        output=$("$root/neuroshard" stop $demo 2>&1) || code=$?
         if [ "$code" != 0 ] && [ "$code" != 4 ]; then
             echo "uninstall.sh: a running node could not be stopped; end it and try again" >&2
-            echo "$told" >&2
+            echo "$output" >&2
             exit "$code"
         fi
     done
@@ -54,7 +54,7 @@ rm -f "$share/applications/neuroshard.desktop" "$share/icons/hicolor/scalable/ap
 rm -rf "$root"
 echo "NeuroShard is removed."
 
-# The default folder, and the one that the set-up was told to use instead.
+# The default folder, and the one that was chosen in the set-up instead.
 there=$(echo "$folders" | while IFS= read -r folder; do
     case "$HOME/" in
         "${folder%/}"/*) echo "$folder stays: your home folder is in it." >&2 ;;
@@ -65,7 +65,7 @@ done)
 if [ "$answer" = ask ]; then
     answer=keep
     if [ -t 0 ]; then
-        printf 'Delete keys, settings and checkpoints as well? They cannot be brought back. They lie in\n%s\n[y/N] ' "$there"
+        printf 'Delete keys, settings and checkpoints as well? They cannot be restored. They are in\n%s\n[y/N] ' "$there"
         read -r reply
         case "$reply" in y | Y | yes) answer=delete ;; esac
     fi

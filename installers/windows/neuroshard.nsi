@@ -1,5 +1,5 @@
 ; The Windows installer: for one user, without administrator rights. Compiled by `make windows-installer` (makensis -WX)
-; with VERSION, PAYLOAD (folder of the payload) and OUT (the .exe). What it does lies in
+; with VERSION, PAYLOAD (folder of the payload) and OUT (the .exe). The work is done by
 ; installers/environment/bootstrap.py, which is tested; here are the pages, the shortcuts and the way out.
 
 Unicode true
@@ -56,7 +56,7 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
 !macroend
 
 ; A running node ends with a checkpoint. Exit code 4 means that none runs. Leaves 0 or the code in $1.
-; A program that does not even tell its version has no node to stop: it must not keep anybody from mending or removing it.
+; A program that cannot print its version has no node to stop: it must not keep the owner from repairing or removing it.
 !macro STOP_NODE
   StrCpy $1 0
   nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" --version"'
@@ -77,7 +77,7 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
   ${EndIf}
 !macroend
 
-; Offers one folder of data for deletion, unless it is no folder of a node, or the home folder lies in it.
+; Offers one folder of data for deletion, unless it is not a node's folder, or contains the home folder.
 ; Silent uninstalling keeps it.
 !macro OFFER_DATA FOLDER
   StrLen $0 "${FOLDER}"
@@ -170,7 +170,7 @@ Section "Uninstall"
     SetErrorLevel 2
     Abort "A node is running."
   ${EndIf}
-  ; the program is asked where the data lie as long as it is there: one folder a line, at most two
+  ; the program is asked where the data are while it is still there: one folder per line, at most two
   StrCpy $2 ""
   StrCpy $3 ""
   nsExec::ExecToStack '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" folders"'
