@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class NeuroShardError(Exception):
-    """Base of every error that is told to the user: what happened, and what to do about it."""
+    """Base of every error that the user sees: what happened, and what to do about it."""
 
     def __init__(self, message: str, action: str = "") -> None:
         super().__init__(f"{message} {action}".strip())
@@ -65,4 +65,4 @@ class NotReadyError(NeuroShardError):
 
 
 class StoppedError(NeuroShardError):
-    """Work that somebody stopped before it was done; the same command goes on with it."""
+    """Work that somebody stopped before it was done; the same command resumes it."""

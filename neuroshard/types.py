@@ -27,7 +27,7 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 
 
 class Role(StrEnum):
-    """What a node does for the pipeline; it follows from the layers it holds."""
+    """A node's work in the pipeline; it follows from the layers it holds."""
 
     DRIVER = "driver"  # first layer: loads data, embeds, starts the forward pass
     WORKER = "worker"  # middle layers
@@ -123,7 +123,7 @@ class ShardRange(_Range, frozen=True, order=True):
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Where a node stands in its data: the resume point, exact to one window.
+    """A node's position in its data: the resume point, exact to one window.
 
     `order` counts along the node's deterministic assignment (it may exceed the number of shards: then it
     wraps and `order // assigned` is the pass), `window` is the next unread window of that shard's permutation.

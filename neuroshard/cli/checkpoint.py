@@ -283,7 +283,9 @@ def restore_checkpoint(
     finally:
         lock.release()
     if not kept:
-        raise CheckpointError("No checkpoint is that old; nothing was changed.", "See `neuroshard checkpoint list`.")
+        raise CheckpointError(
+            "No checkpoint is that old; nothing was changed.", "`neuroshard checkpoint list` shows all."
+        )
     set_aside = [str(path) for _, aside in moved for path in aside]
     shared = [_SHARED] if _has_met_others(folder, kept) else []
     if as_json:

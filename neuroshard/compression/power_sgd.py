@@ -160,7 +160,7 @@ class FactorPlan:
 
 
 _EXACT_BITS = 53  # float64 represents whole numbers up to 2^53
-_CHUNK = 1 << 20  # numbers of a product per pass: the only temporary memory besides the factors
+_CHUNK = 1 << 20  # numbers of a product per pass: the only temporary memory except the factors
 _LARGEST = float(np.finfo(np.float32).max)
 
 

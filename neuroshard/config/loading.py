@@ -133,7 +133,7 @@ def read_config(path: Path) -> dict[str, object]:
     stored = _collect(table, f"key in {path}", _lines(text))
     for key in stored:
         if note_of(key).applies is Applies.NOT_STORED and path.parent != home_data_dir().absolute():
-            raise UsageError(f"{key} cannot stand in {path}.", f"It is set {Applies.NOT_STORED}.")
+            raise UsageError(f"{key} cannot be set in {path}.", f"It is set {Applies.NOT_STORED}.")
     return stored
 
 
@@ -231,7 +231,7 @@ def _collect(values: Mapping[str, object], place: str, lines: Mapping[str, int] 
     for key, value in values.items():
         if isinstance(value, dict):
             where = place.removeprefix("key in ")
-            raise UsageError(f"{where} has the heading [{key}].", "Settings stand one a line: port = 8001.")
+            raise UsageError(f"{where} has the heading [{key}].", "Write one setting per line: port = 8001.")
         known = _known_key(key, place, (lines or {}).get(key))
         if known in collected:
             raise UsageError(f"{known} is given twice as {place}, once as an alias.", "Keep one of the two.")

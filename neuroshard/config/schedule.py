@@ -62,7 +62,7 @@ def checked_spans(texts: tuple[str, ...]) -> tuple[str, ...]:
 def _pieces(text: str) -> list[tuple[int, int]]:
     match = _SPAN.fullmatch(" ".join(text.lower().split()))
     if match is None or not match[0]:
-        raise ValueError(f'"{text[:40]}" is no span')
+        raise ValueError(f'"{text[:40]}" is not a span of time')
     first, last, *clock = match.groups()
     days = range(7) if first is None else _days(first, last or first)
     if clock[0] is None:
@@ -77,7 +77,7 @@ def _pieces(text: str) -> list[tuple[int, int]]:
 def _days(first: str, last: str) -> list[int]:
     for day in (first, last):
         if day not in DAYS:
-            raise ValueError(f'"{day}" is no day: {", ".join(DAYS)}')
+            raise ValueError(f'"{day}" is not a day: {", ".join(DAYS)}')
     begin, end = DAYS.index(first), DAYS.index(last)
     return [(begin + number) % 7 for number in range((end - begin) % 7 + 1)]
 
@@ -85,7 +85,7 @@ def _days(first: str, last: str) -> list[int]:
 def _minute_of_day(hours: str, minutes: str) -> int:
     value = int(hours) * 60 + int(minutes)
     if int(minutes) > 59 or value > DAY_MINUTES:
-        raise ValueError(f"{hours}:{minutes} is no time of a day")
+        raise ValueError(f"{hours}:{minutes} is not a time of day")
     return value
 
 

@@ -356,7 +356,7 @@ def _restart_reason(assignment: Assignment, start: DataPosition | None, start_no
     if start is None:
         return None
     if start_node is not None and start_node != assignment.node_id:
-        return "The data position belongs to another node, so the data assignment starts anew."
+        return "The data position belongs to another node, so the assignment starts again from its beginning."
     if start.order < 0 or start.window < 0 or assignment.shard_at(start.order) != start.shard:
-        return "The data position does not fit this node and run, so the data assignment starts anew."
+        return "The data position does not fit this node and run, so the assignment starts again from its beginning."
     return None

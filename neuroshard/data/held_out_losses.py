@@ -148,7 +148,7 @@ def _texts(rest: Sequence[JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]
                 return tuple(texts[: len(nodes)]), tuple(texts[len(nodes) :])
         case _:
             pass
-    raise CheckpointError("Who measured an evaluation of the checkpoint is malformed.")
+    raise CheckpointError("The checkpoint names the node that measured an evaluation in a malformed way.")
 
 
 def _row(evaluation: Evaluation) -> JsonValue:

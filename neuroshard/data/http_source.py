@@ -72,7 +72,7 @@ class HttpSource:
         except httpx.HTTPError as error:
             raise _in_words(self._base.host, error) from error
         except UnicodeError as error:  # a redirect to an invalid host name
-            raise DataUnavailableError(f"{self._base.host} redirects to something that is no URL.") from error
+            raise DataUnavailableError(f"{self._base.host} redirects to something that is not a URL.") from error
         body = _Body(response)
         try:
             if known and response.status_code == _UNCHANGED:
@@ -98,7 +98,7 @@ class HttpSource:
         try:
             target = url.join(location)
         except httpx.InvalidURL as error:
-            raise DataUnavailableError(f"{self._base.host} redirects to something that is no URL.") from error
+            raise DataUnavailableError(f"{self._base.host} redirects to something that is not a URL.") from error
         is_upgrade = (url.scheme, target.scheme) == ("http", "https") and target.host == url.host
         is_same = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
         if not is_same and not is_upgrade:

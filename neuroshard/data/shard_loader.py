@@ -205,7 +205,7 @@ class ShardLoader:
                 self._gates.pop(shard, None)
 
     def held(self) -> tuple[ShardId, ...]:
-        """Return this data set's shards in the cache, as far as the digests in memory identify them."""
+        """Return this data set's shards in the cache that the digests in memory identify."""
         return tuple(shard for shard in self._cache.shards() if self._size_of(shard) is not None)
 
     def status_of(self, shard: ShardId, use: ShardUse) -> ShardStatus:

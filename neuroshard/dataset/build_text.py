@@ -176,7 +176,7 @@ class FolderText:
             raise _unreadable(path, error) from error
         if size > MAX_TEXT_FILE_BYTES:
             raise DataError(
-                f"{path} has {size >> 20} MB; at most {MAX_TEXT_FILE_BYTES >> 20} MB a file are read.", "Split it."
+                f"{path} has {size >> 20} MB; at most {MAX_TEXT_FILE_BYTES >> 20} MB per file are read.", "Split it."
             )
         return size
 

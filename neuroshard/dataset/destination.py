@@ -29,7 +29,7 @@ def open_destination(location: str, *, s3_endpoint: str | None = None) -> Destin
     if scheme == "s3":
         return S3Destination(location, endpoint=s3_endpoint)
     if "://" in location or scheme in ("http", "https", "file"):
-        raise UsageError(f"{location} is no place to write to.", "Name a folder, or s3://bucket/prefix.")
+        raise UsageError(f"{location} is not a place to write to.", "Name a folder, or s3://bucket/prefix.")
     return FolderDestination(expanded(location))
 
 
@@ -43,7 +43,9 @@ def open_place(location: str, *, s3_endpoint: str | None = None) -> ReadOnlyPlac
 
         return HttpReader(location)
     if "://" in location and _scheme_of(location) != "s3":
-        raise UsageError(f"{location} is no place to read from.", "Name a folder, https://... or s3://bucket/prefix.")
+        raise UsageError(
+            f"{location} is not a place to read from.", "Name a folder, https://... or s3://bucket/prefix."
+        )
     place = open_destination(location, s3_endpoint=s3_endpoint)
     if isinstance(place, FolderDestination) and not expanded(location).is_dir():
         raise DataError(f"There is no Genesis folder {location}.", "Check the path.")
@@ -54,7 +56,7 @@ def _scheme_of(location: str) -> str:
     try:
         return urlsplit(location).scheme
     except ValueError as error:
-        raise UsageError(f"{location} is no address: {error}.", "Check how it is written.") from error
+        raise UsageError(f"{location} is not an address: {error}.", "Check how it is written.") from error
 
 
 __all__ = [

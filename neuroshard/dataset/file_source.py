@@ -28,7 +28,7 @@ _BINARY_PROBE_BYTES = 8_192
 
 
 def decode_text(data: bytes) -> str | None:
-    """Text of a file: UTF-16 with a byte order mark, else UTF-8, else Windows-1252; None for a binary file.
+    """Text of a file: UTF-16 with a byte order mark, otherwise UTF-8, otherwise Windows-1252; None for a binary file.
 
     A file with a zero byte near its start is binary. Bytes that Windows-1252 does not define become U+FFFD. Line ends
     become \\n.

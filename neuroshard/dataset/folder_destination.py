@@ -34,7 +34,7 @@ class FolderDestination:
         path = self._folder / checked_name(name)
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
-                raise DataError(f"{path} is no file.")
+                raise DataError(f"{path} is not a file.")
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_size > max_bytes:

@@ -114,7 +114,7 @@ class Destination(ObjectStore, Protocol):
 def checked_name(name: str) -> str:
     """Return the name if it stays inside any folder. Raises ValueError."""
     if _NAME.fullmatch(name) is None:
-        raise ValueError(f"{name!r} is no name of an object")
+        raise ValueError(f"{name!r} is not the name of an object")
     return name
 
 

@@ -66,7 +66,7 @@ def unseal(data: bytes, passphrase: str) -> Identity:
     try:
         value = parse_json(data, MAX_BACKUP_BYTES)
     except ValueError as error:
-        raise _damaged(f"it is no backup, or a part of one: {error}") from None
+        raise _damaged(f"it is not a whole backup: {error}") from None
     if isinstance(value, dict) and value.get("format") == FORMAT and value.get("version") != VERSION:
         version = str(value.get("version"))[:20]
         raise StorageError(f"The backup has version {version}; known is {VERSION}.", "Use a newer NeuroShard.")

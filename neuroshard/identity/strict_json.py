@@ -120,7 +120,7 @@ def object_fields(value: JsonValue, names: set[str], optional: set[str], where: 
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a JSON object")  # noqa: TRY004 - malformed input, not a wrong call
     for name in sorted(names - value.keys()):
-        raise ValueError(f"{where} lacks the field {name!r}")
+        raise ValueError(f"{where} does not have the field {name!r}")
     for name in sorted(value.keys() - names - optional):
         raise ValueError(f"{where} has the unknown field {name[:40]!r}")
     return value

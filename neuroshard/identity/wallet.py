@@ -65,7 +65,7 @@ def phrase_seed(words: tuple[str, ...]) -> bytes:
         if word not in listed:
             raise TokenError(
                 f"Word {position} of the wallet phrase, {word[:20]!r}, is not in the BIP39 word list.",
-                "Look for a typing error. A token that is no phrase must not have the length of one.",
+                "Look for a typing error. A token that is not a phrase must not have the length of one.",
             )
     if not mnemonic.check(" ".join(words)):
         raise TokenError(

@@ -182,7 +182,7 @@ SLEPT_SECONDS = 30.0  # the computer slept if this much time passed between two 
 
 NetworkOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[Network]]
 NetworkWork: TypeAlias = Callable[[Network], Coroutine[Any, Any, None]]
-"""Something that lives as long as one network does, and is begun anew with the next one."""
+"""Work that ends with its network and starts again with the next one."""
 
 
 class Networking:
@@ -272,7 +272,7 @@ class Networking:
         if self._forbidden:
             return NetworkState.OFF, self._forbidden
         if self._failure:
-            return NetworkState.FAILED, f"The network does not work: {self._failure} Training goes on without it."
+            return NetworkState.FAILED, f"The network does not work: {self._failure} Training continues without it."
         if self._network is None:
             return NetworkState.STARTING, "Connecting."
         count = len(self._network.transport.peers())

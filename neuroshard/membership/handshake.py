@@ -154,7 +154,7 @@ MOST_RECORDS = 64  # of one group
 LATER_RECORDS = 16  # after the looks listed above; other records each time
 
 AddressSink: TypeAlias = Callable[[Iterable[str]], None]
-"""Takes addresses that peers and the directory told; whoever keeps the connections decides what to do with them."""
+"""Takes addresses from peers and the directory; the owner of the connections decides what to do with them."""
 
 
 class KnownPeers:

@@ -82,7 +82,7 @@ class LostNodes:
         return True
 
 
-PATIENCE_SECONDS = 600.0  # for each percent of the state, because a slow line is no failure
+PATIENCE_SECONDS = 600.0  # for each percent of the state, because a slow line is not a failure
 
 
 class SlowStarts:

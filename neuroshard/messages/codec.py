@@ -232,7 +232,7 @@ class ChunkAssembly:
     def frame(self) -> Frame:
         """Return the frame, with writable views of the one body. Raises MalformedFrameError if incomplete."""
         if self._missing:
-            raise MalformedFrameError(f"A frame lacks {len(self._missing)} of {len(self._head.chunk_digests)} chunks.")
+            raise MalformedFrameError(f"A frame misses {len(self._missing)} of {len(self._head.chunk_digests)} chunks.")
         start = 0
         parts: list[TensorPart] = []
         for spec in self._head.specs:

@@ -298,7 +298,7 @@ def batch_size_for(
 
 
 def estimated_step_seconds(architecture: Architecture, sequences: int, flops_per_second: float) -> float:
-    """Seconds of an inner step of so many sequences at a sustained rate of floating-point operations."""
+    """Seconds of an inner step of `sequences` sequences at a sustained rate of floating-point operations."""
     return flops_per_token(architecture) * sequences * architecture.sequence_length / flops_per_second
 
 

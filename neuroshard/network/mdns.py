@@ -45,7 +45,7 @@ IpNetwork: TypeAlias = IPv4Network | IPv6Network
 
 @dataclass(frozen=True)
 class MdnsMessage:
-    """The content of one packet, as far as it concerns this node."""
+    """The part of one packet's content that concerns this node."""
 
     is_question: bool = False  # another node looks for nodes
     addresses: tuple[str, ...] = ()  # multiaddrs of nodes, possibly including this one's own

@@ -67,7 +67,7 @@ RULES: Mapping[ScoreReason, ScoreRule] = MappingProxyType(
         ScoreReason.BAD_SIGNATURE: ScoreRule(-50, LOWEST_SCORE, "It passed on a claim with a forged signature."),
         ScoreReason.MALFORMED_CLAIM: ScoreRule(-25, LOWEST_SCORE, "It passed on a claim that cannot be read."),
         ScoreReason.FOREIGN_CLAIM: ScoreRule(-10, LOWEST_SCORE, "It passed on a claim of another run or node."),
-        # a wrong clock is no offence, and it may be this computer's own
+        # a wrong clock is not an offence, and it may be this computer's own
         ScoreReason.EXPIRED_CLAIM: ScoreRule(-2, -50, "It passed on a claim that is too old or dated in the future."),
         ScoreReason.REPLAYED_CLAIM: ScoreRule(-5, LOWEST_SCORE, "It repeated a claim that was made before."),
         ScoreReason.BAD_RECORD: ScoreRule(-20, LOWEST_SCORE, "It stored a record under a name that is not its own."),

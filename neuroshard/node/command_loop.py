@@ -189,7 +189,7 @@ class CommandLoop:
         state = await trainer.wait_until_resumed()
         if state in (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING):
             return CommandResult(state, "Training does not resume: the node was paused again or stopped meanwhile.")
-        return CommandResult(state, f"Training goes on.{kept}")
+        return CommandResult(state, f"Training resumes.{kept}")
 
     async def _store_requested_pause(self) -> str:
         """Store the requested pause for the next start; return "", or a sentence to append if that fails."""

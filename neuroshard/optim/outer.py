@@ -20,7 +20,7 @@ class OuterState:
     """The replicated state: anchor (d,) and velocity, fp32 on the CPU, after `outer_step` committed rounds."""
 
     anchor: Tensor  # weights on which every replica agreed at the last round
-    velocity: Tensor  # (d,), or one vector with the other values that a strategy keeps beside the anchor
+    velocity: Tensor  # (d,), or one vector with the other values that a strategy keeps with the anchor
     outer_step: int
 
     def __post_init__(self) -> None:

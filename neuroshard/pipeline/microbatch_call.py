@@ -399,7 +399,7 @@ class FlowRecord:
         self._counts = self._counts.with_run(run)
 
     def flow(self) -> PipelineFlow:
-        """Present statistics. Those of the window may be up to FOLD_SECONDS old."""
+        """Present statistics. Values of the window may be up to FOLD_SECONDS old."""
         now = self._monotonic()
         if self._since is not None and now - self._folded_at >= FOLD_SECONDS:
             self._folded, self._folded_at = flow_of(self._passages(now), now - self._since), now

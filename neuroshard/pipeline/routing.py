@@ -120,7 +120,7 @@ class Dispute:
             return
         # The second refusal clears the first replica: the tensor is wrong, so its refusal was right.
         self._routing.forgiven(self._stage, self._first)
-        raise UnwantedTensorError(f"What goes to stage {self._stage + 1} was refused twice. {error.message}") from error
+        raise UnwantedTensorError(f"A tensor for stage {self._stage + 1} was refused twice. {error.message}") from error
 
 
 class ReplicaChoice(Protocol):

@@ -75,7 +75,7 @@ def update_run(owner: Owner, offer: RunOffer, config: RunConfig) -> OfferChoice:
         start = newest.parameters.holds_from_outer_step
         raise UsageError(
             f"Run {offer.run_id[:16]} has {len(newest.versions)} versions already; no more fit into an offer.",
-            f"A version that holds from outer step {start} takes the place of the newest; else make a new run.",
+            f"Let a version from outer step {start} replace the newest, or make a new run.",
         )
     return runs.keep(updated)
 

@@ -29,7 +29,7 @@ HOW_TO_JOIN = (
 OF_ITS_OWN = "so this computer trains a run of its own."
 
 Tell: TypeAlias = Callable[[str, float | None], None]
-"""Takes what is being waited for, in words, and how far that is, 0..1, when it can be told."""
+"""Takes the reason for the wait, in words, and its progress, 0..1, if that is known."""
 
 
 class RunOrigin(StrEnum):
@@ -57,7 +57,7 @@ class FoundRun:
             case RunOrigin.DEFAULT:
                 return f"This computer serves the default run{owner} of its data set."
             case RunOrigin.NEARBY:
-                return f"No run was named, so this computer serves the run{owner} that a node nearby told of."
+                return f"No run was named, so this computer serves the run{owner} that a nearby node offered."
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RunFinder:
         """Report every second the reason for the wait, the seconds left and the state of the network."""
         for left in range(round(seconds), 0, -1):
             network = self._networking.state()[1]
-            tell(f"{words}, for {left} s more; else {otherwise}. {network}", 1 - left / seconds)
+            tell(f"{words}, for {left} s more; otherwise {otherwise}. {network}", 1 - left / seconds)
             await anyio.sleep(1)
 
     def _why_none(self, default: DefaultRun | None) -> str:

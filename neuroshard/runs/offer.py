@@ -167,16 +167,16 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
     versions = f"version {current.parameters.version} after version {initial.parameters.version}"
     changed = changed_fields(initial.parameters, current.parameters)
     if current.parameters.version < initial.parameters.version:
-        raise RunOfferError(f"A run goes on with {versions}: an older one counts for nothing.")
+        raise RunOfferError(f"A run continues with {versions}, not with an older one.")
     if changed and current.parameters.version == initial.parameters.version:
-        raise RunOfferError(f"A run goes on with {versions}, but {', '.join(changed)} changed.")
+        raise RunOfferError(f"A run continues with {versions}, but {', '.join(changed)} changed without one.")
     fixed = [name for name in changed if name not in MAY_CHANGE]
     if fixed:
-        raise RunOfferError(f"A run goes on with another {', '.join(fixed)}, which no version may change.")
+        raise RunOfferError(f"The newer version changes {', '.join(fixed)}, which no version may change.")
     before, after = (_kept_beside(signed.parameters.outer) for signed in (initial, current))
     if before != after:
         raise RunOfferError(
-            f"A run goes on with {after} after {before}: what replicas keep beside the weights would be another thing."
+            f"The newer version changes {before} to {after}: the state with the replicas' weights would not fit."
         )
 
 

@@ -201,7 +201,7 @@ class CheckpointWriter:
         except InterruptedError:
             return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
         except StorageError as error:
-            alarm = f"{error} No checkpoint of step {meta.step} was saved; training goes on, older checkpoints stay."
+            alarm = f"{error} No checkpoint of step {meta.step} was saved; training continues, older checkpoints stay."
             _LOG.error("%s", alarm)  # a full disk needs no traceback
             return WriteReport(meta.step, started, self._clock() - started, None, alarm)
         finally:

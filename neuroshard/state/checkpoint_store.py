@@ -242,7 +242,7 @@ class CheckpointStore:
 
         Damaged generations are moved to `damaged/` and the one before is taken; those of another model, run or
         format are moved to a named folder and kept. Raises StorageError when folder or files may not be read: that
-        is no damage, and nothing is moved.
+        is not damage, and nothing is moved.
         """
         warnings: list[str] = []
         damaged = 0
@@ -259,7 +259,7 @@ class CheckpointStore:
                 warnings.append(f"Checkpoint {path.stem} is damaged and was moved to {place}: {error.message}")
             else:
                 if warnings:
-                    warnings.append(f"Training goes on from {path.stem}.")
+                    warnings.append(f"Training resumes from {path.stem}.")
                 return Restoration(loaded, tuple(warnings))
         return Restoration(None, tuple(warnings))
 

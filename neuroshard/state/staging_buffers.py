@@ -19,7 +19,7 @@ class StagingBuffers:
     changed in place, such as the anchor and velocity of an OuterState. This saves 8 bytes per parameter.
 
     From a CUDA device with room for a second copy, `copy_from` only copies within the device, which takes milliseconds.
-    The transfer to the host then runs beside training, and whoever reads the buffers waits for it.
+    The transfer to the host then runs during training, and a reader of the buffers waits for it.
     """
 
     def __init__(self, layout: TensorLayout, by_reference: Set[str] = frozenset(), *, pinned: bool = False) -> None:
@@ -150,7 +150,7 @@ class _Transfer:
 
 
 def _has_room(device: torch.device, size: int) -> bool:
-    """Whether so many bytes fit beside the largest amount of memory that training has used on the device."""
+    """Whether `size` bytes fit in addition to the largest amount of memory that training has used on the device."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device) >= size
 

@@ -96,7 +96,7 @@ class OuterSync:
         self._versions = versions
         self.exchange = exchange
         self._state = state
-        self._changes = 0  # of the state's values; dropping them is no change
+        self._changes = 0  # of the state's values; dropping them does not count
         self._root_of: int | None = None  # value of `_changes` for which the root was computed
         self.state_changed = Signal()
         self.residual = residual  # (d,), codec loss of the last contribution; replaced, never changed in place

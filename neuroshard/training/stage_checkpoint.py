@@ -275,8 +275,8 @@ def steps_behind(stages: Sequence[Begun]) -> tuple[str, ...]:
         layers, steps = stage.layers, stage.record.progress.steps
         if steps < newest:
             numbers = f"Layer {layers.stop}" if len(layers) == 1 else f"Layers {layers.start + 1}-{layers.stop}"
-            found = f"goes on from step {steps:,}" if stage.is_restored else "begins anew"
-            found = found if len(layers) == 1 else found.replace("goes", "go").replace("begins", "begin")
+            found = f"resumes from step {steps:,}" if stage.is_restored else "begins untrained"
+            found = found if len(layers) == 1 else found.replace("resumes", "resume").replace("begins", "begin")
             warnings.append(
                 f"{numbers} {found}, while other layers here are at step {newest:,}: nothing newer of them was saved, "
                 f"and {newest - steps:,} steps of these layers are lost."

@@ -88,7 +88,7 @@ class Completion:
         return self._finish_reason is not None
 
     def summary(self) -> GenerationSummary:
-        """Usage in tokens. Those of the prompt include the token that begins a text."""
+        """Usage in tokens. The prompt's count includes the token that begins a text."""
         reason = self._finish_reason or "length"
         return GenerationSummary(self._prompt_tokens, self._count, reason, self.truncated_tokens)
 
@@ -362,7 +362,7 @@ class SwarmInferenceSession:
         try:
             await hop.forget(self._session)
         except StageError as error:
-            _LOG.debug("A stage was not told that a text is done: %s", error)
+            _LOG.debug("A stage was not notified that a text is done: %s", error)
 
 
 def _not_ready(error: StageError) -> NotReadyError:

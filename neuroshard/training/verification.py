@@ -114,7 +114,7 @@ def _not_training(evidence: Evidence, verified: bool, trend: LossTrend) -> Verif
     if verified:
         reason += " Before that, learning was verified on held-out text."
     return VerificationStatus(
-        verified, LearningVerdict.NOT_TRAINING, reason, "Resume training to go on learning.", trend
+        verified, LearningVerdict.NOT_TRAINING, reason, "Resume training to continue learning.", trend
     )
 
 
@@ -144,7 +144,7 @@ def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:
             "The model was measured once on held-out text; a second measurement follows when it has trained a while."
         )
         if not evidence.is_measured_here:
-            reason = "Those that feed text to the model measure it on held-out text: their dashboards tell."
+            reason = "The nodes that feed text to the model measure it on held-out text: see their dashboards."
         elif not evidence.evaluations:
             reason = "The model was not measured on held-out text yet."
         return VerificationStatus(False, LearningVerdict.INSUFFICIENT_DATA, reason, "Nothing to do: wait.", trend)

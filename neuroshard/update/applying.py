@@ -53,7 +53,7 @@ class NodeControl(Protocol):
     def settle(self, program: Path, version: str, node: StoppableNode) -> str:
         """The version is chosen: give the node back to what had started it, a service manager perhaps.
 
-        Where that does not work it is started as before, and the sentence that comes back says so; else that is empty.
+        If that fails, the node is started as before, and the returned sentence says so; otherwise it is empty.
         Raises NeuroShardError; nothing may then run.
         """
         ...
@@ -77,7 +77,7 @@ def apply_update(
     progress: FetchProgress | None = None,
     on_step: OnStep = lambda _step: None,
 ) -> VersionChange:
-    """Fetch, unpack, try and start the new version. `on_step` is told what was just done.
+    """Fetch, unpack, try and start the new version. `on_step` receives a sentence for each step that is done.
 
     Raises UpdateRefusedError, UpdateFailedError, DataError, StorageError; the version from before is then in use, but
     for the UpdateFailedError that says that no node runs.

@@ -48,7 +48,7 @@ async def fetch_manifest(url: str) -> bytes:
 
 
 async def fetch_artefact(artefact: Artefact, path: Path, progress: FetchProgress | None = None) -> None:
-    """The archive at `path`, whole and with its digest; what an earlier try left beside it is continued.
+    """The archive at `path`, whole and with its digest; a partial file of an earlier attempt is continued.
 
     Raises UpdateRefusedError when it is not what was signed, DataUnavailableError when it does not come,
     DiskFullError and StorageError.
@@ -213,7 +213,7 @@ def _extract(content: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
             shutil.copyfileobj(source, file)
         target.chmod(0o755 if member.mode & 0o100 else 0o644)
     else:
-        raise tarfile.TarError(f"{member.name!r} is no file, no folder and no link within it")
+        raise tarfile.TarError(f"{member.name!r} is neither a file, nor a folder, nor a link within it")
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -70,7 +70,7 @@ class Installation:
     def switch(self, version: str) -> None:
         """Start `version` from now on and remember the one before. Raises StorageError; the pointer is then untouched.
 
-        The one before is written first: between the two writes it names the current version, which is no lie.
+        The one before is written first: between the two writes it names the current version, which is true.
         """
         before = self.current()
         try:

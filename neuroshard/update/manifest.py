@@ -46,7 +46,7 @@ VersionNumber = tuple[int, int, int]
 def version_number(text: str) -> VersionNumber:
     """`1.2.10` as comparable numbers. Raises ValueError for any other text."""
     if not _VERSION.fullmatch(text):
-        raise ValueError(f"{text[:40]!r} is no version like 1.2.3")
+        raise ValueError(f"{text[:40]!r} is not a version like 1.2.3")
     major, minor, patch = (int(part) for part in text.split("."))
     return major, minor, patch
 
@@ -153,7 +153,7 @@ def safe_url(url: str) -> str:
         return url
     if parts.scheme == "http" and parts.hostname and _is_loopback(parts.hostname):
         return url
-    raise ValueError(f"{url[:80]!r} is no https:// address")
+    raise ValueError(f"{url[:80]!r} is not an https:// address")
 
 
 def _is_loopback(host: str) -> bool:
@@ -219,7 +219,7 @@ def newest_seen(manifest: UpdateManifest, seen: SeenManifest) -> SeenManifest:
 def _refuse_wrong_time(manifest: UpdateManifest, now: float) -> None:
     if now > manifest.expires_at:
         raise UpdateRefusedError(
-            "The update manifest has expired.", "Check this computer's clock; else wait for the publisher's next one."
+            "The update manifest has expired.", "Check this computer's clock. If it is right, wait for the next one."
         )
     if now < manifest.issued_at - CLOCK_TOLERANCE_SECONDS:
         raise UpdateRefusedError("The update manifest is from the future.", "Check this computer's clock.")

@@ -103,7 +103,7 @@ def test_a_full_disk_is_an_alarm_until_a_write_succeeds(tmp_path: Path) -> None:
     status = keeper.status(20, 0.1)
     assert status.alarm is not None
     assert "No room" in status.alarm
-    assert "training goes on" in status.alarm
+    assert "training continues" in status.alarm
     assert status.last_saved_step == 1
     clock.now = 1000.0
     assert "no checkpoint since step 1" in keeper.status(900, 0.1).could_lose

@@ -195,8 +195,8 @@ def test_a_genesis_folder_that_is_not_there_is_6(neuroshard: Command, tmp_path: 
         (("checkpoint", "list", "--data-dir", "/" + "a" * 5_000), 5, "aaa cannot be used: "),
         (("pause", "--for", "nan"), 2, "A pause cannot last nan seconds."),
         (("pause", "--for", "700000"), 2, "(a week)"),
-        (("genesis", "verify", "http://[half"), 2, "http://[half is no address"),
-        (("genesis", "verify", "file:///x"), 2, "file:///x is no place to read from."),
+        (("genesis", "verify", "http://[half"), 2, "http://[half is not an address"),
+        (("genesis", "verify", "file:///x"), 2, "file:///x is not a place to read from."),
         (("--genesis", "http://[half", "--token", "x", "--headless"), 2, "genesis (from --genesis) cannot be"),
     ],
 )

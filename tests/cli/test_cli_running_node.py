@@ -93,7 +93,7 @@ def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: No
 def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:
     steps = node.get("/api/status")["training"]["steps"]
     resumed = neuroshard("resume")
-    assert (resumed.code, resumed.out) == (0, "Training goes on.\n")
+    assert (resumed.code, resumed.out) == (0, "Training resumes.\n")
     node.wait_for_steps(steps + 1)
     paused = neuroshard("pause")
     assert (paused.code, paused.out) == (0, "Paused until it is resumed; finished steps are kept.\n")

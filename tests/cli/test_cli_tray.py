@@ -58,7 +58,7 @@ def test_the_menu_drives_a_real_node(quick: list[str], tmp_path: Path) -> None:
         paused = started.wait_for("pause", lambda status: status["state"] == "paused")
         assert paused["paused_until"] - paused["time"] == pytest.approx(3600, abs=60)
         assert node.look().may_resume
-        assert node.resume() == "Training goes on."
+        assert node.resume() == "Training resumes."
         started.wait_for("training", lambda status: status["state"] == "training")
         assert node.open_dashboard() == ""
         assert pages == [started.url]

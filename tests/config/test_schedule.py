@@ -79,13 +79,13 @@ def test_more_spans_allow_more(texts: list[str], local: datetime) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("whenever", '"whenever" is no span'),
-        ("", '"" is no span'),
-        ("mon-fry 10:00-11:00", '"fry" is no day'),
+        ("whenever", '"whenever" is not a span of time'),
+        ("", '"" is not a span of time'),
+        ("mon-fry 10:00-11:00", '"fry" is not a day'),
         ("10:00-10:00", "has no length"),
-        ("24:00-25:00", "25:00 is no time of a day"),
-        ("10:60-11:00", "10:60 is no time of a day"),
-        ("mon 10-11", "is no span"),
+        ("24:00-25:00", "25:00 is not a time of day"),
+        ("10:60-11:00", "10:60 is not a time of day"),
+        ("mon 10-11", "is not a span of time"),
         ("24:00-01:00", "has no length"),
     ],
 )
@@ -105,7 +105,7 @@ def test_nonsense_by_hand_in_the_file_gets_the_usual_error(tmp_path: Path) -> No
     lines = {"training_schedule": 1, "idle_minutes": 2, "cpu_percent": 3, "train_when": 4, "pause_for_programs": 5}
     for name, line in lines.items():
         assert f"{name} (from {tmp_path / 'config.toml'}, line {line}) cannot be" in told
-    assert '"nights" is no span' in told
+    assert '"nights" is not a span of time' in told
     assert "gpu_max_temperature" in told
     assert "pause_on_battery" in told
 

@@ -59,7 +59,7 @@ def test_resuming_anywhere_gives_the_same_batches(
         for size in before:
             position = (await feed.next_batch(size)).position
         resumed = await make_feed(folder, tmp_path, start=position, start_node=NODE)
-        assert "anew" not in resumed.status().explanation
+        assert "starts again" not in resumed.status().explanation
         for size in after:
             wanted, got = await feed.next_batch(size), await resumed.next_batch(size)
             assert torch.equal(wanted.input_ids, got.input_ids)
@@ -74,9 +74,9 @@ def test_under_another_node_the_assignment_starts_anew_and_says_so(folder: Path,
         position = DataPosition(3, ASSIGNED.shard_at(3), 4)
         other = await make_feed(folder, tmp_path, start=position, start_node=NODE, node=NodeId("other"))
         assert other.position == DataPosition(0, Assignment(RUN, NodeId("other"), 16).shard_at(0), 0)
-        assert "starts anew" in other.status().explanation
+        assert "starts again" in other.status().explanation
         odd = await make_feed(folder, tmp_path, start=DataPosition(3, ShardId(ASSIGNED.shard_at(3) + 1), 4))
-        assert "anew" in odd.status().explanation
+        assert "starts again" in odd.status().explanation
         assert odd.position.order == odd.position.window == 0
 
     run(work)

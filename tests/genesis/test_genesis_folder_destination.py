@@ -113,7 +113,7 @@ def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
         destination.write("a.json", b"")
     assert destination.read("a.json", 1) is None
     (tmp_path / "g" / "a.json").mkdir(parents=True)
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         FolderDestination(tmp_path / "g").read("a.json", 1)
 
 

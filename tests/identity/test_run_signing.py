@@ -106,8 +106,8 @@ def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_w
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("architecture.hidden_size", ..., "lacks the field 'hidden_size'"),
-        ("outer.momentum", ..., "lacks the field 'momentum'"),
+        ("architecture.hidden_size", ..., "does not have the field 'hidden_size'"),
+        ("outer.momentum", ..., "does not have the field 'momentum'"),
         ("outer.nesterov", True, "unknown field 'nesterov'"),
         ("batch_size", "4", "batch_size must be a whole number"),
         ("batch_size", True, "batch_size must be a whole number"),

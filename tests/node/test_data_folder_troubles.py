@@ -16,7 +16,7 @@ from benchmarks.node_process import NodeProcess, running_node
 pytestmark = pytest.mark.process
 # Rights of files hold for root as well without these two privileges.
 WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
-GOES_ON = "training goes on, older checkpoints stay"
+CONTINUES = "training continues, older checkpoints stay"
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def alarmed(node: NodeProcess, words: str) -> dict[str, Any]:
     """The status that says first what is wrong."""
     told = node.wait_for("alarm", lambda status: status["checkpoints"]["alarm"] is not None)
     assert words in told["checkpoints"]["alarm"]
-    assert GOES_ON in told["checkpoints"]["alarm"]
+    assert CONTINUES in told["checkpoints"]["alarm"]
     return told
 
 

@@ -298,7 +298,7 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
                 seen = peer_network.look().network
                 assert seen.state is NetworkState.FAILED
                 assert "Port 4001 is in use" in seen.explanation
-                assert "Training goes on" in seen.explanation
+                assert "Training continues" in seen.explanation
                 await until(30, lambda: peer_network.look().network.state is NetworkState.ALONE)
                 tasks.cancel_scope.cancel()
             assert tries == 4

@@ -128,7 +128,7 @@ def test_no_version_changes_to_averaged_gradients_or_from_them() -> None:
     factors = replace(averaging, outer=replace(averaging.outer, codec="powersgd"))
     for first, then in ((FIRST, averaging), (averaging, FIRST), (averaging, factors), (factors, averaging)):
         offer = offer_of(replace(then, version=2, holds_from_outer_step=5), first)
-        with pytest.raises(RunOfferError, match="what replicas keep beside the weights"):
+        with pytest.raises(RunOfferError, match="state with the replicas. weights would not fit"):
             checked_offer(offer.run_id, offer.to_json())
     lossy = replace(averaging, version=2, holds_from_outer_step=5, outer=replace(averaging.outer, codec="int8"))
     offer = offer_of(lossy, averaging)
@@ -172,9 +172,9 @@ def test_an_offer_of_another_run_is_refused() -> None:
         (b"\xff", RunOfferError, "cannot be read"),
         (b"[" * 10_000, RunOfferError, "nested"),
         (b"[]", RunOfferError, "must be a JSON object"),
-        (b'{"run_id": 1, "initial": {}}', RunOfferError, "lacks the field 'current'"),
+        (b'{"run_id": 1, "initial": {}}', RunOfferError, "does not have the field 'current'"),
         (b'{"run_id": 1, "initial": {}, "current": {}, "x": 1}', RunOfferError, "unknown field 'x'"),
-        (b'{"run_id": 1, "initial": {}, "current": {}}', RunParametersError, "lacks the field"),
+        (b'{"run_id": 1, "initial": {}, "current": {}}', RunParametersError, "does not have the field"),
         (b'{"run_id": 1, "initial": [], "current": []}', RunParametersError, "must be a JSON object"),
     ],
 )

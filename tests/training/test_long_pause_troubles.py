@@ -87,7 +87,7 @@ def test_a_checkpoint_damaged_in_the_pause_is_reported_and_its_data_come_again(
     ((older, newer),) = seen
     damaged, continues = trainer.snapshot().warnings
     assert damaged.startswith(f"Checkpoint step-{newer} is damaged and was moved to ")
-    assert continues == f"Training goes on from step-{older}."
+    assert continues == f"Training resumes from step-{older}."
     assert state_digest(trainer) == state_digest(train(compute, tmp_path / "calm", 20))
 
 

@@ -163,7 +163,7 @@ def test_a_kill_between_the_checkpoints_of_two_stages_is_told_and_trained_past(
     stages = make_stages(compute, tmp_path)
     assert [stage.record.progress.steps for stage in stages] == [6, 4, 6]
     (warning,) = steps_behind(stages)
-    assert "Layer 2 goes on from step 4" in warning
+    assert "Layer 2 resumes from step 4" in warning
     assert "2 steps of these layers are lost" in warning
     trainer = make_split_trainer(compute, stages, in_flight=3)
     trio.run(trainer.run, 15)
@@ -180,7 +180,7 @@ def test_a_stage_without_a_checkpoint_beside_others_begins_anew_and_says_so(
     trio.run(make_split_trainer(compute, tmp_path).run, 3)
     shutil.rmtree(tmp_path / "2")
     (warning,) = steps_behind(make_stages(compute, tmp_path))
-    assert "Layer 3 begins anew" in warning
+    assert "Layer 3 begins untrained" in warning
 
 
 @pytest.mark.parametrize("spoilt", [0, 1, 2])

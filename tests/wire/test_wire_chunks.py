@@ -56,7 +56,7 @@ def test_a_frame_is_not_given_while_chunks_are_missing() -> None:
     assembly = ChunkAssembly(HEAD)
     assembly.accept(2, CHUNKS[2])
     assert assembly.missing() == (0, 1, 3)
-    with pytest.raises(MalformedFrameError, match="lacks 3 of 4"):
+    with pytest.raises(MalformedFrameError, match="misses 3 of 4"):
         assembly.frame()
 
 

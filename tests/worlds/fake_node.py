@@ -282,7 +282,7 @@ class ServedNode(FakeNode):
                 self.publish(lambda status: replace(status, paused_until=until))
                 return self._enter(NodeState.PAUSED, "Paused by you.")
             case Resume():
-                return self._enter(NodeState.TRAINING, "Training goes on.")
+                return self._enter(NodeState.TRAINING, "Training resumes.")
             case Shutdown():
                 return self._enter(NodeState.STOPPING, "Saving a final checkpoint.")
             case UpdateSettings(changes):

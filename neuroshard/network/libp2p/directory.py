@@ -54,7 +54,7 @@ FIRST_LOOKS = (0.0, 5.0, 30.0)  # seconds between the first connection and looks
 SEARCH_SECONDS = 30.0  # for one search: what is known by then counts
 MAX_ANSWER_BYTES = 60 * 1024  # of nodes and records in one answer; the header of a frame has 64 KiB
 MAX_NODES_BYTES = 24 * 1024  # of them of nodes
-SHARE_OF_KEEPER = 4  # of the records that are wanted, one keeper is asked for one in so many: half of them overlap
+SHARE_OF_KEEPER = 4  # each keeper is asked for one in 4 of the wanted records: half of them overlap
 FIELD_BYTES = 8  # around a text or a record, at most
 _LOG = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class KademliaDirectory:
         return Frame(STORE_KIND, Stored())
 
     def _places_of(self, nodes: Sequence[NodeId]) -> tuple[tuple[FoundNode, ...], int]:
-        """Where nodes can be reached, the first ones as far as there is room, and the bytes that takes."""
+        """Addresses of the first nodes that fit, and the bytes that they take."""
         places: list[FoundNode] = []
         used = 0
         for node in nodes:

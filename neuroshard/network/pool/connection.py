@@ -37,10 +37,10 @@ class OfferReader(Protocol):
 
 
 class PacketHandler(Protocol):
-    """What the connections to one peer carry."""
+    """Supplies and receives the packets on the connections to one peer."""
 
     def next_packet(self, connection: PoolConnection) -> OutgoingPacket | None:
-        """What to send next over this connection."""
+        """The next packet to send over this connection; None if there is none."""
         ...
 
     def place(self, connection: PoolConnection, header: PacketHeader) -> memoryview | None:
@@ -52,7 +52,7 @@ class PacketHandler(Protocol):
         ...
 
     def read_offer(self, connection: PoolConnection, header: PacketHeader) -> OfferReader:
-        """Who reads this offer."""
+        """The reader of this offer."""
         ...
 
     def heard(self, connection: PoolConnection, header: PacketHeader, payload: bytes) -> None:
@@ -107,7 +107,7 @@ class PoolConnection:
         raise self._end or ends[0]
 
     def close(self, reason: ConnectionLostError | None = None) -> None:
-        """End the connection at once; `run` tells the reason."""
+        """End the connection at once; `run` raises the reason."""
         self._end = self._end or reason
         self.is_closed = True
         self.stream.close()
@@ -173,7 +173,7 @@ class PoolConnection:
         data = bytearray(HEADER_BYTES)
         memory = memoryview(data)
         while True:
-            count = await self.stream.receive_some(memory)  # as long as it takes: an idle peer is no slow peer
+            count = await self.stream.receive_some(memory)  # as long as it takes: an idle peer is not a slow one
             self._read_until = trio.current_time() + self._options.seconds_for(HEADER_BYTES)
             await self.stream.receive_exactly(memory[count:])
             header = parse_header(data)
@@ -216,7 +216,7 @@ class PoolConnection:
 
 
 def _ignore(_: memoryview) -> None:
-    """What is not needed."""
+    """Drop bytes that are not needed."""
 
 
 async def _until_lost(

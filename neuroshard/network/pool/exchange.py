@@ -2,8 +2,8 @@
 
 A request is handled at most once, whatever breaks. Its number names it while it travels, while it is handled and until
 its answer has arrived, so offered again it is the same one; and nothing that may have arrived whole is sent to a peer
-that has forgotten it. What it holds here is bounded: as many requests as `max_transfers_per_peer` for one peer, within
-the byte budget; answers wait at most `answer_seconds` for a peer that takes nothing of them, and everything waits at
+that has forgotten it. Its memory is bounded: at most `max_transfers_per_peer` requests for one peer, within the byte
+budget; answers wait at most `answer_seconds` for a peer that takes nothing of them, and everything waits at
 most `resume_seconds` for a peer without any connection."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Answering:
 
 @dataclass(frozen=True)
 class TransferHooks:
-    """What the exchange asks of and tells to the owner of the connections."""
+    """Queries and reports of the exchange to the owner of the connections."""
 
     report: Callable[[ScoreReason], None]
     wake: Callable[[], None]  # the connections: there is something to send
@@ -150,7 +150,7 @@ class PeerTransfers:
         self.receiver.forget_numbers()
 
     def _forget(self) -> None:
-        """What the peer has sent, and the answers to it."""
+        """Forget the peer's requests and the answers to them."""
         for answering in self._answering.values():
             answering.scope.cancel()
             if answering.reply is not None:
@@ -158,14 +158,14 @@ class PeerTransfers:
         self.receiver.drop_all()
 
     def lose(self, connection: PoolConnection) -> None:
-        """A connection ended: what went over it is sent again over others, as far as it did not arrive."""
+        """A connection ended: send the blocks that did not arrive again, over other connections."""
         self.receiver.lose(connection)
         for transfer in self._outgoing.values():
             transfer.lose(connection.number)
         self._hooks.wake()
 
     def drop_stalled(self, now: float) -> None:
-        """Give up what holds memory here and does not move; the peer is told, if it can be."""
+        """Give up transfers that hold memory here and do not move. Notify the peer if it can be reached."""
         for number in self.receiver.drop_lost(now):
             self._hooks.send(packet(PacketKind.REFUSE, number, b"It was not offered again."))
         self._drop_stalled_answers(now)
@@ -213,7 +213,7 @@ class PeerTransfers:
         return self.receiver.read_offer(connection, header)
 
     def heard(self, connection: PoolConnection, header: PacketHeader, payload: bytes) -> None:
-        """See Exchange; what is told about a transfer that was given up meanwhile is ignored."""
+        """Handle a packet. Ignore it if it is about a transfer that was given up meanwhile."""
         if header.kind is PacketKind.WANT:
             self.wanted_by_peer = header.extra
         elif header.kind is PacketKind.CANCEL:

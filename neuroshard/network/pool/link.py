@@ -32,18 +32,18 @@ from neuroshard.types import NodeId
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 FULL_PAUSE_SECONDS = 30.0  # when the peer has no room for another connection
-REFUSED_SECONDS = 1.0  # nobody has listened for so long where the peer did: its process is gone
+REFUSED_SECONDS = 1.0  # after this time without a listener at the peer's port its process is gone
 
 
 class Redialling:
-    """What the attempts to connect with one peer told. Times are those of the event loop, in seconds."""
+    """Results of the attempts to connect with one peer. Times are those of the event loop, in seconds."""
 
     def __init__(self, resume_seconds: float) -> None:
         """`resume_seconds`: how long to hope for a peer of which nothing is heard."""
         self.dial_after = 0.0
         self._resume_seconds = resume_seconds
         self._failures = 0  # rounds of attempts in a row
-        self._left_at: float | None = None  # when a connection ended last; None: nothing to go on with
+        self._left_at: float | None = None  # when a connection ended last; None: nothing to resume
         self._refused_since: float | None = None
         self._has_listened = False
 
@@ -54,12 +54,12 @@ class Redialling:
         self._has_listened = True
 
     def left(self, now: float) -> None:
-        """A connection ended, whoever had dialled."""
+        """A connection ended, whichever side had dialled."""
         self._left_at = now
         self._refused_since = None
 
     def failed(self, error: ConnectionLostError, now: float) -> None:
-        """An attempt failed. That a port is closed tells something only of a peer that could be dialled before."""
+        """An attempt failed. A closed port means something only for a peer that could be dialled before."""
         self._failures += now >= self.dial_after  # attempts of one round count once
         if self._has_listened and isinstance(error, DialRefusedError):
             self._refused_since = now if self._refused_since is None else self._refused_since
@@ -120,7 +120,7 @@ class PeerLink:
 
     @property
     def dialled_count(self) -> int:
-        """Those of them that this node dialled."""
+        """Number of connections that this node dialled."""
         return len(self._dialled)
 
     @property
@@ -155,7 +155,7 @@ class PeerLink:
 
     async def carry(self, stream: SecureStream, sessions: Sessions, *, is_dialled: bool) -> None:
         """Use a connection until it ends."""
-        if sessions.here != self.session:  # this side has forgotten the peer since it told that
+        if sessions.here != self.session:  # this side has forgotten the peer since it sent that number
             stream.close()
             return
         if sessions.there != self._session_of_peer:
@@ -270,7 +270,7 @@ class PeerLink:
         idle = [c for c in self._connections.values() if now - c.idle_since >= idle_seconds]
         for connection in [c for c in idle if c.number in self._dialled][: max(0, surplus)]:
             connection.close(ConnectionLostError("it is not needed"))
-        for connection in idle:  # whoever dialled should have closed it long ago
+        for connection in idle:  # the side that dialled should have closed it long ago
             if now - connection.idle_since >= 2 * self._shared.options.idle_seconds:
                 connection.close(ConnectionLostError("it is idle"))
 

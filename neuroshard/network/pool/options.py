@@ -40,7 +40,7 @@ class PoolOptions:
             raise ValueError("fixed_connections must be in [1, max_connections_per_peer]")
 
     def seconds_for(self, byte_count: int) -> float:
-        """How long so many bytes may take."""
+        """Longest time that `byte_count` bytes may take."""
         return self.grace_seconds + byte_count / self.min_bytes_per_second
 
 
@@ -79,4 +79,4 @@ class PeerTraffic:
     bytes_sent: int = 0
     bytes_received: int = 0
     connections: int = 0
-    rtt_seconds: float | None = None  # None where the system does not tell
+    rtt_seconds: float | None = None  # None where the system does not report it

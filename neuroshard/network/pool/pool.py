@@ -83,7 +83,7 @@ async def bulk_pool(
 
 
 class BulkPool:
-    """Made by `bulk_pool`. It reports misconduct of peers; good answers and timeouts are scored by whoever asks."""
+    """Made by `bulk_pool`. It reports misconduct of peers; the requesting code scores good answers and timeouts."""
 
     def __init__(self, identity: NodeIdentity, shared: Resources) -> None:
         self._identity = identity
@@ -117,7 +117,7 @@ class BulkPool:
         return self._turned_away
 
     def traffic(self) -> Mapping[NodeId, PeerTraffic]:
-        """Of every peer with which there was any."""
+        """Traffic of every peer with which there was any."""
         return {peer: link.traffic() for peer, link in self._links.items()}
 
     async def request(
@@ -133,7 +133,7 @@ class BulkPool:
 
         `endpoint` is where its pool listens; None when only the peer can dial. The tensors must not change meanwhile.
         The peer handles it at most once, whatever breaks, even if its process is started again meanwhile: while
-        connections break and come back, both the request and its answer go on where they stopped. Hope for a peer ends
+        connections break and come back, both the request and its answer resume where they stopped. Hope for a peer ends
         1 to 3 s after its last connection when its port, once open, is closed now, so its process is gone; about
         `resume_seconds` after it when nothing answers. While a connection does not end, only time limits the waiting.
 
@@ -238,7 +238,7 @@ class BulkPool:
             _decrease(self._inbound, peer)
 
     async def _greeted(self, raw: socket) -> tuple[NodeId, Sessions, SecureStream]:
-        """Who dialled. Raises ConnectionLostError or OSError; then the socket is closed and nothing is counted."""
+        """Greet the node that dialled. Raises ConnectionLostError or OSError; then the socket is closed."""
         admitted: list[NodeId] = []
 
         def judge(peer: NodeId) -> Reception:

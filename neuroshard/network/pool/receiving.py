@@ -58,7 +58,7 @@ class Verifier:
         self._waiting = trio.lowlevel.ParkingLot()
 
     def verify(self, check: ChunkCheck, done: Done) -> None:
-        """Run a check and call `done`: at once for a small chunk, else soon, while `run` runs."""
+        """Run a check and call `done`: at once for a small chunk, otherwise soon, while `run` runs."""
         if check.byte_count < ASIDE_BYTES:
             check.run()
             done(check)
@@ -112,7 +112,7 @@ MAX_REMEMBERED = 1024  # transfers that are complete, so that one offered again 
 
 @dataclass(frozen=True)
 class ReceivingHooks:
-    """What the receiver asks of and tells its owner. `answers` is the transfer that one answers, 0 for a request."""
+    """Queries and reports of the receiver to its owner. `answers` is the transfer that one answers, 0 for a request."""
 
     limits_of: Callable[[int, str], FrameLimits]  # answers, kind; raises RequestRefusedError
     has_room: Callable[[], bool]  # for one more request
@@ -177,11 +177,11 @@ class Receiver:
 
     @property
     def request_count(self) -> int:
-        """Those of them that are requests of the peer."""
+        """Number of transfers that are requests of the peer."""
         return sum(not entry.transfer.answers for entry in self._entries.values())
 
     def read_offer(self, connection: PoolConnection, header: PacketHeader) -> OfferReading:
-        """Who reads the head of an offered frame."""
+        """The reader of an offered frame's head."""
         return OfferReading(self, connection, header, self._hooks)
 
     def offered(self, connection: PoolConnection, header: PacketHeader, head: FrameHead) -> None:
@@ -232,7 +232,7 @@ class Receiver:
         connection.answer(packet(PacketKind.REFUSE, number, reason[:MAX_REASON_CHARACTERS].encode()))
 
     def unreadable(self, connection: PoolConnection, number: int, answers: int, error: WireError) -> None:
-        """What was offered is no frame, or breaks its limits, or its body is not what the head says."""
+        """The offered bytes are not a frame, or exceed its limits, or do not match their head."""
         self._hooks.report(_reason_of(error))
         if answers:
             self._hooks.failed(answers, error)
@@ -269,7 +269,7 @@ class Receiver:
         return lost
 
     def forget_numbers(self) -> None:
-        """The peer counts anew."""
+        """Forget the numbers of transfers: the peer counts from the start again."""
         self._complete.clear()
         self._forgotten = 0
 

@@ -96,7 +96,7 @@ class SecureStream:
                 raise _lost(error) from None
 
     def close(self) -> None:
-        """Close the socket; whoever waits for it gets ConnectionLostError."""
+        """Close the socket; a task that waits for it gets ConnectionLostError."""
         if not self._is_closed:
             self._is_closed = True
             trio.lowlevel.notify_closing(self.socket.fileno())
@@ -135,7 +135,7 @@ _ALWAYS = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC))  
 
 @dataclass(frozen=True)
 class ListenerTls:
-    """What a listener needs: its TLS context and the digest by which its certificate is vouched for."""
+    """A listener's TLS context and the digest that vouches for its certificate."""
 
     context: ssl.SSLContext
     certificate_digest: bytes  # SHA-256, 32 bytes
@@ -191,7 +191,7 @@ _SESSION_BYTES = 8
 
 
 class GreetingVerdict(IntEnum):
-    """What the listener says when it knows who dialled."""
+    """The listener's answer once it knows which node dialled."""
 
     WELCOME = 0
     FULL = 1  # no more connections now
@@ -200,7 +200,7 @@ class GreetingVerdict(IntEnum):
 
 @dataclass(frozen=True)
 class Sessions:
-    """What was told on a connection."""
+    """The session numbers that both sides sent on a connection."""
 
     here: int
     there: int

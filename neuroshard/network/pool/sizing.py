@@ -21,10 +21,10 @@ STEP = 4
 HEAVY_LOSS = 3e-3  # here nothing but all connections will do
 LOSS = 5e-5  # a full line shows less than this in the long run
 LEAST_REPEATED = 2
-FULL_QUEUE = 0.25  # round trips this much longer than the shortest one: the line is full, and loss is no surprise
+FULL_QUEUE = 0.25  # round trips this much longer than the shortest one: the line is full, and loss is expected
 MEASURE_SECONDS = 1.0
-BLIND_MEASURE_SECONDS = 3.0  # before a trial, where nothing tells of loss
-EVIDENCE_SECONDS = 30.0  # busy; then it is gathered anew, because lines change
+BLIND_MEASURE_SECONDS = 3.0  # before a trial, where the system does not report loss
+EVIDENCE_SECONDS = 30.0  # busy; then it is collected again, because lines change
 FIRST_CALM_SECONDS = 30.0  # busy with a full line or without loss: perhaps fewer connections do as well
 LONGEST_CALM_SECONDS = 900.0
 FIRST_HOLD_SECONDS = 5.0
@@ -36,14 +36,14 @@ BYTES_FOR_A_CONNECTION = 256 * 1024  # less is not worth another one
 
 @dataclass(frozen=True)
 class LineObservation:
-    """What was seen since the last look, and what is now."""
+    """Measurements since the last look, and the present state."""
 
     now: float
     open_connections: int
     busy_seconds: float  # with data on its way
     bytes_arrived: float
     rtt_seconds: float | None = None
-    segments: int | None = None  # None where the system does not tell
+    segments: int | None = None  # None where the system does not report it
     repeated: int = 0  # of these segments
     queueing: float | None = None  # round trip / shortest round trip - 1
 
@@ -64,10 +64,10 @@ class PoolSize:
     last: LineObservation | None = None
     recent_seconds: float = 0.0  # at most MEASURE_SECONDS
     recent_bytes: float = 0.0
-    rate: float = 0.0  # bytes a second while there were any on their way, in the last MEASURE_SECONDS
+    rate: float = 0.0  # bytes per second while there were any on their way, in the last MEASURE_SECONDS
     tells_loss: bool = True
     queueing: float = 0.0  # lately
-    trial: tuple[int, float] | None = None  # the number before, and bytes a second with it
+    trial: tuple[int, float] | None = None  # the number before, and bytes per second with it
     hold_until: float = 0.0  # before the next trial
     hold_seconds: float = FIRST_HOLD_SECONDS
     calm_seconds: float = FIRST_CALM_SECONDS  # before fewer are tried
@@ -155,7 +155,7 @@ def _may_do_with_fewer(size: PoolSize) -> bool:
 
 
 def _withdrawn(size: PoolSize, connections: int, now: float) -> PoolSize:
-    """The trial gained nothing: back, and the next one later; soon where the line was full, which tells little."""
+    """End a trial that gained nothing. The next one comes later, or soon where the line was full and proved little."""
     is_full = size.queueing >= FULL_QUEUE
     longer = size.hold_seconds if is_full else min(2 * size.hold_seconds, LONGEST_HOLD_SECONDS)
     return replace(_changed(size, connections, now), hold_until=now + size.hold_seconds, hold_seconds=longer)
@@ -188,7 +188,7 @@ class LineMonitor:
         self.rtt_seconds: float | None = None
 
     def look(self, connections: Sequence[PoolConnection], now: float) -> LineObservation:
-        """What happened since the last look."""
+        """Measure what happened since the last look."""
         looks = {c.number: _Look(now, c.bytes_sent, tcp_info(c.stream.socket)) for c in connections}
         pairs = [(self._last.get(number), look) for number, look in looks.items()]
         elapsed = now - self._looked_at if self._looked_at is not None else 0.0

@@ -1,4 +1,4 @@
-"""What the operating system tells and allows about TCP connections. Linux tells much; elsewhere it is asked nothing."""
+"""TCP measurements and options of the operating system: many on Linux, none elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TcpInfo:
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:
-    """None where the system does not tell, or the connection is closed."""
+    """The connection's measurements; None where the system does not report them, or the connection is closed."""
     if sys.platform != "linux":
         return None
     try:
@@ -55,7 +55,7 @@ def tcp_info(connection: socket.socket) -> TcpInfo | None:
 
 
 def congestion_control(connection: socket.socket) -> str | None:
-    """The algorithm in use; None where the system does not tell."""
+    """The algorithm in use; None where the system does not report it."""
     if sys.platform != "linux":
         return None
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
@@ -77,7 +77,7 @@ def set_up(connection: socket.socket, algorithm: str | None) -> None:
 
 
 def keep_queue_short(connection: socket.socket, unsent_bytes: int | None) -> None:
-    """Take no more from this program while so many bytes have not even been sent once; None: the system's own limit.
+    """Accept no more bytes while `unsent_bytes` have not even been sent once; None: the system's own limit.
 
     Where the system cannot do that, what was given to a slow connection is waited for longer.
     """
@@ -178,5 +178,5 @@ def is_local(address: str) -> bool:
 
 
 def _family(host: str) -> socket.AddressFamily:
-    """Raises ValueError for what is no IP address: names are not looked up here."""
+    """Address family of an IP address. Raises ValueError for anything else: names are not looked up here."""
     return socket.AF_INET6 if isinstance(ip_address(host), IPv6Address) else socket.AF_INET

@@ -110,7 +110,7 @@ def is_newer(serial: int, other: int) -> bool:
 
 
 def block_count(byte_count: int) -> int:
-    """Blocks of a chunk of so many bytes; the last one may be short."""
+    """Blocks of a chunk of `byte_count` bytes; the last one may be short."""
     return -(-byte_count // BLOCK_BYTES)
 
 
@@ -164,7 +164,7 @@ class OutgoingTransfer:
 
     @property
     def needs_offer(self) -> bool:
-        """Whether the peer must be told of this transfer, for the first time or again."""
+        """Whether this transfer must be offered to the peer, for the first time or again."""
         return self._offered_over is None
 
     @property
@@ -179,7 +179,7 @@ class OutgoingTransfer:
 
     @property
     def bytes_unsent(self) -> int:
-        """About so many bytes are not on their way yet."""
+        """Approximate number of bytes that are not on their way yet."""
         return sum(mask.bit_count() for mask in self._unsent) * BLOCK_BYTES
 
     def offer(self, connection: int) -> OutgoingPacket:
@@ -235,7 +235,7 @@ class OutgoingTransfer:
             self._require(again, self._all_sent())
 
     def held(self, serial: int, masks: bytes) -> None:
-        """The peer told what it has, in answer to the offer of this serial. Raises MisconductError."""
+        """The peer answered the offer of this serial with what it has. Raises MisconductError."""
         here = parse_masks(masks, len(self._unsent))
         if serial != self._serial or self._offered_over is None:
             return
@@ -306,7 +306,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a piece brought."""
+    """Result of a received piece."""
 
     new_blocks: int = 0
     check: ChunkCheck | None = None  # of the chunk it completes, to be run and then settled
