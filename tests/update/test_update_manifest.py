@@ -59,9 +59,9 @@ def test_nonsense_is_refused_in_words(data: bytes) -> None:
     ("name", "value", "words"),
     [
         ("format", 2, "format"),
-        ("version", "0.2", "no version"),
+        ("version", "0.2", "not a version"),
         ("version", "0.2.0/../../x", "version"),
-        ("minimal_version", "latest", "no version"),
+        ("minimal_version", "latest", "not a version"),
         ("expires_at", 0, "expires before"),
         ("notes", "x" * 5000, "notes"),
         ("notes", 3, "notes"),
@@ -144,7 +144,7 @@ def test_what_was_seen_only_grows() -> None:
 def test_versions_compare_by_number() -> None:
     assert version_number("0.10.0") > version_number("0.9.12")
     for text in ("1.0", "1.0.0-rc1", "", "1.0.0\n", "99999.0.0"):
-        with pytest.raises(ValueError, match="no version"):
+        with pytest.raises(ValueError, match="not a version"):
             version_number(text)
 
 
