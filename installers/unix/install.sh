@@ -43,7 +43,7 @@ stop_nodes() { # one that runs from here keeps its files until it has ended with
 }
 
 if [ -d "$here/program" ]; then
-    # Beside the folder that may be in use, which gives way only to a copy that is whole and starts.
+    # Next to the folder that may be in use, which gives way only to a copy that is whole and starts.
     folder=$root/versions/$version
     rm -rf "$folder.new"
     cp -R "$here/program" "$folder.new"

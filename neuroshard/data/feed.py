@@ -300,7 +300,7 @@ class DataFeed:
                 unusable += 1
                 if unusable >= min(_MOST_UNUSABLE, self._assignment.length):
                     raise
-                _LOG.warning("%s Going on with the next shard.", error)
+                _LOG.warning("%s Continuing with the next shard.", error)
                 reason = RotationReason.UNUSABLE
             position = self._rotate(position, reason, skipped)
         raise DataError(f"The shards of {self._genesis.fetcher.source.description} are shorter than one sequence.")

@@ -269,7 +269,7 @@ class CheckpointSaver:
         )
 
     def outer_step_done(self) -> None:
-        """Tell that an outer step was completed: the next offer that time and budget allow is taken."""
+        """Record that an outer step was completed: the next offer that time and budget allow is taken."""
         self._schedule = self._schedule.outer_step_done()
 
     def want(self) -> float:

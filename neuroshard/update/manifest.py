@@ -101,7 +101,7 @@ def read_update_manifest(data: bytes, key: bytes) -> UpdateManifest:
         return _manifest_of(fields["manifest"])
     except SignatureError as error:
         raise UpdateRefusedError(
-            "The update manifest is not signed by the publisher's key.", "Nothing was installed. Tell the publisher."
+            "The update manifest is not signed by the publisher's key.", "Nothing was installed. Inform the publisher."
         ) from error
     except ValueError as error:
         raise UpdateRefusedError(f"The update manifest cannot be read: {error}.") from error

@@ -116,8 +116,8 @@ def test_ten_thousand_points_are_drawn_quickly(start_node: StartNode, open_page:
 
 def test_the_training_view_has_its_five_values(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}#training")
-    values = {"Training Nodes": "1", "Global Loss": "3.605", "Total Steps": "764", "Data Shards": "16"}
-    for name, value in {**values, "Model Convergence": "Verified"}.items():
+    values = {"Training nodes": "1", "Global loss": "3.605", "Total steps": "764", "Data shards": "16"}
+    for name, value in {**values, "Model convergence": "Verified"}.items():
         stat = page.locator(".stat", has=page.get_by_text(name, exact=True))
         expect(stat.locator(".stat-value")).to_have_text(value)
 

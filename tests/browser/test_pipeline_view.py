@@ -217,12 +217,12 @@ def test_a_node_that_needs_no_text_is_not_warned_of_it(start_node: StartNode, op
 def test_six_numbers_each_with_a_sentence(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(driver()).url}#pipeline")
     for name, value, words in (
-        ("Tokens a Second", "546", "through all stages: 32 microbatches in 60 s"),
+        ("Tokens per second", "546", "through all stages: 32 microbatches in 60 s"),
         ("Idle (Bubble)", "91 %", "did nothing for these microbatches"),
-        ("Wire Bytes a Token", "1.0 kB", "sends and receives for every token"),
+        ("Wire bytes per token", "1.0 kB", "sends and receives for every token"),
         ("Recomputed", "0 %", "of the work is done twice"),
         ("Replacements", "3", "2 exact, 1 approximate"),
-        ("Failed Requests", "4", "after which somebody else was looked for; 0 microbatches given up"),
+        ("Failed requests", "4", "after which somebody else was looked for; 0 microbatches given up"),
     ):
         expect(stat(page, name).locator(".stat-value")).to_have_text(value)
         expect(stat(page, name)).to_contain_text(words)

@@ -23,8 +23,8 @@ def test_five_nodes_in_one_sentence_and_four_numbers(start_node: StartNode, open
     sentence = "You and 4 others train this run; together 17,263 tokens per second."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stat(page, "Nodes")).to_contain_text("5all of them train now")
-    expect(stat(page, "Network Loss")).to_contain_text("3.512yours 3.605: 0.093 higher")
-    expect(stat(page, "Tokens a Second")).to_contain_text("17,263yours 2,263 (13 %)")
+    expect(stat(page, "Network loss")).to_contain_text("3.512yours 3.605: 0.093 higher")
+    expect(stat(page, "Tokens per second")).to_contain_text("17,263yours 2,263 (13 %)")
     expect(stat(page, "Traffic")).to_contain_text("33 MB sent, 81 MB received")
     for rate in ("12 kB/s", "41 kB/s"):
         expect(stat(page, "Traffic")).to_contain_text(rate)
@@ -262,8 +262,8 @@ def test_the_overview_has_the_network_in_one_line(start_node: StartNode, open_pa
 
 def test_the_training_view_adds_up_the_network(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(among(1_000)).url}#training")
-    values = {"Training Nodes": "801", "Global Loss": "3.512", "Total Steps": "761,264", "Data Shards": "16"}
-    for name, value in {**values, "Model Convergence": "Verified"}.items():
+    values = {"Training nodes": "801", "Global loss": "3.512", "Total steps": "761,264", "Data shards": "16"}
+    for name, value in {**values, "Model convergence": "Verified"}.items():
         expect(stat(page, name).locator(".stat-value")).to_have_text(value)
     nodes = page.get_by_role("region", name="Nodes").locator("tbody tr")
     expect(nodes).to_have_count(11)

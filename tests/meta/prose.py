@@ -54,7 +54,7 @@ COMMENT_OR_CODE = re.compile(
     r"/\*.*?\*/|(?:^[ \t]*(?://|#|;)[^\n]*\n?)+|.+?(?=/\*|^[ \t]*(?://|#|;)|\Z)", re.DOTALL | re.M
 )
 COMMENT_SIGNS = re.compile(r"^[ \t]*(?:#+|//|/?\*+|;|-|\||\d+\.)(?=\s)", re.M)
-PATTERNS = [(re.compile(pattern), write) for pattern, write in AVOID.items()]
+PATTERNS = [(re.compile(text, 0 if START in text else re.IGNORECASE), write) for text, write in AVOID.items()]
 
 
 def prose_files() -> list[Path]:

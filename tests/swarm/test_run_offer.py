@@ -128,7 +128,7 @@ def test_no_version_changes_to_averaged_gradients_or_from_them() -> None:
     factors = replace(averaging, outer=replace(averaging.outer, codec="powersgd"))
     for first, then in ((FIRST, averaging), (averaging, FIRST), (averaging, factors), (factors, averaging)):
         offer = offer_of(replace(then, version=2, holds_from_outer_step=5), first)
-        with pytest.raises(RunOfferError, match="state with the replicas. weights would not fit"):
+        with pytest.raises(RunOfferError, match="weights would not fit"):
             checked_offer(offer.run_id, offer.to_json())
     lossy = replace(averaging, version=2, holds_from_outer_step=5, outer=replace(averaging.outer, codec="int8"))
     offer = offer_of(lossy, averaging)

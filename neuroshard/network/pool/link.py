@@ -104,7 +104,7 @@ class PeerLink:
         self._numbers = count()
         self._dialling = 0
         self._redialling = Redialling(shared.options.resume_seconds)
-        self.session = randbits(_SESSION_BITS)  # see secure_stream.py
+        self.session = randbits(_SESSION_BITS)  # `secure_stream.py` explains sessions
         self._session_of_peer: int | None = None
         self._size = PoolSize()
         self._observer = LineMonitor()

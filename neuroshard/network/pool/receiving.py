@@ -227,7 +227,7 @@ class Receiver:
             self._finish(entry)
 
     def refuse(self, connection: PoolConnection, number: int, reason: str) -> None:
-        """Tell the peer why its frame is not wanted."""
+        """Report to the peer why its frame is refused."""
         self.drop(number)
         connection.answer(packet(PacketKind.REFUSE, number, reason[:MAX_REASON_CHARACTERS].encode()))
 

@@ -77,7 +77,7 @@ class BulkRoute:
         return self._pool.traffic()
 
     async def answer_endpoint(self, asker: NodeId, question: Frame) -> Frame:
-        """Tell a peer at which port it reaches this node's pool; the peer knows the address."""
+        """Send a peer the port at which it reaches this node's pool; the peer knows the address."""
         await anyio.lowlevel.checkpoint()
         return Frame(ENDPOINT_KIND, {"port": self._own_port(self._ip_of(asker))})
 

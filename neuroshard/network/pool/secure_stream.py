@@ -79,7 +79,7 @@ class SecureStream:
         await self._receive(memory, len(memory))
 
     async def receive_bytes(self, count: int) -> bytes:
-        """So many bytes. Raises ConnectionLostError."""
+        """Receive exactly `count` bytes. Raises ConnectionLostError."""
         data = bytearray(count)
         await self.receive_exactly(memoryview(data))
         return bytes(data)

@@ -37,7 +37,7 @@ export function Locked({ calls }: { calls: SetupCalls }) {
       />
       <div class="setup-buttons">
         <button type="submit" class="button button-primary" disabled={busy || secret.trim() === ""}>
-          Go on
+          Continue
         </button>
       </div>
     </form>

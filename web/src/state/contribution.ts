@@ -21,7 +21,7 @@ export function together(points: readonly WorkDone[]): WorkDone {
   };
 }
 
-/** Tokens a second while it trained. */
+/** Tokens per second while it trained. */
 export function speed(work: WorkDone): number | null {
   return work.training_seconds >= 1 ? work.tokens / work.training_seconds : null;
 }

@@ -51,7 +51,7 @@ function OfSpan({ gift, now }: { gift: WorkSummary; now: number }) {
       <dl class="stats">
         <Stat label="Tokens read" value={bigCount(sum.tokens)} note={`${count(sum.steps)} learning steps`} />
         <Stat label="Time training" value={duration(sum.training_seconds)} note={IN_WORDS[gift.span]} />
-        <Stat label="Tokens a second" value={count(speed(sum))} note="while it trained" />
+        <Stat label="Tokens per second" value={count(speed(sum))} note="while it trained" />
         <Stat label="To other computers" value={bytes(sum.bytes_sent)} note={`${bytes(sum.bytes_received)} from them`} />
       </dl>
       <Card title="Tokens read" hint={`Of each ${duration(gift.width_seconds)}.`} wide>

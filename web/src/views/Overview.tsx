@@ -30,7 +30,7 @@ export function Overview({ dashboard, status, nodeNow }: Props) {
       </Card>
       <dl class="stats">
         <Stat label="Tokens read" value={bigCount(training.tokens)} note="pieces of words" />
-        <Stat label="Tokens a second" value={count(training.tokens_per_second)} note={speedNote(status)} />
+        <Stat label="Tokens per second" value={count(training.tokens_per_second)} note={speedNote(status)} />
         <Stat label="Learning steps" value={count(training.steps)} note={skippedNote(training.skipped_steps)} />
         <Stat label="Loss now" value={loss(training.loss_ema ?? training.loss)} note="lower is better" />
       </dl>

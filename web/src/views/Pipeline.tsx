@@ -80,16 +80,16 @@ function Numbers({ flow }: { flow: PipelineFlow }) {
   const covered = flow.microbatches ? `: ${plural(flow.microbatches, "microbatch")} in ${duration(flow.window_seconds)}` : "";
   return (
     <dl class="stats stats-three">
-      <Stat label="Tokens a Second" value={count(flow.tokens_per_second)} note={`that this computer drives through all stages${covered}`} />
+      <Stat label="Tokens per second" value={count(flow.tokens_per_second)} note={`that this computer drives through all stages${covered}`} />
       <Stat label="Idle (Bubble)" value={percent(flow.bubble_share)} note="of the time the computers of the stages did nothing for these microbatches; the less, the better" />
-      <Stat label="Wire Bytes a Token" value={bytes(flow.wire_bytes_per_token)} note="this computer sends and receives for every token it drives" />
+      <Stat label="Wire bytes per token" value={bytes(flow.wire_bytes_per_token)} note="this computer sends and receives for every token it drives" />
       <Stat label="Recomputed" value={percent(flow.recompute_share)} note="of the work is done twice, by stages that keep less in memory" />
       <Stat
         label="Replacements"
         value={count(takeovers)}
         note={takeovers === 0 ? "no stage was taken over in the middle of a microbatch" : `stages taken over in the middle: ${count(flow.exact_takeovers)} exact, ${count(flow.approximate_takeovers)} approximate`}
       />
-      <Stat label="Failed Requests" value={count(flow.failures)} note={`after which somebody else was looked for; ${plural(flow.given_up, "microbatch")} given up`} />
+      <Stat label="Failed requests" value={count(flow.failures)} note={`after which somebody else was looked for; ${plural(flow.given_up, "microbatch")} given up`} />
     </dl>
   );
 }

@@ -81,7 +81,7 @@ function Numbers({ rounds }: { rounds: RoundsSummary }) {
     <dl class="stats">
       <Stat label="Completed" value={count(rounds.completed)} note={`${percent(rounds.sync_success_rate)} of all; ${count(abandoned)} came to nothing`} />
       <Stat label="Refused" value={count(refusedCount(rounds))} note={`of ${plural(rounds.accepted + refusedCount(rounds), "contribution")}; ${refusalsWords(rounds)}`} />
-      <Stat label="Last Round" value={shortTime(newest?.seconds)} note={`from entering it to its end; contributions encoded as ${newest?.codec ?? "–"}`} />
+      <Stat label="Last round" value={shortTime(newest?.seconds)} note={`from entering it to its end; contributions encoded as ${newest?.codec ?? "–"}`} />
       <Stat label="Sent" value={bytes(rounds.bytes_sent)} note={`in all rounds, and ${bytes(rounds.bytes_received)} received`} />
     </dl>
   );

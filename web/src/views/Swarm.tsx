@@ -62,8 +62,8 @@ function Numbers({ status }: { status: NodeStatus }) {
   return (
     <dl class="stats">
       <Stat label="Nodes" value={count(nodes)} note={swarm ? activityNote(nodes, swarm.training_nodes) : "you among them"} />
-      <Stat label="Network Loss" value={loss(swarm?.global_loss)} note={comparison(training.loss_ema, swarm?.global_loss)} />
-      <Stat label="Tokens a Second" value={bigCount(speed)} note={`yours ${count(training.tokens_per_second)}${share}`} />
+      <Stat label="Network loss" value={loss(swarm?.global_loss)} note={comparison(training.loss_ema, swarm?.global_loss)} />
+      <Stat label="Tokens per second" value={bigCount(speed)} note={`yours ${count(training.tokens_per_second)}${share}`} />
       <Stat
         label="Traffic"
         value={<TrafficNow network={network} />}
@@ -120,7 +120,7 @@ function Alone({ network }: { network: NetworkStatus }) {
 
 function Invite({ network }: { network: NetworkStatus }) {
   return (
-    <Card title="Invite others" hint="Whoever starts NeuroShard with this line joins this run.">
+    <Card title="Invite others" hint="A computer that starts NeuroShard with this line joins this run.">
       {network.join_line ? (
         <CopyLine text={network.join_line} name="Join line" />
       ) : (

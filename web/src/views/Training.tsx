@@ -36,11 +36,11 @@ export function Training({ dashboard, status, nodeNow }: Props) {
     <div class="view">
       <h1 class="view-title">Training</h1>
       <dl class="stats stats-five">
-        <Stat label="Training Nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.peer_count + 1)} in the run`} />
-        <Stat label="Global Loss" value={loss(global.global_loss)} note={global.global_min_loss === null ? "over all of them" : `lowest so far ${loss(global.global_min_loss)}`} />
-        <Stat label="Total Steps" value={count(global.total_steps)} note={`${bigCount(global.total_tokens)} tokens`} />
-        <Stat label="Data Shards" value={count(global.data_shards)} note={`${count(global.data_shards_covered)} read so far`} />
-        <Stat label="Model Convergence" value={convergence} tone={tone} note="on text never trained on" />
+        <Stat label="Training nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.peer_count + 1)} in the run`} />
+        <Stat label="Global loss" value={loss(global.global_loss)} note={global.global_min_loss === null ? "over all of them" : `lowest so far ${loss(global.global_min_loss)}`} />
+        <Stat label="Total steps" value={count(global.total_steps)} note={`${bigCount(global.total_tokens)} tokens`} />
+        <Stat label="Data shards" value={count(global.data_shards)} note={`${count(global.data_shards_covered)} read so far`} />
+        <Stat label="Model convergence" value={convergence} tone={tone} note="on text never trained on" />
       </dl>
       <Card title="Loss" wide>
         <LossCurve curve={dashboard.curve} unigramEntropy={status.training.unigram_entropy} roles={status.model?.roles ?? []} />
