@@ -24,10 +24,9 @@ from benchmarks.sizes import size
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
 from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, EncodedContribution, RoundConfig, ViewTiming
-from neuroshard.consensus.message_frames import limits_for, signed_by
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
 from neuroshard.consensus.roster import GroupMember, Roster, SlicePlan, Step
-from neuroshard.consensus.round_messages import VerifiedBody
+from neuroshard.consensus.round_messages import VerifiedBody, most_message_bytes, signed_by
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.vote_log import FileVoteLog
@@ -53,7 +52,7 @@ class Peer:
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
         self.actor = RoundRunner(
-            lambda received: RoundMessageQueue(STAGE, network.transport, limits_for(4 * NUMBERS), received),
+            lambda received: RoundMessageQueue(STAGE, network.transport, most_message_bytes(4 * NUMBERS), received),
             RoundDependencies(FileVoteLog(folder / identity.node_id), self._check),
         )
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from neuroshard.aggregation import GateVerdict, Reduction
 from neuroshard.consensus.roster import Encoded, GroupMember, SlicePlan, Step, digest_of
-from neuroshard.consensus.round_messages import MAX_MEMBERS, Body, Message, Quorum, VerifiedBody
+from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Quorum, VerifiedBody
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
-AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 class Sign(Protocol):

@@ -18,20 +18,19 @@ from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.consensus.effects import Check, Checked, Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
 from neuroshard.consensus.matchmaking import Agreement, Matchmaker, Replica
-from neuroshard.consensus.message_frames import limits_for
-from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue, read_part
+from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
 from neuroshard.consensus.roster import Roster, Step
-from neuroshard.consensus.round_messages import Quorum
+from neuroshard.consensus.round_messages import Quorum, most_message_bytes
 from neuroshard.consensus.round_requests import (
     CALL,
     CALL_LIMITS,
     CERTIFICATE,
     REQUEST_LIMITS,
+    Call,
+    CertificateRequest,
     RoundTimes,
     certificate_answer,
     certificate_of,
-    read_call,
-    read_certificate_request,
 )
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
@@ -121,9 +120,9 @@ class GroupRounds:
         # Durations in seconds of the views in which rounds completed. Views before them failed because a member was
         # missing. If they counted, every later round would wait longer for missing members.
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
-        limits = limits_for(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
+        most_bytes = most_message_bytes(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundRunner(
-            lambda received: RoundMessageQueue(replica.stage, asking.requester, limits, received, asking.report),
+            lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
             RoundDependencies(book, self._check, asking.report, offload, replica.rounds.kept_steps),
         )
         self.gathering.locked_step = self.actor.locked_step
@@ -449,19 +448,18 @@ class RoundRequestHandlers:
 
     async def answer_call(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer a call. Raises RequestRefusedError."""
-        stage, call = read_call(frame)
-        return await self._of(stage, sender).gathering.answer(sender, call)
+        call = frame.read(Call)
+        return await self._of(call.stage, sender).gathering.answer(sender, call)
 
     async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
         """Accept a part of a message. Raises RequestRefusedError."""
-        stage, _ = read_part(frame)
-        return await self._of(stage, sender).actor.mail.take(sender, frame)
+        return await self._of(frame.read(MessagePart).stage, sender).actor.mail.take(sender, frame)
 
     async def give_certificate(self, sender: NodeId, frame: Frame) -> Frame:
         """Return the certificate that led to the requested root. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
-        stage, root = read_certificate_request(frame)
-        certificate = self._of(stage, sender).actor.certificate_to(root)
+        request = frame.read(CertificateRequest)
+        certificate = self._of(request.stage, sender).actor.certificate_to(request.root)
         if certificate is None:
             raise RequestRefusedError("This node has no certificate for this state.")
         return certificate_answer(certificate)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
+from msgspec import structs
 
+from neuroshard.consensus.message_queue import ANSWER_LIMITS, RoundAnswer
 from neuroshard.consensus.roster import GroupMember, Roster, Step, has_one_node_per_wallet
 from neuroshard.consensus.round_messages import MAX_MEMBERS
 from neuroshard.consensus.round_requests import (
-    ANSWER_LIMITS,
     CALL,
     Call,
     CallStep,
     Promise,
     RoundTimes,
-    call_frame,
     is_on_the_way,
     may_have_missed,
     members_of_call,
@@ -219,7 +219,7 @@ class Matchmaker:
         if call.step is CallStep.CANCEL:
             if promise is not None and promise.caller == sender:
                 self._promise = None
-            return Frame(CALL)
+            return Frame(CALL, RoundAnswer())
         own = self.replica_status()
         if (call.outer_step, call.root) != own.line:
             raise RequestRefusedError("This replica is at another step or state.")
@@ -235,7 +235,7 @@ class Matchmaker:
             raise RequestRefusedError("This node did not promise to take part.")
         else:
             self._agree(call)
-        return Frame(CALL)
+        return Frame(CALL, RoundAnswer())
 
     def _pause(self) -> float:
         own = self.replica.replica_status()
@@ -361,15 +361,15 @@ class Matchmaker:
         self._promise = Promise(own_id, now + self._times.promise_seconds)
         roster = None if voters is None or self.is_cut_off else voters.members
         called = members_of_call(own_id, ready, voters, self.replica.most_members)
-        call = Call(own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
+        call = Call(self.replica.stage, own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
         willing = await self._send_call(call)
         missing = len(call.members) - 1 - len(willing)
         present = self.replica_status()
         is_same = present.line == own.line and not present.in_round and self.replica.may_take_part()
-        final = replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
+        final = structs.replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
         if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
             self._promise = None
-            await self._send_call(replace(call, step=CallStep.CANCEL))
+            await self._send_call(structs.replace(call, step=CallStep.CANCEL))
             return
         self._agree(final)
         reached = await self._send_call(final)
@@ -384,9 +384,8 @@ class Matchmaker:
 
     async def _send_call(self, call: Call) -> set[NodeId]:
         """Those who said yes."""
-        frame = call_frame(self.replica.stage, call)
         others = [node for node in call.nodes if node != self.replica.node_id]
-        ask = partial(self._asking.ask, request=frame, limits=ANSWER_LIMITS, seconds=ANSWER_SECONDS)
+        ask = partial(self._asking.ask, request=Frame(CALL, call), limits=ANSWER_LIMITS, seconds=ANSWER_SECONDS)
         return set(await ask_replicas(others, ask, at_once=MAX_MEMBERS))
 
     def _agree(self, call: Call) -> None:

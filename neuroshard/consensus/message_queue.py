@@ -6,44 +6,53 @@ The queue accepts messages only from nodes that train the stage, and a limited n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
+from msgspec import Meta, Struct
 
-from neuroshard.consensus.message_frames import KIND
-from neuroshard.identity.strict_json import exact_object, line_field, list_field, whole_field
-from neuroshard.messages import MAX_HEADER_BYTES, Frame, FrameLimits, TensorPart, TensorSpec, WireError, WireValue
-from neuroshard.network import (
-    PeerRefusedError,
-    PeerUnreachableError,
-    RequestRefusedError,
-    ScoreReason,
-    TransportClosedError,
-)
+from neuroshard.consensus.roster import Encoded
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireError
+from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestRefusedError, TransportClosedError
 from neuroshard.network.transport import Requester
-from neuroshard.state.transfer_messages import LARGEST_NUMBER, StageName, read_request_about, request_about
-from neuroshard.types import JsonValue, NodeId
+from neuroshard.state.transfer_messages import LARGEST_NUMBER, Count, StageName
+from neuroshard.types import NodeId
 
 PART = "round/part"
 PART_BYTES = 4 << 20
 PART_SECONDS = 300.0  # 4 MiB at 110 kbit/s
 PARTS_AT_ONCE = 16
 MAX_PIECES = 16  # pieces per part: a part in more pieces is copied into one
-MAX_TENSORS = 256  # tensors per message: slices, claims and votes
-PART_LIMITS = FrameLimits(MAX_HEADER_BYTES, PART_BYTES)
 RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # for a part whose receiver is unreachable; a receiver that returns asks again
 MEASURED_BYTES = 64 << 10  # smaller parts measure the delay rather than the bandwidth
 STALE_SECONDS = 60.0  # a message without progress for this time may be displaced by others
 SMALL_BYTES = 256 << 10
 MAX_WAITING = 400  # messages for one receiver
-OnRoundMessage: TypeAlias = Callable[[NodeId, Frame], Awaitable[None]]
-"""Is given the sender and a whole message."""
+OnRoundMessage: TypeAlias = Callable[[NodeId, Sequence[Encoded]], Awaitable[None]]
+"""Is given the sender and the bytes of a whole message, in pieces."""
+
+
+class MessagePart(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a round's message. Its bytes are the tensors of the frame."""
+
+    stage: StageName
+    number: Count  # of the message
+    start: Count  # place of the first byte of this part
+    size: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]  # of the whole message, in bytes
+
+
+class RoundAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The request is accepted."""
+
+
+PART_LIMITS = FrameLimits(2048, PART_BYTES, message=MessagePart)
+ANSWER_LIMITS = FrameLimits(256, message=RoundAnswer)
 
 
 @dataclass
@@ -51,9 +60,7 @@ class _Arriving:
     """A partly received message. Its parts arrive in order."""
 
     number: int
-    header: Mapping[str, WireValue]
-    specs: Sequence[TensorSpec]
-    total: int  # in bytes
+    size: int  # in bytes
     moved_at: float
     pieces: list[memoryview] = field(default_factory=list[memoryview])
     length: int = 0
@@ -67,18 +74,17 @@ class RoundMessageQueue:
         self,
         stage: StageName,
         requester: Requester,
-        limits: FrameLimits,
+        max_bytes: int,
         received: OnRoundMessage,
-        report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None,
     ) -> None:
-        """`received` gets each message within the limits; `report` gets the senders of invalid ones."""
+        """`received` gets each message of at most `max_bytes`."""
         self.stage = stage
         self._requester = requester
-        self._limits = limits
+        self._max_bytes = max_bytes
         self._received = received
-        self._report = report
         self._arriving: dict[NodeId, _Arriving] = {}
-        self._outboxes: dict[NodeId, deque[Frame]] = {}  # receivers for which a message waits or is under way
+        # receivers for which a message waits or is under way
+        self._outboxes: dict[NodeId, deque[Sequence[Encoded]]] = {}
         self._number = randbits(48)  # random: a receiver may remember numbers from before this node's restart
         self._upload = 0
         self.sent_bytes = self.received_bytes = 0  # in parts that arrived, since the start
@@ -100,8 +106,8 @@ class RoundMessageQueue:
             finally:
                 self._tasks = None
 
-    def send(self, peer: NodeId, message: Frame) -> None:
-        """Queue a message for a receiver."""
+    def send(self, peer: NodeId, message: Sequence[Encoded]) -> None:
+        """Queue the bytes of a message for a receiver."""
         outbox = self._outboxes.get(peer)
         if outbox is None:
             outbox = self._outboxes[peer] = deque()
@@ -115,62 +121,52 @@ class RoundMessageQueue:
         """Whether no large message waits for this receiver."""
         return all(_size(message) <= SMALL_BYTES for message in self._outboxes.get(peer, ()))
 
-    def _waits_too_much(self, outbox: Iterable[Frame]) -> bool:
-        return sum(map(_size, outbox)) > 2 * self._limits.max_body_bytes
+    def _waits_too_much(self, outbox: Iterable[Sequence[Encoded]]) -> bool:
+        return sum(map(_size, outbox)) > 2 * self._max_bytes
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Accept a part. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
-        _, fields = read_part(frame)
-        try:
-            number, start = (whole_field(fields[name], 0, LARGEST_NUMBER, name) for name in ("number", "start"))
-        except ValueError as error:
-            raise RequestRefusedError(f"The part cannot be read: {error}.") from None
+        part = frame.read(MessagePart)
         data = [memoryview(tensor.data) for tensor in frame.tensors]
         if len(data) > MAX_PIECES or any(tensor.spec.dtype != "uint8" for tensor in frame.tensors):
             raise RequestRefusedError(f"A part is bytes in at most {MAX_PIECES} pieces.")
-        if start == 0:
-            self._begin(sender, number, fields["message"])
-        arriving, stop = self._arriving.get(sender), start + sum(map(len, data))
-        if arriving is None or arriving.number != number:
+        if part.start == 0:
+            self._begin(sender, part)
+        arriving, start, stop = self._arriving.get(sender), part.start, part.start + sum(map(len, data))
+        if arriving is None or (arriving.number, arriving.size) != (part.number, part.size):
             raise RequestRefusedError("The part does not follow the one before.")
         if stop <= arriving.length and (start < stop or arriving.is_over):
-            return Frame(PART)  # it came before, and the answer was lost
-        if arriving.is_over or start != arriving.length or stop > arriving.total:
+            return Frame(PART, RoundAnswer())  # it came before, and the answer was lost
+        if arriving.is_over or start != arriving.length or stop > arriving.size:
             raise RequestRefusedError("The part does not follow the one before.")
-        if stop - start < PART_BYTES and stop < arriving.total:  # otherwise any number of short parts would be kept
+        if stop - start < PART_BYTES and stop < arriving.size:  # otherwise any number of short parts would be kept
             raise RequestRefusedError(f"Only the last part of a message has less than {PART_BYTES} bytes.")
         # memory is taken by parts that arrived, not by announced ones; small messages such as votes always fit
-        if arriving.total > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * self._limits.max_body_bytes:
+        if arriving.size > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * self._max_bytes:
             raise RequestRefusedError("There is no memory for this message now; try again later.")
         arriving.length, arriving.moved_at = stop, anyio.current_time()
         arriving.pieces += data
         self.received_bytes += stop - start
-        if arriving.length == arriving.total:
+        if arriving.length == arriving.size:
             arriving.is_over, pieces, arriving.pieces = True, arriving.pieces, []
-            await self._received(sender, Frame(KIND, arriving.header, _cut(pieces, arriving.specs)))
-        return Frame(PART)
+            await self._received(sender, pieces)
+        return Frame(PART, RoundAnswer())
 
     def _arrived_bytes(self) -> int:
         return sum(one.length for one in self._arriving.values() if not one.is_over)
 
-    def _begin(self, sender: NodeId, number: int, message: JsonValue) -> None:
+    def _begin(self, sender: NodeId, part: MessagePart) -> None:
         known = self._arriving.get(sender)
-        if known is not None and known.number == number:
+        if known is not None and known.number == part.number:
             return
         now = anyio.current_time()
         for node, one in list(self._arriving.items()):
             if now - one.moved_at > STALE_SECONDS:
                 del self._arriving[node]
-        try:
-            header, specs = _read_message(message)
-        except (ValueError, WireError) as error:
-            self._report(sender, ScoreReason.MALFORMED_FRAME)
-            raise RequestRefusedError(f"This is not a message of a round: {error}") from None
-        total = sum(spec.byte_count for spec in specs)
-        if total > self._limits.max_body_bytes:
+        if part.size > self._max_bytes:
             raise RequestRefusedError("There is no memory for a message of this size now; try again later.")
-        self._arriving[sender] = _Arriving(number, header, specs, total, now)
+        self._arriving[sender] = _Arriving(part.number, part.size, now)
 
     async def _carry(self, peer: NodeId) -> None:
         """Send all waiting messages of one receiver, then end: a node meets many receivers in its life."""
@@ -181,23 +177,23 @@ class RoundMessageQueue:
             await self._send(peer, number, message)
         del self._outboxes[peer]
 
-    async def _send(self, peer: NodeId, number: int, message: Frame) -> None:
-        start, about = 0, _about(message)
+    async def _send(self, peer: NodeId, number: int, message: Sequence[Encoded]) -> None:
+        start, size = 0, _size(message)
         for pieces in _parts_of(message):
-            header = request_about(PART, self.stage, number=number, start=start, message=about).header
+            part = MessagePart(self.stage, number, start, size)
             tensors = tuple(
                 TensorPart(TensorSpec(f"piece {place}", "uint8", (len(piece),)), piece)
                 for place, piece in enumerate(pieces)
             )
-            if not await self._has_arrived(peer, Frame(PART, header, tensors)):
+            if not await self._has_arrived(peer, Frame(PART, part, tensors)):
                 return
-            start, about = start + sum(map(len, pieces)), None
+            start += sum(map(len, pieces))
 
     async def _has_arrived(self, peer: NodeId, frame: Frame) -> bool:
         for _ in range(MAX_TRIES):
             began = anyio.current_time()
             try:
-                await self._requester.request(peer, frame, timeout_seconds=PART_SECONDS)
+                await self._requester.request(peer, frame, reply=ANSWER_LIMITS, timeout_seconds=PART_SECONDS)
             except (PeerRefusedError, PeerUnreachableError, WireError):
                 await anyio.sleep(RETRY_SECONDS)
             except TransportClosedError:
@@ -214,37 +210,14 @@ class RoundMessageQueue:
             self._upload = rate if self._upload == 0 else (3 * self._upload + rate) // 4
 
 
-def read_part(frame: Frame) -> tuple[StageName, Mapping[str, JsonValue]]:
-    """The stage of a part, and its header. Raises RequestRefusedError."""
-    return read_request_about(frame, "number", "start", "message")
+def _size(message: Sequence[Encoded]) -> int:
+    return sum(map(len, message))
 
 
-def _about(message: Frame) -> WireValue:
-    """The description of a message that its first part contains."""
-    return {"header": message.header, "tensors": [[part.spec.name, len(part.data)] for part in message.tensors]}
-
-
-def _read_message(about: JsonValue) -> tuple[Mapping[str, WireValue], Sequence[TensorSpec]]:
-    """The inverse of `_about`. Raises ValueError, WireError."""
-    fields = exact_object(about, {"header", "tensors"}, "a message")
-    pairs = [list_field(pair, 2, "tensors") for pair in list_field(fields["tensors"], MAX_TENSORS, "tensors")]
-    if not isinstance(fields["header"], Mapping) or any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a message has a header, and tensors with name and size")
-    named = {line_field(name, 32, "name"): whole_field(size, 0, LARGEST_NUMBER, "size") for name, size in pairs}
-    if len(named) != len(pairs):
-        raise ValueError("a message names a tensor twice")
-    specs = [TensorSpec(name, "uint8", (size,)) for name, size in named.items()]
-    return cast("Mapping[str, WireValue]", fields["header"]), specs
-
-
-def _size(message: Frame) -> int:
-    return sum(len(part.data) for part in message.tensors)
-
-
-def _parts_of(message: Frame) -> Iterator[Sequence[memoryview]]:
-    """The bytes of a message in parts of PART_BYTES, without copying; at least one part."""
+def _parts_of(message: Sequence[Encoded]) -> Iterator[Sequence[memoryview]]:
+    """The bytes of a message in parts of PART_BYTES, without copying."""
     pieces, room = list[memoryview](), PART_BYTES
-    for view in (memoryview(part.data) for part in message.tensors):
+    for view in map(memoryview, message):
         start = 0
         while start < len(view):
             piece = view[start : start + room]
@@ -253,24 +226,9 @@ def _parts_of(message: Frame) -> Iterator[Sequence[memoryview]]:
             if room == 0:
                 yield _in_few_pieces(pieces)
                 pieces, room = [], PART_BYTES
-    if pieces or not _size(message):
+    if pieces:
         yield _in_few_pieces(pieces)
 
 
 def _in_few_pieces(pieces: Sequence[memoryview]) -> Sequence[memoryview]:
     return [memoryview(b"".join(pieces))] if len(pieces) > MAX_PIECES else pieces
-
-
-def _cut(pieces: Sequence[memoryview], specs: Sequence[TensorSpec]) -> tuple[TensorPart, ...]:
-    """Tensors cut from consecutive pieces. Only a tensor that spans several pieces is copied."""
-    rest, tensors = deque(pieces), list[TensorPart]()
-    for spec in specs:
-        views, missing = list[memoryview](), spec.byte_count
-        while missing:
-            piece = rest.popleft()
-            views.append(piece[:missing])
-            missing -= len(views[-1])
-            if len(views[-1]) < len(piece):
-                rest.appendleft(piece[len(views[-1]) :])
-        tensors.append(TensorPart(spec, views[0] if len(views) == 1 else b"".join(views)))
-    return tuple(tensors)

@@ -1,26 +1,35 @@
-"""Messages of a round: the signed bodies with their bounds, and the slices they carry. Pure."""
+"""Messages of a round: the signed bodies, the messages with the slices they carry, and both as bytes. Pure.
+
+Each is one declaration whose annotations are its bounds. A message is one msgpack document with exactly one encoding:
+other bytes for the same content are refused. Reading a message verifies every signature in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from neuroshard.consensus.roster import MAX_SLICES, Encoded, GroupMember, NamedNode, Roster, Step
-from neuroshard.identity import hash_parts
+from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, Encoded, GroupMember, NamedNode, Roster, Step
+from neuroshard.decoders import msgpack_decoder
+from neuroshard.errors import DataError
+from neuroshard.identity import NodeIdentity, hash_parts, read_claim, sign_claim, verify_claim
 from neuroshard.types import PRINTABLE, HexDigest, NodeId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
 LARGEST = 10**15
 MAX_VIEW = 10_000
+MAX_ROUND_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept
+OTHER_BYTES = 2 << 20  # per message, apart from slices of contributions and aggregates: claims, statistics
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
+SliceIndex = Annotated[int, Meta(ge=0, lt=MAX_SLICES)]
 _Reason = Annotated[str, Meta(max_length=200, pattern=PRINTABLE)]
 
 
@@ -68,13 +77,7 @@ class DigestsOfSlices(Struct, frozen=True, forbid_unknown_fields=True):
 
     round_id: HexDigest
     # slice number and digest
-    digests: Annotated[
-        tuple[tuple[Annotated[int, Meta(ge=0, lt=MAX_SLICES)], HexDigest], ...], Meta(max_length=MAX_SLICES)
-    ]
-
-    def has_each_slice_once(self) -> bool:
-        """Whether no slice has two digests."""
-        return len({index for index, _ in self.digests}) == len(self.digests)
+    digests: Annotated[tuple[tuple[SliceIndex, HexDigest], ...], Meta(max_length=MAX_SLICES)]
 
 
 class StatisticsDigests(DigestsOfSlices, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +119,10 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     next_root: HexDigest
     sequences: _Number  # trained per member since the step before: the median of the accepted members' claims
 
+    def __post_init__(self) -> None:
+        if self.members != self.next_roster().members:
+            raise ValueError("the members are not in order")
+
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all fields."""
@@ -131,29 +138,85 @@ def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
     return hash_parts("neuroshard/contribution", *slice_digests).hex()
 
 
+AnyBody = TypeVar("AnyBody", bound=Body)
 AnyBody_co = TypeVar("AnyBody_co", bound=Body, covariant=True)
 
 
-@dataclass(frozen=True)
-class VerifiedBody(Generic[AnyBody_co]):
-    """A body whose signature was verified, with the claim that proves it to others."""
-
-    member: GroupMember
-    body: AnyBody_co
-    claim: bytes = field(repr=False, compare=False)
+class MalformedMessageError(DataError):
+    """A message of a round that cannot be read, or whose signature is invalid."""
 
 
-@dataclass(frozen=True)
-class Quorum:
+class VerifiedBody(Struct, Generic[AnyBody_co], frozen=True, array_like=True, dict=True, forbid_unknown_fields=True):
+    """A signed body; only the claim travels. A message calls `verify` before it exists."""
+
+    claim: Annotated[bytes, Meta(max_length=MAX_ROUND_CLAIM_BYTES)]
+
+    @classmethod
+    def of(cls, member: GroupMember, body: Body, claim: bytes) -> VerifiedBody[AnyBody_co]:
+        """A claim that needs no verification: this node's own."""
+        signed = cls(claim)
+        vars(signed).update(member=member, body=body)
+        return signed
+
+    @property
+    def member(self) -> GroupMember:
+        """The author."""
+        return vars(self)["member"]
+
+    @property
+    def body(self) -> AnyBody_co:
+        """The statement."""
+        return vars(self)["body"]
+
+    def verify(self, form: type[Body]) -> None:
+        """Read the body and verify signature and delegation, unless that was done. Raises MalformedMessageError.
+
+        A vote stays valid however old it is, so the delegation must have been valid when the vote was signed.
+        """
+        known = vars(self).get("body")
+        if known is None:
+            try:
+                claim = read_claim(self.claim, form, MAX_ROUND_CLAIM_BYTES)
+                said = verify_claim(claim, form.kind, claim.issued_at)
+                if isinstance(said.payload, DigestsOfSlices):
+                    _check_once([index for index, _ in said.payload.digests])
+            except (DataError, ValueError) as error:
+                raise MalformedMessageError(f"A {form.kind} cannot be read: {error}") from None
+            if not claim.is_canonical:
+                raise MalformedMessageError(f"A {form.kind} cannot be read: its encoding is not the shortest.")
+            vars(self).update(member=GroupMember(said.node_id, said.wallet_id), body=said.payload)
+        elif not isinstance(known, form):
+            raise MalformedMessageError(f"A {known.kind} is where a {form.kind} must be.")
+
+
+def signed_by(identity: NodeIdentity, body: AnyBody, now: float) -> VerifiedBody[AnyBody]:
+    """The body with this node's signature. `now` is in seconds since the epoch."""
+    claim = sign_claim(identity, body.kind, body, now)
+    return VerifiedBody[AnyBody].of(GroupMember(identity.node_id, identity.wallet_id), body, claim.encode())
+
+
+def _verify(form: type[Body], signed: Sequence[VerifiedBody[Body]], field: str) -> None:
+    """Verify the claims in a field of a message. Raises ValueError, which msgspec passes on."""
+    for index, one in enumerate(signed):
+        try:
+            one.verify(form)
+        except MalformedMessageError as error:
+            raise ValueError(f"{error} - in claim {index} of `{field}`") from None
+
+
+class Quorum(Struct, frozen=True, forbid_unknown_fields=True):
     """Votes of one phase and view on one value.
 
     PREPARE votes form a lock, COMMIT votes the certificate that ends the step.
     """
 
     value: Value
-    view: int
+    view: View
     phase: Phase
-    votes: tuple[VerifiedBody[Vote], ...]
+    votes: Annotated[tuple[VerifiedBody[Vote], ...], Meta(max_length=MAX_MEMBERS)]
+
+    def __post_init__(self) -> None:
+        _verify(Vote, self.votes, "votes")
 
     def is_valid_for(self, step: Step) -> bool:
         """Whether enough voters of the step signed exactly this."""
@@ -166,88 +229,104 @@ class Quorum:
         return self.value.step_id == step.id and len(said) >= step.quorum
 
 
-@dataclass(frozen=True)
-class IntentSaid:
+if TYPE_CHECKING:
+    Slices: TypeAlias = Mapping[int, Encoded]
+else:  # a received slice is a view of its message, not a copy
+    Slices = Annotated[Mapping[SliceIndex, memoryview], Meta(max_length=MAX_SLICES)]
+
+
+class _Announcement(Struct, Generic[AnyBody_co], frozen=True, forbid_unknown_fields=True):
+    """A message with a claim of its sender."""
+
+    form: ClassVar[type[Body]]
+    signed: VerifiedBody[AnyBody_co]
+
+    def __post_init__(self) -> None:
+        _verify(self.form, [self.signed], "signed")
+
+
+class IntentSaid(_Announcement[Intent], frozen=True, tag="intent", forbid_unknown_fields=True):
     """An intent, sent to all participants."""
 
-    signed: VerifiedBody[Intent]
+    form = Intent
 
 
-@dataclass(frozen=True)
-class NewViewSaid:
+class NewViewSaid(_Announcement[NewView], frozen=True, tag="new-view", forbid_unknown_fields=True):
     """A new view with its author's lock, sent to all participants."""
 
-    signed: VerifiedBody[NewView]
+    form = NewView
     lock: Quorum | None = None
 
 
-@dataclass(frozen=True)
-class ProposalSaid:
+class ProposalSaid(_Announcement[RoundProposal], frozen=True, tag="proposal", forbid_unknown_fields=True):
     """The proposer's proposal, sent to all participants."""
 
-    signed: VerifiedBody[RoundProposal]
-    intents: tuple[VerifiedBody[Intent], ...]
+    form = RoundProposal
+    intents: Annotated[tuple[VerifiedBody[Intent], ...], Meta(max_length=MAX_MEMBERS)]
     lock: Quorum | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _verify(Intent, self.intents, "intents")
 
-@dataclass(frozen=True)
-class ContributionSent:
+
+class ContributionSent(Struct, frozen=True, tag="contribution", forbid_unknown_fields=True):
     """Some slices for a reducer, and the digests of all slices; the author's intent contains their hash.
 
     A reducer forwards the parts of other members when a third one has to repeat its slice.
     """
 
-    round_id: str
-    author: NodeId
-    digests: tuple[bytes, ...]
-    slices: Mapping[int, Encoded] = field(repr=False)
+    round_id: HexDigest
+    author: NamedNode
+    digests: Annotated[
+        tuple[Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)], ...],
+        Meta(max_length=MAX_SLICES),
+    ]
+    slices: Slices
 
 
-@dataclass(frozen=True)
-class StatementSaid:
+class StatementSaid(_Announcement[StatisticsDigests], frozen=True, tag="statement", forbid_unknown_fields=True):
     """A reducer's statistics with their signed digests, sent to all participants."""
 
-    signed: VerifiedBody[StatisticsDigests]
-    statistics: Mapping[int, Encoded] = field(repr=False)
+    form = StatisticsDigests
+    statistics: Slices
 
 
-@dataclass(frozen=True)
-class ResultSaid:
+class ResultSaid(_Announcement[ResultDigests], frozen=True, tag="result", forbid_unknown_fields=True):
     """A reducer's signed result digests with the results that it has to send, sent to all participants."""
 
-    signed: VerifiedBody[ResultDigests]
-    slices: Mapping[int, Encoded] = field(repr=False)
+    form = ResultDigests
+    slices: Slices
 
 
-@dataclass(frozen=True)
-class VoteSaid:
+class VoteSaid(_Announcement[Vote], frozen=True, tag="vote", forbid_unknown_fields=True):
     """A vote, sent to all participants."""
 
-    signed: VerifiedBody[Vote]
+    form = Vote
 
 
-@dataclass(frozen=True)
-class CertificateSaid:
+class CertificateSaid(Struct, frozen=True, tag="certificate", forbid_unknown_fields=True):
     """A certificate that shows the end of the step. Any node may send it to any other."""
 
     certificate: Quorum
 
 
-@dataclass(frozen=True)
-class AggregateWanted:
+class AggregateWanted(Struct, frozen=True, tag="aggregate-wanted", forbid_unknown_fields=True):
     """A request for missing slices of an aggregate, sent to a voter for the value or a holder of its certificate."""
 
-    step_id: str
-    value: str  # hex digest
-    slices: tuple[int, ...]
+    step_id: HexDigest
+    value: HexDigest
+    slices: Annotated[tuple[SliceIndex, ...], Meta(max_length=MAX_SLICES)]
+
+    def __post_init__(self) -> None:
+        _check_once(self.slices)
 
 
-@dataclass(frozen=True)
-class AggregateSent:
+class AggregateSent(Struct, frozen=True, tag="aggregate", forbid_unknown_fields=True):
     """The requested slices of an aggregate."""
 
-    value: str  # hex digest
-    slices: Mapping[int, Encoded] = field(repr=False)
+    value: HexDigest
+    slices: Slices
 
 
 Message: TypeAlias = (
@@ -262,6 +341,56 @@ Message: TypeAlias = (
     | AggregateWanted
     | AggregateSent
 )
+
+
+def most_message_bytes(slices_bytes: int) -> int:
+    """Size limit of a message when all slices of a contribution have `slices_bytes`."""
+    return slices_bytes + OTHER_BYTES
+
+
+def encode_message(message: Message) -> Sequence[Encoded]:
+    """The bytes of a message in pieces. Its slices, which are the last field, are views: they are not copied."""
+    last = message.__struct_fields__[-1]
+    slices = getattr(message, last)
+    if not isinstance(slices, Mapping):
+        return (msgspec.msgpack.encode(message),)
+    carried = sorted(cast("Mapping[int, Encoded]", slices).items())
+    head = msgspec.msgpack.encode(replace(message, **{last: {}}))[:-1]  # without the empty map
+    pieces: list[Encoded] = [head + b"\xde" + len(carried).to_bytes(2)]  # a map, with the length in two bytes
+    for index, data in carried:
+        pieces += [bytes([index, 0xC6]) + len(data).to_bytes(4), data]  # bytes, with the length in four bytes
+    return pieces
+
+
+def read_message(pieces: Sequence[Encoded]) -> Message:
+    """Read what `encode_message` wrote, and verify every signature. Raises MalformedMessageError.
+
+    The slices keep all bytes of the message in memory.
+    """
+    data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    try:
+        message: Message = msgpack_decoder(Message).decode(data)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessageError(f"A message of a round cannot be read: {str(error)[:200]}") from None
+    if not _is_encoded_as(message, data):
+        raise MalformedMessageError("A message of a round cannot be read: it is not encoded as this program does.")
+    return message
+
+
+def _is_encoded_as(message: Message, data: memoryview) -> bool:
+    """Whether `encode_message` writes exactly these bytes, which the message was read from."""
+    start = 0
+    for piece in encode_message(message):
+        # a slice is a view of `data`: it is at its place if everything before it is
+        if isinstance(piece, bytes) and bytes(data[start : start + len(piece)]) != piece:
+            return False
+        start += len(piece)
+    return start == len(data)
+
+
+def _check_once(indices: Sequence[int]) -> None:
+    if len(set(indices)) != len(indices):
+        raise ValueError("it names a slice twice")
 
 
 def round_id_of(step: Step, view: int, intents: Sequence[VerifiedBody[Intent]]) -> str:

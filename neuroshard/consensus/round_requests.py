@@ -12,35 +12,31 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated, TypeAlias
 
-from neuroshard.consensus.message_frames import MalformedMessageError, from_frame, limits_for, to_frame
-from neuroshard.consensus.roster import MAX_WALLET_ID_CHARACTERS, GroupMember, Roster
+from msgspec import Meta, Struct
+
+from neuroshard.consensus.roster import GroupMember, Roster
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     MAX_MEMBERS,
+    OTHER_BYTES,
     CertificateSaid,
+    MalformedMessageError,
     Phase,
     Quorum,
     Vote,
+    encode_message,
+    read_message,
 )
 from neuroshard.identity import hash_parts
-from neuroshard.identity.strict_json import flag_field, hash_field, line_field, list_field, whole_field
-from neuroshard.messages import Frame, FrameLimits
-from neuroshard.network import RequestRefusedError, ScoreReason
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
+from neuroshard.network import ScoreReason
 from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.replica_status import ReplicaStatus, leading_line
-from neuroshard.state.transfer_messages import (
-    LARGEST_NUMBER,
-    LyingDonorError,
-    StageName,
-    read_request_about,
-    request_about,
-)
-from neuroshard.types import MAX_NODE_ID_CHARACTERS, JsonValue, NodeId, WalletId
+from neuroshard.state.transfer_messages import Count, LyingDonorError, StageName
+from neuroshard.types import HexDigest, NodeId
 
-CALL = "round/call"
-CALL_LIMITS = FrameLimits(max_header_bytes=32 * 1024)
-ANSWER_LIMITS = FrameLimits(max_header_bytes=256)
 LEAST_AHEAD = 1 / 16  # share of the replicas that must be ahead: any single one can claim to be
 
 
@@ -77,19 +73,25 @@ class Promise:
     until: float  # by the event loop's clock
 
 
-@dataclass(frozen=True)
-class Call:
-    """The content of a call."""
+CalledMembers: TypeAlias = Annotated[tuple[GroupMember, ...], Meta(max_length=MAX_CALLED)]
 
-    outer_step: int
-    root: str
-    members: tuple[GroupMember, ...]  # with the caller; first all that are asked, then those that take part
-    roster: tuple[GroupMember, ...] | None  # the voters; None if the members found a line, in which case all vote
+
+class Call(Struct, frozen=True, forbid_unknown_fields=True):
+    """A call to a round."""
+
+    stage: StageName
+    outer_step: Count
+    root: HexDigest
+    members: CalledMembers  # with the caller; first all that are asked, then those that take part
+    roster: CalledMembers | None  # the voters; None if the members found a line, in which case all vote
     step: CallStep
+
+    def __post_init__(self) -> None:
+        _ = self.voters
 
     @property
     def voters(self) -> Roster:
-        """The voters of the round. Raises ValueError if two of them have one wallet."""
+        """The voters of the round. Raises ValueError if there are none, or one twice."""
         return Roster(self.members, is_founding=True) if self.roster is None else Roster(self.roster)
 
     @property
@@ -98,36 +100,8 @@ class Call:
         return tuple(member.node_id for member in self.members)
 
 
-def call_frame(stage: StageName, call: Call) -> Frame:
-    """The call as a request."""
-    return request_about(
-        CALL,
-        stage,
-        outer_step=call.outer_step,
-        root=call.root,
-        members=[[one.node_id, one.wallet_id] for one in call.members],
-        roster=[[one.node_id, one.wallet_id] for one in call.roster or ()],
-        founds=call.roster is None,
-        step=call.step.value,
-    )
-
-
-def read_call(frame: Frame) -> tuple[StageName, Call]:
-    """Parse the call in a request. Raises RequestRefusedError."""
-    stage, fields = read_request_about(frame, "outer_step", "root", "members", "roster", "founds", "step")
-    try:
-        roster, founds = _members(fields["roster"], "roster"), flag_field(fields["founds"], "founds")
-        call = Call(
-            outer_step=whole_field(fields["outer_step"], 0, LARGEST_NUMBER, "outer_step"),
-            root=hash_field(fields["root"], "root"),
-            members=_members(fields["members"], "members"),
-            roster=None if founds else roster,
-            step=CallStep(line_field(fields["step"], 16, "step")),
-        )
-        _ = call.voters  # raises if there is no voter
-    except ValueError as error:
-        raise RequestRefusedError(f"The call cannot be read: {error}.") from None
-    return stage, call
+CALL = "round/call"
+CALL_LIMITS = FrameLimits(max_header_bytes=32 * 1024, message=Call)
 
 
 def turn_order(stage: StageName, own: ReplicaStatus, nodes: Sequence[NodeId]) -> list[NodeId]:
@@ -193,37 +167,29 @@ def may_have_missed(own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus]) 
     return ahead > len(live) * LEAST_AHEAD
 
 
-def _members(value: JsonValue, where: str) -> tuple[GroupMember, ...]:
-    pairs = [list_field(one, 2, where) for one in list_field(value, MAX_CALLED, where)]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"{where} must be pairs of node and wallet")
-    return tuple(
-        GroupMember(
-            NodeId(line_field(node, MAX_NODE_ID_CHARACTERS, where)),
-            WalletId(line_field(wallet, MAX_WALLET_ID_CHARACTERS, where)),
-        )
-        for node, wallet in pairs
-    )
+class CertificateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests the certificate that led to the state with this root."""
+
+    stage: StageName
+    root: HexDigest
+
+
+class CertificateAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The certificate is the frame's tensor: its bytes as a message of a round."""
 
 
 CERTIFICATE = "round/certificate"
-REQUEST_LIMITS = FrameLimits(max_header_bytes=1024)
+REQUEST_LIMITS = FrameLimits(max_header_bytes=1024, message=CertificateRequest)
+CERTIFICATE_LIMITS = FrameLimits(max_header_bytes=1024, max_body_bytes=OTHER_BYTES, message=CertificateAnswer)
 ANSWER_SECONDS = 10.0
 MOST_ASKED = 16
 
 
-def read_certificate_request(frame: Frame) -> tuple[StageName, str]:
-    """Parse the stage and the hex root whose certificate is requested. Raises RequestRefusedError."""
-    stage, fields = read_request_about(frame, "root")
-    try:
-        return stage, hash_field(fields["root"], "root")
-    except ValueError as error:
-        raise RequestRefusedError(f"The request cannot be read: {error}.") from None
-
-
 def certificate_answer(certificate: Quorum) -> Frame:
     """The answer with the certificate."""
-    return to_frame(CertificateSaid(certificate))
+    data = b"".join(encode_message(CertificateSaid(certificate)))
+    part = TensorPart(TensorSpec("certificate", "uint8", (len(data),)), data)
+    return Frame(CERTIFICATE, CertificateAnswer(), (part,))
 
 
 async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, peers: Sequence[NodeId]) -> Quorum | None:
@@ -235,7 +201,8 @@ async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, pee
 
     async def ask(peer: NodeId) -> Quorum:
         with asking.blaming(peer):
-            answer = await asking.ask(peer, request_about(CERTIFICATE, stage, root=root), limits_for(0), ANSWER_SECONDS)
+            request = Frame(CERTIFICATE, CertificateRequest(stage, root))
+            answer = await asking.ask(peer, request, CERTIFICATE_LIMITS, ANSWER_SECONDS)
             return await asking.offload(lambda: _read(answer, root))
 
     found = await ask_replicas(list(peers)[:MOST_ASKED], ask)
@@ -248,7 +215,7 @@ async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, pee
 def _read(answer: Frame, root: str) -> Quorum:
     """Raises LyingDonorError for anything except a certificate that led to this root."""
     try:
-        message = from_frame(answer)
+        message = read_message([part.data for part in answer.tensors])
     except MalformedMessageError as error:
         raise LyingDonorError(error.message, ScoreReason.MALFORMED_FRAME) from None
     certificate = message.certificate if isinstance(message, CertificateSaid) else None

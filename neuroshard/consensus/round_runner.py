@@ -28,26 +28,28 @@ from neuroshard.consensus.effects import (
     Say,
     VoteRecord,
 )
-from neuroshard.consensus.message_frames import MalformedMessageError, from_frame, to_frame
 from neuroshard.consensus.message_queue import OnRoundMessage, RoundMessageQueue
+from neuroshard.consensus.roster import Encoded
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     AggregateWanted,
     CertificateSaid,
     IntentSaid,
+    MalformedMessageError,
     Message,
     NewViewSaid,
     ProposalSaid,
     Quorum,
     VoteSaid,
     author_of,
+    encode_message,
+    read_message,
 )
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, VoteLog
 from neuroshard.consensus.voting import Aggregate, certificate_for, slices_for
 from neuroshard.errors import StorageError
-from neuroshard.messages import Frame
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.signals import Signal
@@ -249,9 +251,9 @@ class RoundRunner:
         for sender, message in self._heard:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
 
-    async def _received(self, sender: NodeId, frame: Frame) -> None:
+    async def _received(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         try:
-            message = await self._around.offload(lambda: from_frame(frame))
+            message = await self._around.offload(lambda: read_message(pieces))
         except MalformedMessageError as error:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
@@ -261,7 +263,7 @@ class RoundRunner:
             return
         await self._help(sender, message)
         if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid):
-            self._heard.keep(sender, message, sum(len(part.data) for part in frame.tensors))
+            self._heard.keep(sender, message, sum(map(len, pieces)))
         running = self._running
         if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
@@ -349,9 +351,9 @@ class RoundRunner:
         self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:
-        frame = to_frame(message)
+        pieces = encode_message(message)
         for peer in sorted(to):
-            self.mail.send(peer, frame)
+            self.mail.send(peer, pieces)
 
     async def _is_written(self, write: Callable[[], None], consequence: str) -> bool:
         try:

@@ -9,31 +9,63 @@ from __future__ import annotations
 
 import json
 import logging
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol, TypeVar
 
+import msgspec
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from neuroshard.compression import MalformedVectorError
 from neuroshard.config.state_file import make_folder, write_atomically
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.message_frames import MAX_ROUND_CLAIM_BYTES, quorum_from, quorum_to_json
 from neuroshard.consensus.roster import MAX_SLICES, digest_of
-from neuroshard.consensus.round_messages import MAX_MEMBERS, MAX_VIEW, Quorum
+from neuroshard.consensus.round_messages import MAX_VIEW, Quorum
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.voting import Aggregate
-from neuroshard.errors import DataError, StorageError
-from neuroshard.identity import parse_json
-from neuroshard.identity.strict_json import exact_object, hash_field, line_field, list_field, whole_field
+from neuroshard.decoders import json_decoder
+from neuroshard.errors import StorageError
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.state.transfer_messages import LARGEST_NUMBER
-from neuroshard.types import JsonValue
+from neuroshard.state.transfer_messages import Count
+from neuroshard.types import HexDigest
 
 FILE = "offer.bin"
 _MAX_HEAD_BYTES = 16 * 1024
+_T = TypeVar("_T")
+
+
+class _StoredSlice(Struct, frozen=True, forbid_unknown_fields=True):
+    """One slice of a stored contribution."""
+
+    bytes: Count
+    digest: HexDigest
+
+
+class _ContributionHead(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line of a stored contribution; the slices follow."""
+
+    step: HexDigest
+    sequences: Count
+    slices: Annotated[tuple[_StoredSlice, ...], Meta(max_length=MAX_SLICES)]
+
+
+class _StoredVotes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The votes in one step."""
+
+    step: HexDigest
+    view: Annotated[int, Meta(ge=-1, le=MAX_VIEW)]
+    prepared: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+    lock: Quorum | None  # its aggregate is a file of its own
+
+
+class _StoredEnd(Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of one step."""
+
+    number: Count
+    certificate: Quorum
 
 
 @dataclass(frozen=True)
@@ -47,41 +79,29 @@ class SavedContribution:
 
 def write_contribution(folder: Path, offer: SavedContribution) -> None:
     """Store the contribution and replace the one before. Raises OSError."""
-    fields = {
-        "step": offer.step_id,
-        "sequences": offer.sequences,
-        "slices": [{"bytes": len(part), "digest": digest_of(part).hex()} for part in offer.parts],
-    }
-    write_atomically(folder / FILE, (json.dumps(fields).encode() + b"\n", *offer.parts))
+    slices = tuple(_StoredSlice(len(part), digest_of(part).hex()) for part in offer.parts)
+    head = _ContributionHead(offer.step_id, offer.sequences, slices)
+    write_atomically(folder / FILE, (msgspec.json.encode(head) + b"\n", *offer.parts))
 
 
 def read_contribution(folder: Path, step_id: str) -> SavedContribution | None:
     """Read the contribution to this step; None if the stored one is for another.
 
-    Raises OSError, ValueError, DataError.
+    Raises OSError, ValueError.
     """
     path = folder / FILE
     if not path.exists():
         return None
     with path.open("rb") as file:
-        head = parse_json(file.readline(_MAX_HEAD_BYTES), _MAX_HEAD_BYTES)
-        fields = exact_object(head, {"step", "sequences", "slices"}, "the offer")
-        if fields["step"] != step_id:
+        head = _decoded(file.readline(_MAX_HEAD_BYTES), _ContributionHead)
+        if head.step != step_id:
             return None
-        slices = [
-            exact_object(one, {"bytes", "digest"}, "a slice")
-            for one in list_field(fields["slices"], MAX_SLICES, "slices")
-        ]
-        size = path.stat().st_size
-        sizes = [whole_field(one["bytes"], 0, size, "bytes") for one in slices]
-        if file.tell() + sum(sizes) != size:
+        if file.tell() + sum(one.bytes for one in head.slices) != path.stat().st_size:
             raise ValueError("its size differs from its header")
-        parts = tuple(file.read(count) for count in sizes)
-    if any(
-        digest_of(part).hex() != hash_field(one["digest"], "digest") for part, one in zip(parts, slices, strict=True)
-    ):
+        parts = tuple(file.read(one.bytes) for one in head.slices)
+    if any(digest_of(part).hex() != one.digest for part, one in zip(parts, head.slices, strict=True)):
         raise ValueError("a slice is damaged")
-    return SavedContribution(step_id, whole_field(fields["sequences"], 0, LARGEST_NUMBER, "sequences"), parts)
+    return SavedContribution(step_id, head.sequences, parts)
 
 
 _LOG = logging.getLogger(__name__)
@@ -180,28 +200,21 @@ class FileVoteLog:
         found = list[VoteRecord]()
         for path in self._by_age("votes-*.json"):
             try:
-                record = _read_votes(path)
-                if record.lock is not None:
-                    record = replace(record, aggregate=self._read_aggregate(record.lock))
-            except (OSError, ValueError, DataError) as error:
+                stored = _read_json(path, _StoredVotes)
+                aggregate = () if stored.lock is None else self._read_aggregate(stored.lock)
+            except (OSError, ValueError) as error:
                 # a second vote without knowing the first could fork the swarm
                 advice = "Remove the folder to take part again as a newcomer: other nodes then send the state."
                 raise StorageError(f"The votes in {path} cannot be read: {error}.", advice) from None
-            found.append(record)
+            found.append(VoteRecord(stored.step, stored.view, stored.prepared, stored.lock, aggregate))
         return found
 
     def write(self, record: VoteRecord) -> None:
-        fields: JsonValue = {
-            "step": record.step_id,
-            "view": record.view,
-            "prepared": record.prepared,
-            "lock": None if record.lock is None else quorum_to_json(record.lock),
-            "votes": [] if record.lock is None else _texts(record.lock),
-        }
+        stored = _StoredVotes(record.step_id, record.view, record.prepared, record.lock)
         try:
             if record.lock is not None:
                 self._write_aggregate(record.lock, record.aggregate)
-            self._write_json(f"votes-{record.step_id}.json", fields)
+            self._write_json(f"votes-{record.step_id}.json", stored)
             for old in self._by_age("votes-*.json")[:-KEPT_VOTES]:
                 old.unlink()
         except OSError as error:
@@ -209,14 +222,9 @@ class FileVoteLog:
 
     def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
         certificate = complete.certificate
-        fields: JsonValue = {
-            "number": number,
-            "certificate": quorum_to_json(certificate),
-            "votes": _texts(certificate),
-        }
         try:
             self._write_aggregate(certificate, complete.aggregate)
-            self._write_json(f"step-{number:010d}.json", fields)
+            self._write_json(f"step-{number:010d}.json", _StoredEnd(number, certificate))
             for old in self._by_age("step-*.json")[:-kept]:
                 old.unlink()
             wanted = {quorum.value.digest for quorum in self.ended()} | self._locked()
@@ -233,9 +241,8 @@ class FileVoteLog:
         found = list[Quorum]()
         for path in self._by_age("step-*.json"):
             try:
-                fields = exact_object(_read_json(path), {"number", "certificate", "votes"}, "a certificate")
-                found.append(quorum_from(fields["certificate"], _claims(fields["votes"])))
-            except (OSError, ValueError, DataError) as error:
+                found.append(_read_json(path, _StoredEnd).certificate)
+            except (OSError, ValueError) as error:
                 _LOG.warning("The certificate in %s cannot be read: %s", path, error)
         return found
 
@@ -274,7 +281,7 @@ class FileVoteLog:
     def offer(self, step_id: str) -> SavedContribution | None:
         try:
             return read_contribution(self._folder, step_id)
-        except (OSError, ValueError, DataError) as error:
+        except (OSError, ValueError) as error:
             _LOG.warning("The contribution in %s cannot be read: %s", self._folder, error)
             return None
 
@@ -284,12 +291,12 @@ class FileVoteLog:
 
     def _locked(self) -> set[str]:
         """Digests of the values in stored locks: their aggregates are still needed."""
-        locks = [_read_votes(path).lock for path in self._by_age("votes-*.json")]
+        locks = [_read_json(path, _StoredVotes).lock for path in self._by_age("votes-*.json")]
         return {lock.value.digest for lock in locks if lock is not None}
 
-    def _write_json(self, name: str, fields: JsonValue) -> None:
+    def _write_json(self, name: str, stored: Struct) -> None:
         make_folder(self._folder, self._data_dir)
-        write_atomically(self._folder / name, json.dumps(fields).encode())
+        write_atomically(self._folder / name, msgspec.json.encode(stored))
 
     def _write_aggregate(self, quorum: Quorum, aggregate: Aggregate) -> None:
         make_folder(self._folder, self._data_dir)
@@ -316,30 +323,17 @@ class FileVoteLog:
         return self._folder / f"aggregate-{quorum.value.digest}.bin"
 
 
-def _read_json(path: Path) -> JsonValue:
-    return parse_json(path.read_bytes(), MAX_TEXT_BYTES)
+def _read_json(path: Path, form: type[_T]) -> _T:
+    """Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        return _decoded(file.read(MAX_TEXT_BYTES), form)
 
 
-def _read_votes(path: Path) -> VoteRecord:
-    """The record without its aggregate. Raises OSError, ValueError, DataError."""
-    fields = exact_object(_read_json(path), {"step", "view", "prepared", "lock", "votes"}, "votes")
-    prepared, lock = fields["prepared"], fields["lock"]
-    return VoteRecord(
-        hash_field(fields["step"], "step"),
-        whole_field(fields["view"], -1, MAX_VIEW, "view"),
-        "" if prepared == "" else hash_field(prepared, "prepared"),
-        None if lock is None else quorum_from(lock, _claims(fields["votes"])),
-    )
-
-
-def _texts(quorum: Quorum) -> list[str]:
-    """The votes as signed, in base64."""
-    return [b64encode(vote.claim).decode() for vote in quorum.votes]
-
-
-def _claims(value: JsonValue) -> list[bytes]:
-    texts = list_field(value, MAX_MEMBERS, "votes")
-    return [b64decode(line_field(text, 2 * MAX_ROUND_CLAIM_BYTES, "vote"), validate=True) for text in texts]
+def _decoded(data: bytes, form: type[_T]) -> _T:
+    try:
+        return json_decoder(form).decode(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,13 @@ class SignedClaim(Generic[T]):
     issued_at: float = field(compare=False)  # seconds since 1970
     delegation: Delegation = field(compare=False)
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether `sign_claim` writes these signed bytes; an author could sign others of the same meaning."""
+        body = ClaimBody(msgspec.Raw(msgspec.msgpack.encode(self.payload)), self.issued_at, self.delegation.signed)
+        grant = msgspec.msgpack.encode(self.delegation.grant)
+        return msgspec.msgpack.encode(body) == self.signed.body and grant == self.delegation.signed.body
+
     def encode(self) -> bytes:
         """Return the bytes to send. Raises ClaimTooLargeError above MAX_CLAIM_BYTES."""
         return _checked_size(msgspec.msgpack.encode(self.signed), MAX_CLAIM_BYTES)

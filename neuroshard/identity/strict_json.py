@@ -1,14 +1,12 @@
 """JSON from and for strangers: the canonical bytes to sign, a strict parser, and strict readers of fields.
 
-The readers check that every field is named, every number is in its range, every text is printable and every list is
-short.
+The readers check that every field is named, every number is finite and every text is short.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from math import isfinite
 from typing import Any, NoReturn, TypeVar, cast
@@ -16,7 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import msgspec
 
 from neuroshard.decoders import analysed
-from neuroshard.types import MAX_LAYERS, PRINTABLE, JsonValue, LayerRange, RunId
+from neuroshard.types import JsonValue
 
 MAX_JSON_DEPTH = 64
 
@@ -160,52 +158,3 @@ def text_field(value: JsonValue, max_characters: int, where: str) -> str:
     if not isinstance(value, str) or len(value) > max_characters:
         raise ValueError(f"{where} must be text of at most {max_characters} characters")
     return value
-
-
-_HASH = re.compile(r"[0-9a-f]{64}")
-_PRINTABLE = re.compile(PRINTABLE)
-
-
-def whole_field(value: JsonValue, low: int, high: int, where: str) -> int:
-    """Read a whole number in [low, high]. Raises ValueError that names the field."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{where} must be a whole number from {low} to {high}")
-    return value
-
-
-def line_field(value: JsonValue, max_characters: int, where: str) -> str:
-    """Read printable ASCII text of at most `max_characters`. Raises ValueError that names the field."""
-    text = text_field(value, max_characters, where)
-    if not _PRINTABLE.fullmatch(text):
-        raise ValueError(f"{where} must be printable ASCII text")
-    return text
-
-
-def list_field(value: JsonValue, max_items: int, where: str) -> Sequence[JsonValue]:
-    """Read a list of at most `max_items`. Raises ValueError that names the field."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > max_items:
-        raise ValueError(f"{where} must be a list of at most {max_items} items")
-    return value
-
-
-def run_field(value: JsonValue, where: str) -> RunId:
-    """Read a run id, 64 lower-case hex digits. Raises ValueError that names the field."""
-    return RunId(hash_field(value, where))
-
-
-def hash_field(value: JsonValue, where: str) -> str:
-    """Read 64 lower-case hex digits. Raises ValueError that names the field."""
-    if not isinstance(value, str) or not _HASH.fullmatch(value):
-        raise ValueError(f"{where} must be 64 lower-case hex digits")
-    return value
-
-
-def layers_field(value: JsonValue, where: str) -> LayerRange | None:
-    """Read [first layer, first layer after them], or null for none. Raises ValueError that names the field."""
-    if value is None:
-        return None
-    bounds = list_field(value, 2, where)
-    numbers = [whole_field(bound, 0, MAX_LAYERS, where) for bound in bounds]
-    if len(numbers) != 2 or numbers[0] >= numbers[1]:
-        raise ValueError(f"{where} must be the first layer and a larger number, the first one after them")
-    return LayerRange(numbers[0], numbers[1])

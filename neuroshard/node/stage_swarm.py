@@ -13,8 +13,7 @@ from torch import Tensor
 
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
-from neuroshard.consensus.message_frames import signed_by
-from neuroshard.consensus.round_messages import VerifiedBody
+from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.data.held_out_losses import HeldOutLosses, MeasuredWith, signed_losses, verified_losses
 from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.membership.connectivity import DialledRequests, Networking

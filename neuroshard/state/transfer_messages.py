@@ -7,20 +7,19 @@ has every size before it sends a request."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, cast
+from typing import Annotated
 
 from blake3 import blake3
 from msgspec import Meta, Struct
 
 from neuroshard.errors import CheckpointError, NeuroShardError
-from neuroshard.identity.strict_json import exact_object, layers_field, run_field
-from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
-from neuroshard.network import RequestRefusedError, ScoreReason
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
+from neuroshard.network import ScoreReason
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, CheckpointManifest, CheckpointMeta, decode_manifest
-from neuroshard.types import Architecture, JsonValue, LayerRange, NamedRun, UnixSeconds
+from neuroshard.types import Architecture, LayerRange, NamedRun, UnixSeconds
 
 
 class DonorError(NeuroShardError):
@@ -84,28 +83,6 @@ class CopyReport(Struct, frozen=True, forbid_unknown_fields=True):
 
     stage: StageName
     taken_at: UnixSeconds
-
-
-def request_about(kind: str, stage: StageName, **fields: WireValue) -> Frame:
-    """Build a request about a stage."""
-    layers: WireValue = [stage.layers.start, stage.layers.stop]
-    return Frame(kind, {"run": stage.run_id, "layers": layers, **fields})
-
-
-def read_request_about(frame: Frame, *names: str) -> tuple[StageName, Mapping[str, JsonValue]]:
-    """Read a request's stage and its header, which must have these further fields. Raises RequestRefusedError."""
-    try:
-        fields = exact_object(cast("JsonValue", frame.header), {"run", "layers", *names}, "the header")
-        return StageName(run_field(fields["run"], "run"), _layers(fields["layers"])), fields
-    except ValueError as error:
-        raise RequestRefusedError(f"The request cannot be read: {error}.") from None
-
-
-def _layers(value: JsonValue) -> LayerRange:
-    layers = layers_field(value, "layers")
-    if layers is None:
-        raise ValueError("layers must be named")
-    return layers
 
 
 MANIFEST, CHUNK, RECEIVED, COPIED = "stage/manifest", "stage/chunk", "stage/received", "stage/copied"

@@ -18,6 +18,7 @@ MODULES = (  # with a tuple TARGETS each; those that import most come last
     "tests.fuzz.wire_targets",
     "tests.fuzz.message_targets",
     "tests.fuzz.network_targets",
+    "tests.fuzz.round_targets",
     "tests.fuzz.stage_targets",
 )
 SHORT_INPUTS = 1_500

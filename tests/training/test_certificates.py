@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import anyio
 import pytest
+from msgspec import structs
 
-from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote
+from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote, signed_by
 from neuroshard.consensus.round_requests import (
     CERTIFICATE,
     REQUEST_LIMITS,
+    CertificateRequest,
     certificate_answer,
     certificate_of,
-    read_certificate_request,
 )
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, MalformedFrameError, TensorPart, TensorSpec
+from neuroshard.messages.frame import pack, unpack
 from neuroshard.network import InMemoryNetwork, RequestRefusedError, ScoreReason
 from neuroshard.state.download import ReplicaClient
-from neuroshard.state.transfer_messages import request_about
 from neuroshard.types import NodeId
 from tests.worlds.clock import at_once
 from tests.worlds.replicas import IDENTITIES, NAMES, NOW, STAGE, play
@@ -45,7 +46,7 @@ def asked(answers: dict[NodeId, Quorum | Frame | None]) -> tuple[Quorum | None, 
 
             async def answer(_sender: NodeId, frame: Frame, told: Quorum | Frame | None = told) -> Frame:
                 await anyio.lowlevel.checkpoint()
-                assert read_certificate_request(frame) == (STAGE, ROOT)
+                assert frame.read(CertificateRequest) == CertificateRequest(STAGE, ROOT)
                 if told is None:
                     raise RequestRefusedError("It knows none.")
                 return told if isinstance(told, Frame) else certificate_answer(told)
@@ -72,9 +73,10 @@ def test_what_most_of_those_say_who_know_one_is_believed() -> None:
     [
         certificate(ELSEWHERE),
         certificate(phase=Phase.PREPARE),
-        replace(certificate(), votes=()),
-        replace(certificate(), votes=certificate(sequences=7).votes),
-        Frame("round/message", {"type": "nonsense", "fields": {}}),
+        structs.replace(certificate(), votes=()),
+        structs.replace(certificate(), votes=certificate(sequences=7).votes),
+        replace(certificate_answer(certificate()), tensors=()),
+        replace(certificate_answer(certificate()), tensors=(TensorPart(TensorSpec("x", "uint8", (1,)), b"x"),)),
     ],
 )
 def test_what_is_no_certificate_of_the_state_costs_its_sender(lie: Quorum | Frame) -> None:
@@ -84,7 +86,7 @@ def test_what_is_no_certificate_of_the_state_costs_its_sender(lie: Quorum | Fram
 
 
 def test_a_request_that_names_no_root_is_refused() -> None:
-    with pytest.raises(RequestRefusedError, match="cannot be read"):
-        read_certificate_request(request_about(CERTIFICATE, STAGE, root="near"))
-    with pytest.raises(RequestRefusedError, match="cannot be read"):
-        read_certificate_request(request_about(CERTIFICATE, STAGE))
+    for request, path in (({"root": "near"}, "at `$.root`"), ({}, "missing required field `root`")):
+        data = pack({"stage": {"run_id": STAGE.run_id, "layers": [0, 1]}, **request})
+        with pytest.raises(MalformedFrameError, match=re.escape(path)):
+            unpack(data, CertificateRequest)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from neuroshard.consensus.all_reduce import AllReduce
-from neuroshard.consensus.message_queue import PART
+from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.round_machine import RoundStateMachine
-from neuroshard.consensus.round_requests import Call, CallStep, RoundTimes, call_frame, turn_order
+from neuroshard.consensus.round_requests import CALL, Call, CallStep, RoundTimes, turn_order
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
-from neuroshard.state.transfer_messages import request_about
 from tests.worlds.replicas import (
     DUE_SECONDS,
     IDENTITIES,
@@ -270,15 +270,15 @@ def test_who_withdraws_holds_nobody_up_for_good() -> None:
 def test_parts_and_calls_of_strangers_are_refused() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, c = SimulatedReplica(A, network, 1), network.join(C)
-        part = request_about(PART, STAGE, number=1, start=0, message={"header": {}, "tensors": []})
+        part = Frame(PART, MessagePart(STAGE, 1, 0, 1), (TensorPart(TensorSpec("piece 0", "uint8", (1,)), b"x"),))
         await c.request(A, part, timeout_seconds=60)
         a.known = lambda: [B]
         with pytest.raises(PeerRefusedError, match="that train these layers"):
             await c.request(A, part, timeout_seconds=60)
         members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (C, A))
-        call = Call(0, a.replica_status().root, members, None, CallStep.ASK)
+        call = Call(STAGE, 0, a.replica_status().root, members, None, CallStep.ASK)
         with pytest.raises(PeerRefusedError, match="that train these layers"):
-            await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
+            await c.request(A, Frame(CALL, call), timeout_seconds=60)
 
     play(scenario)
 
@@ -292,8 +292,8 @@ def test_a_call_with_other_voters_than_the_certificate_names_is_refused() -> Non
         assert own.is_certified
         members = tuple(GroupMember(node, IDENTITIES[node].wallet_id) for node in (A, C))
         for roster in (None, members):
-            call = Call(own.outer_step, own.root, members, roster, CallStep.ASK)
+            call = Call(STAGE, own.outer_step, own.root, members, roster, CallStep.ASK)
             with pytest.raises(PeerRefusedError, match="other voters"):
-                await c.request(A, call_frame(STAGE, call), timeout_seconds=60)
+                await c.request(A, Frame(CALL, call), timeout_seconds=60)
 
     play(scenario)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
-from neuroshard.consensus.message_queue import PART, PART_BYTES, PART_LIMITS, STALE_SECONDS, RoundMessageQueue
-from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireValue
+from neuroshard.consensus.message_queue import (
+    PART,
+    PART_BYTES,
+    PART_LIMITS,
+    STALE_SECONDS,
+    MessagePart,
+    RoundMessageQueue,
+)
+from neuroshard.consensus.roster import Encoded
+from neuroshard.messages import Frame, MalformedFrameError, TensorPart, TensorSpec
+from neuroshard.messages.frame import unpack
 from neuroshard.network import InMemoryNetwork, RequestRefusedError
-from neuroshard.state.transfer_messages import request_about
 from neuroshard.types import NodeId
 from tests.worlds.replicas import NAMES, STAGE, A, B, C, play
 
@@ -21,27 +32,24 @@ class Post:
     """A receiver of messages up to so many bytes, with those that have come."""
 
     def __init__(self, network: InMemoryNetwork, most_bytes: int) -> None:
-        self.come: list[tuple[NodeId, Frame]] = []
-        self.mail = RoundMessageQueue(STAGE, network.join(A), FrameLimits(max_body_bytes=most_bytes), self._note)
+        self.come: list[tuple[NodeId, bytes]] = []
+        self.mail = RoundMessageQueue(STAGE, network.join(A), most_bytes, self._note)
 
-    async def _note(self, sender: NodeId, frame: Frame) -> None:
+    async def _note(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         await anyio.lowlevel.checkpoint()
-        self.come.append((sender, frame))
+        self.come.append((sender, b"".join(pieces)))
 
     async def take(self, sender: NodeId, number: int, total: int, start: int, *pieces: bytes) -> None:
-        """A part of a message with one tensor of `total` bytes."""
-        about: WireValue = {"header": {}, "tensors": [["part", total]]} if start == 0 else None
-        header = request_about(PART, STAGE, number=number, start=start, message=about).header
+        """A part of a message of `total` bytes."""
         specs = [TensorSpec(f"piece {place}", "uint8", (len(piece),)) for place, piece in enumerate(pieces)]
-        await self.mail.take(sender, Frame(PART, header, tuple(map(TensorPart, specs, pieces))))
+        part = MessagePart(STAGE, number, start, total)
+        await self.mail.take(sender, Frame(PART, part, tuple(map(TensorPart, specs, pieces))))
 
 
 def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         total = 2 * PART_BYTES
         post = Post(network, total)
-        with pytest.raises(RequestRefusedError, match="not a message of a round"):
-            await post.take(C, 1, -1, 0, PIECE)
         for size in (10**14, total + 1):
             with pytest.raises(RequestRefusedError, match="no memory"):
                 await post.take(C, 1, size, 0, PIECE)
@@ -49,6 +57,8 @@ def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
             await post.take(C, 2, total, PART_BYTES, PIECE)
         await post.take(C, 3, total, 0, PIECE)
         await post.take(C, 3, total, 0, PIECE)  # the answer did not come
+        with pytest.raises(RequestRefusedError, match="does not follow"):
+            await post.take(C, 3, total - 1, PART_BYTES, PIECE[1:])
         for number, start in ((4, PART_BYTES), (3, PART_BYTES + 2)):
             with pytest.raises(RequestRefusedError, match="does not follow"):
                 await post.take(C, number, total, start, PIECE[:4])
@@ -98,24 +108,18 @@ def test_what_a_vanished_node_began_to_send_gives_way_to_others_and_small_messag
     play(scenario)
 
 
-def frame_of(*slices: bytes) -> Frame:
-    specs = [TensorSpec(f"slice {index}", "uint8", (len(data),)) for index, data in enumerate(slices)]
-    return Frame("round/message", {}, tuple(map(TensorPart, specs, slices)))
-
-
 def test_long_messages_travel_in_parts() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         transports = [network.join(A), network.join(B)]
-        slices = [bytes([number]) * (PART_BYTES // 10 + number) for number in range(25)]
-        message, short, bare = frame_of(*slices), frame_of(*(b"short" for _ in range(100))), frame_of()
-        come = list[tuple[NodeId, Frame]]()
+        message = [bytes([number]) * (PART_BYTES // 10 + number) for number in range(25)]
+        short, bare = [b"short"] * 100, [b"x"]
+        come = list[tuple[NodeId, bytes]]()
 
-        async def note(sender: NodeId, frame: Frame) -> None:
+        async def note(sender: NodeId, pieces: Sequence[Encoded]) -> None:
             await anyio.lowlevel.checkpoint()
-            come.append((sender, frame))
+            come.append((sender, b"".join(pieces)))
 
-        limits = FrameLimits(max_body_bytes=sum(map(len, slices)))
-        mails = [RoundMessageQueue(STAGE, transport, limits, note) for transport in transports]
+        mails = [RoundMessageQueue(STAGE, transport, sum(map(len, message)), note) for transport in transports]
         transports[1].serve(PART, mails[1].take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mails[0].run)
@@ -124,32 +128,51 @@ def test_long_messages_travel_in_parts() -> None:
             while len(come) < 3:
                 await anyio.sleep(0.1)
             tasks.cancel_scope.cancel()
-        assert come == [(A, message), (A, short), (A, bare)]
+        assert come == [(A, b"".join(one)) for one in (message, short, bare)]
 
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"number": -1}, "`$.number`"),
+        ({"start": 10**16}, "`$.start`"),
+        ({"size": 0}, "`$.size`"),
+        ({"size": 2.0}, "`$.size`"),
+        ({"stage": {"run_id": "1", "layers": [0, 1]}}, "`$.stage.run_id`"),
+        ({"stage": {"run_id": "1" * 64, "layers": [1, 1]}}, "`$.stage.layers`"),
+        ({"message": {}}, "unknown field `message`"),
+    ],
+)
+def test_the_head_of_a_part_is_within_its_bounds(change: dict[str, object], path: str) -> None:
+    good = {"stage": STAGE, "number": 1, "start": 0, "size": 10}
+    assert unpack(msgspec.msgpack.encode(good), MessagePart) == MessagePart(STAGE, 1, 0, 10)
+    with pytest.raises(MalformedFrameError) as refusal:
+        unpack(msgspec.msgpack.encode({**good, **change}), MessagePart)
+    assert path in str(refusal.value)
+
+
 def test_a_receiver_costs_nothing_once_all_has_arrived_and_can_be_written_to_again() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
-        others, come = (B, C, D), list[NodeId]()
+        others, come = (B, C, D), list[str]()
 
-        async def note(_sender: NodeId, frame: Frame) -> None:
+        async def note(_sender: NodeId, pieces: Sequence[Encoded]) -> None:
             await anyio.lowlevel.checkpoint()
-            come.append(NodeId(str(frame.header["to"])))
+            come.append(b"".join(pieces).decode())
 
-        limits = FrameLimits(max_body_bytes=1024)
-        sender = RoundMessageQueue(STAGE, network.join(A), limits, note)
+        sender = RoundMessageQueue(STAGE, network.join(A), 1024, note)
         for peer in others:
             transport = network.join(peer)
-            transport.serve(PART, RoundMessageQueue(STAGE, transport, limits, note).take, PART_LIMITS)
+            transport.serve(PART, RoundMessageQueue(STAGE, transport, 1024, note).take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
-            sender.send(B, Frame("round/message", {"to": B}))  # waits for `run`
+            sender.send(B, [B.encode()])  # waits for `run`
             tasks.start_soon(sender.run)
             await anyio.sleep(60)
             quiet = len(anyio.get_running_tasks())
             for _ in range(2):
                 for peer in others:
-                    sender.send(peer, Frame("round/message", {"to": peer}))
+                    sender.send(peer, [peer.encode()])
                 await anyio.sleep(60)
                 assert len(anyio.get_running_tasks()) == quiet
             tasks.cancel_scope.cancel()

@@ -43,7 +43,8 @@ def certificate(*refused: tuple[GroupMember, str]) -> Quorum:
     bad = {node for node, _ in refusals}
     accepted = tuple(member.node_id for member in members if member.node_id not in bad)
     value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, accepted, refusals, "5" * 64, 100)
-    votes = tuple(VerifiedBody(member, Vote("1" * 64, 0, Phase.COMMIT, value.digest), b"") for member in members)
+    vote = Vote("1" * 64, 0, Phase.COMMIT, value.digest)
+    votes = tuple(VerifiedBody[Vote].of(member, vote, b"") for member in members)
     return Quorum(value, 0, Phase.COMMIT, votes)
 
 
@@ -103,7 +104,7 @@ def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
 def test_who_did_too_little_to_count_is_not_shown_as_missing() -> None:
     """Neither accepted nor refused, in the value that was agreed on and in what this node judged by itself."""
     value = structs.replace(certificate().value, accepted=(A.node_id, B.node_id))
-    record = watched((101.0, exchange())).completed(replace(certificate(), value=value), END)
+    record = watched((101.0, exchange())).completed(structs.replace(certificate(), value=value), END)
     assert [one.part for one in record.members] == [
         MemberPart.ACCEPTED,
         MemberPart.ACCEPTED,
@@ -122,7 +123,7 @@ def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds
     again.continues_from(first)
     assert again.has_refused(C.node_id)
     value = structs.replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
-    record = again.completed(replace(certificate(), value=value), END)
+    record = again.completed(structs.replace(certificate(), value=value), END)
     told = {one.node_id: (one.part, one.refusal) for one in record.members}
     assert told[C.node_id] == (MemberPart.REFUSED, "norm")
     assert told[D.node_id] == (MemberPart.ABSENT, "")

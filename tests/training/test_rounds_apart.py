@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import anyio.lowlevel
 import pytest
 import torch
 
 from neuroshard.consensus.effects import VoteRecord
+from neuroshard.consensus.roster import Encoded
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed
 from neuroshard.consensus.vote_log import KEPT_STEPS
-from neuroshard.messages import EncodedFrame
 from neuroshard.network import InMemoryNetwork
 from neuroshard.status.rounds import MemberPart
 from neuroshard.types import NodeId
@@ -109,9 +111,9 @@ def test_a_round_whose_result_the_members_find_worse_is_not_completed() -> None:
 def test_what_is_trained_while_a_round_ends_late_is_kept() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
-        send, write, held = b.group.actor.mail.send, b.book.write, list[tuple[NodeId, EncodedFrame]]()
+        send, write, held = b.group.actor.mail.send, b.book.write, list[tuple[NodeId, Sequence[Encoded]]]()
 
-        def hold(peer: NodeId, message: EncodedFrame) -> None:
+        def hold(peer: NodeId, message: Sequence[Encoded]) -> None:
             held.append((peer, message))
 
         def write_and_hold(record: VoteRecord) -> None:

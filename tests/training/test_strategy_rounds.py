@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,10 @@ import torch
 
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
 from neuroshard.consensus.effects import VoteRecord
-from neuroshard.consensus.roster import GroupMember, Roster
+from neuroshard.consensus.roster import Encoded, GroupMember, Roster
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds
 from neuroshard.consensus.sync_strategies import FragmentStep, part_at, strategy_at
 from neuroshard.consensus.vote_log import KEPT_STEPS
-from neuroshard.messages import EncodedFrame
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
 from neuroshard.types import NodeId
@@ -123,9 +123,9 @@ def test_two_members_that_are_at_different_parts_come_together_again(strategy: S
 
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = replicas(network, outer_of(strategy), 2)
-        send, write, held = b.group.actor.mail.send, b.book.write, list[tuple[NodeId, EncodedFrame]]()
+        send, write, held = b.group.actor.mail.send, b.book.write, list[tuple[NodeId, Sequence[Encoded]]]()
 
-        def hold(peer: NodeId, message: EncodedFrame) -> None:
+        def hold(peer: NodeId, message: Sequence[Encoded]) -> None:
             held.append((peer, message))
 
         def write_and_hold(record: VoteRecord) -> None:

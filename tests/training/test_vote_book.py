@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember, digest_of
-from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote
+from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote, signed_by
 from neuroshard.consensus.vote_log import FILE as OFFER_FILE
 from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, FileVoteLog, SavedContribution
 from neuroshard.errors import StorageError

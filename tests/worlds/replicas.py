@@ -19,9 +19,8 @@ from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.effects import AnyBody, Judge, MakeStatistics, Reduce
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
 from neuroshard.consensus.matchmaking import Replica
-from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody
+from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody, signed_by
 from neuroshard.consensus.round_requests import RoundTimes
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay

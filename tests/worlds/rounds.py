@@ -222,7 +222,7 @@ class World:
 
     def _setting(self, one: Participant, step: Step) -> RoundConfig:
         def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
-            return VerifiedBody(one.member, body, repr((one.member, body)).encode())
+            return VerifiedBody[AnyBody].of(one.member, body, repr((one.member, body)).encode())
 
         called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
         expected = frozenset(other.member.node_id for other in called if other.root == one.root)
@@ -293,7 +293,7 @@ def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
 
 def signed_as(member: GroupMember, body: AnyBody) -> VerifiedBody[AnyBody]:
     """A liar signs what it likes, with its own key."""
-    return VerifiedBody(member, body, repr((member, body)).encode())
+    return VerifiedBody[AnyBody].of(member, body, repr((member, body)).encode())
 
 
 Twist = Callable[[Participant, Effect], list[Effect]]
@@ -333,7 +333,7 @@ def two_contributions(_one: Participant, effect: Effect) -> list[Effect]:
     """Other parts to every other reducer than it had promised."""
     match effect:
         case Say(to, ContributionSent(slices=slices) as message) if sum(map(ord, min(to))) % 2:
-            return [Say(to, replace(message, slices={index: b"x" + part for index, part in slices.items()}))]
+            return [Say(to, structs.replace(message, slices={index: b"x" + part for index, part in slices.items()}))]
         case _:
             return [effect]
 

@@ -18,9 +18,8 @@ from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
 from neuroshard.consensus.matchmaking import Replica
-from neuroshard.consensus.message_frames import signed_by
 from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import VerifiedBody
+from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
