@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 from neuroshard.aggregation import GateVerdict, Reduction
 from neuroshard.consensus.roster import Encoded, GroupMember, SlicePlan, Step, digest_of
-from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Quorum, VerifiedBody
+from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Phase, Quorum, VerifiedBody, Vote
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
@@ -129,6 +129,14 @@ class VoteRecord:
     prepared: str  # hex digest of the value prepared in that view
     lock: Quorum | None = None
     aggregate: tuple[Encoded, ...] = field(default=(), repr=False)  # of the locked value
+    is_incomplete: bool = False  # the voter has seen a vote of its own that was missing here: it votes no more
+
+    def includes(self, vote: Vote) -> bool:
+        """Whether a vote of this voter in this step is in the record, or earlier than the vote of its phase there."""
+        if vote.phase is Phase.PREPARE:
+            return vote.view < self.view or (vote.view, vote.value) == (self.view, self.prepared)
+        lock = self.lock
+        return lock is not None and (vote.view < lock.view or (vote.view, vote.value) == (lock.view, lock.value.digest))
 
 
 @dataclass(frozen=True)

@@ -159,20 +159,22 @@ class RoundStateMachine:
         """Handle a message whose signatures were verified and whose sender is known."""
         if self.completed is not None:
             return self._voting.help(sender, message)
+        effects = self._voting.check_memory(message)
         match message:
             case IntentSaid() | NewViewSaid() | ProposalSaid():
-                return self._hear_of_views(message, now)
+                effects += self._hear_of_views(message, now)
             case ContributionSent() | StatementSaid() | ResultSaid():
-                return self._take_part(sender, message)
+                effects += self._take_part(sender, message)
             case AggregateWanted():
-                return self._voting.help(sender, message)
+                effects += self._voting.help(sender, message)
             case VoteSaid() | CertificateSaid():
                 # ask the sender of a certificate for its aggregate first, and others only after some time
                 if not self.knows_end:
                     self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
-                return self._voting.take(sender, message, self.view)
+                effects += self._voting.take(sender, message, self.view)
             case AggregateSent():
-                return [*self._voting.take(sender, message, self.view), *self._vote_again()]
+                effects += [*self._voting.take(sender, message, self.view), *self._vote_again()]
+        return effects
 
     def answered(self, job: Job, answer: JobResult) -> list[Effect]:
         """Handle the result of a job."""

@@ -1,71 +1,123 @@
 """The write-ahead log of a member: its votes, its lock, its contribution, and the ends of the last steps.
 
-A member writes a vote before it sends it. Texts are JSON; aggregates are stored next to them as the bytes that were
-voted on, named and verified by their digests. The contribution is a line of JSON, then the encoded slices: after a
-restart in the middle of a round, it separates the work in the aggregate from the work done since.
+A member writes a vote before it sends it. Votes and ends are records of one file, `votes.log`, which is only appended
+to: counter, length, BLAKE3, content in msgpack. The counter rises; no clock orders or deletes anything. When a record
+is on disk, its counter is written to `votes.count`, and only then the vote may leave. So after a crash:
+
+    votes.log ends in     counter in votes.count   meaning
+    an intact record      its own                  all is here
+    an intact record      a smaller one            the last vote never left; it is kept as if it had
+    damaged bytes         the last intact one's    these bytes never left: the next record replaces them
+    anything              a larger one             a vote that left is lost: the log is damaged, the node must not vote
+
+Aggregates are files of their own, as the bytes that were voted on, named and verified by their digests. The
+contribution is a record, then the encoded slices: after a restart in the middle of a round, it separates the work in
+the aggregate from the work done since.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from struct import Struct as Layout
+from typing import Annotated, Protocol, TypeAlias, TypeVar
 
 import msgspec
+from blake3 import blake3
 from msgspec import Meta, Struct
 from torch import Tensor
 
 from neuroshard.compression import MalformedVectorError
-from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.config.state_file import make_folder, sync_folder, write_atomically
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.roster import MAX_SLICES, digest_of
+from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, digest_of
 from neuroshard.consensus.round_messages import MAX_VIEW, Quorum
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.voting import Aggregate
-from neuroshard.decoders import json_decoder
+from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import StorageError
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.state.transfer_messages import Count
 from neuroshard.types import HexDigest
 
-FILE = "offer.bin"
-_MAX_HEAD_BYTES = 16 * 1024
+_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+KEPT_VOTES = 8  # steps: a node changes between steps from one state when members join and leave
+KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up
+ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
+LOG_FILE, COUNT_FILE, CONTRIBUTION_FILE = "votes.log", "votes.count", "offer.bin"
+SPARE_BYTES = 1 << 20  # of records that are not needed any more, before the log is written again without them
+MAX_PROOFS_BYTES = 1 << 20
+
+
+class _StoredVotes(Struct, frozen=True, tag="votes", forbid_unknown_fields=True):
+    """The votes in one step. The lock's aggregate is a file of its own."""
+
+    step_id: HexDigest
+    view: Annotated[int, Meta(ge=-1, le=MAX_VIEW)]
+    prepared: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+    lock: Quorum | None
+    is_incomplete: bool
+
+
+class _StoredEnd(Struct, frozen=True, tag="end", forbid_unknown_fields=True):
+    """The end of one step. Its aggregate is a file of its own."""
+
+    number: Count
+    kept: Annotated[int, Meta(ge=1)]  # number of ended steps to keep from now on
+    certificate: Quorum
 
 
 class _StoredSlice(Struct, frozen=True, forbid_unknown_fields=True):
     """One slice of a stored contribution."""
 
-    bytes: Count
+    size: Count  # in bytes
     digest: HexDigest
 
 
-class _ContributionHead(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line of a stored contribution; the slices follow."""
+class _StoredContribution(Struct, frozen=True, forbid_unknown_fields=True):
+    """The record at the start of a stored contribution; the slices follow."""
 
-    step: HexDigest
+    step_id: HexDigest
     sequences: Count
     slices: Annotated[tuple[_StoredSlice, ...], Meta(max_length=MAX_SLICES)]
 
 
-class _StoredVotes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The votes in one step."""
+class _StoredProof(Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of `proofs.jsonl`, with the claims as signed, in base64."""
 
-    step: HexDigest
-    view: Annotated[int, Meta(ge=-1, le=MAX_VIEW)]
-    prepared: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
-    lock: Quorum | None  # its aggregate is a file of its own
+    node: str
+    what: str
+    claims: tuple[bytes, ...]
 
 
-class _StoredEnd(Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of one step."""
+_StoredRecord: TypeAlias = _StoredVotes | _StoredEnd
+_LENGTHS = Layout("<QI")  # counter, length of the content
+_HEAD_BYTES = _LENGTHS.size + DIGEST_BYTES
 
-    number: Count
-    certificate: Quorum
+
+def pack_record(counter: int, content: bytes) -> bytes:
+    """A record: counter (8 bytes), length (4 bytes), BLAKE3 of both and the content, then the content."""
+    lengths = _LENGTHS.pack(counter, len(content))
+    return b"".join((lengths, blake3(lengths).update(content).digest(), content))
+
+
+def intact_records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Counter and content of the records at the start of `data`, up to the first that is damaged or does not rise."""
+    last, view = 0, memoryview(data)
+    while len(view) >= _HEAD_BYTES:
+        counter, size = _LENGTHS.unpack_from(view)
+        record = view[: _HEAD_BYTES + size]
+        content = bytes(record[_HEAD_BYTES:])
+        if counter <= last or len(content) != size or bytes(record) != pack_record(counter, content):
+            return
+        yield counter, content
+        last, view = counter, view[len(record) :]
 
 
 @dataclass(frozen=True)
@@ -77,47 +129,14 @@ class SavedContribution:
     parts: tuple[bytes, ...]
 
 
-def write_contribution(folder: Path, offer: SavedContribution) -> None:
-    """Store the contribution and replace the one before. Raises OSError."""
-    slices = tuple(_StoredSlice(len(part), digest_of(part).hex()) for part in offer.parts)
-    head = _ContributionHead(offer.step_id, offer.sequences, slices)
-    write_atomically(folder / FILE, (msgspec.json.encode(head) + b"\n", *offer.parts))
-
-
-def read_contribution(folder: Path, step_id: str) -> SavedContribution | None:
-    """Read the contribution to this step; None if the stored one is for another.
-
-    Raises OSError, ValueError.
-    """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        head = _decoded(file.readline(_MAX_HEAD_BYTES), _ContributionHead)
-        if head.step != step_id:
-            return None
-        if file.tell() + sum(one.bytes for one in head.slices) != path.stat().st_size:
-            raise ValueError("its size differs from its header")
-        parts = tuple(file.read(one.bytes) for one in head.slices)
-    if any(digest_of(part).hex() != one.digest for part, one in zip(parts, head.slices, strict=True)):
-        raise ValueError("a slice is damaged")
-    return SavedContribution(step_id, head.sequences, parts)
-
-
-_LOG = logging.getLogger(__name__)
-
-KEPT_VOTES = 8  # steps: a node changes between steps from one state when members join and leave
-KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up
-ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
-MAX_TEXT_BYTES = 16 << 20
-MAX_PROOFS_BYTES = 1 << 20
-
-
 class VoteLog(Protocol):
     """The stored memory of one stage's rounds. Its methods block."""
 
     def votes(self) -> Sequence[VoteRecord]:
-        """This node's votes in the last KEPT_VOTES steps that it voted in, the newest last. Raises StorageError."""
+        """This node's votes in the last KEPT_VOTES steps that it voted in, the newest last.
+
+        Raises StorageError if a vote that was sent may be missing: the node must not vote then.
+        """
         ...
 
     def write(self, record: VoteRecord) -> None:
@@ -129,7 +148,7 @@ class VoteLog(Protocol):
         ...
 
     def ended(self) -> Sequence[Quorum]:
-        """The certificates of the last steps that have ended, the oldest first."""
+        """The certificates of the last steps that have ended, the oldest first. Raises StorageError as `votes` does."""
         ...
 
     def aggregate(self, certificate: Quorum) -> Aggregate | None:
@@ -188,63 +207,64 @@ class InMemoryVoteLog:
         return offer if offer is not None and offer.step_id == step_id else None
 
 
-class FileVoteLog:
-    """The vote log in a folder next to the stage's checkpoints."""
+@dataclass(frozen=True)
+class _Entry:
+    """A record of the log that is still needed."""
 
-    def __init__(self, folder: Path, data_dir: Path | None = None) -> None:
+    counter: int
+    size: int  # in bytes
+    record: _StoredRecord
+
+
+class FileVoteLog:
+    """The vote log in a folder next to the stage's checkpoints. One thread at a time may use it."""
+
+    def __init__(self, folder: Path, data_dir: Path | None = None, *, spare_bytes: int = SPARE_BYTES) -> None:
         """`data_dir` is the node's folder above it, which a running node must not create again."""
         self._folder = folder
         self._data_dir = data_dir
+        self._spare_bytes = spare_bytes
+        self._entries: list[_Entry] | None = None  # by counter; None before they are read, and after a failed write
+        self._length = 0  # of the intact part of the log, in bytes
 
     def votes(self) -> Sequence[VoteRecord]:
         found = list[VoteRecord]()
-        for path in self._by_age("votes-*.json"):
+        for record in self._records(_StoredVotes):
             try:
-                stored = _read_json(path, _StoredVotes)
-                aggregate = () if stored.lock is None else self._read_aggregate(stored.lock)
+                aggregate = () if record.lock is None else self._read_aggregate(record.lock)
             except (OSError, ValueError) as error:
-                # a second vote without knowing the first could fork the swarm
-                advice = "Remove the folder to take part again as a newcomer: other nodes then send the state."
-                raise StorageError(f"The votes in {path} cannot be read: {error}.", advice) from None
-            found.append(VoteRecord(stored.step, stored.view, stored.prepared, stored.lock, aggregate))
+                raise self._damaged(str(error)) from None
+            votes = VoteRecord(record.step_id, record.view, record.prepared, record.lock, aggregate)
+            found.append(replace(votes, is_incomplete=record.is_incomplete))
         return found
 
     def write(self, record: VoteRecord) -> None:
-        stored = _StoredVotes(record.step_id, record.view, record.prepared, record.lock)
         try:
             if record.lock is not None:
                 self._write_aggregate(record.lock, record.aggregate)
-            self._write_json(f"votes-{record.step_id}.json", stored)
-            for old in self._by_age("votes-*.json")[:-KEPT_VOTES]:
-                old.unlink()
+            stored = _StoredVotes(record.step_id, record.view, record.prepared, record.lock, record.is_incomplete)
+            self._append(stored)
         except OSError as error:
             raise StorageError(f"A vote could not be written to {self._folder}: {error}.", "Make room.") from None
 
     def end(self, number: int, complete: Complete, kept: int = KEPT_STEPS) -> None:
-        certificate = complete.certificate
         try:
-            self._write_aggregate(certificate, complete.aggregate)
-            self._write_json(f"step-{number:010d}.json", _StoredEnd(number, certificate))
-            for old in self._by_age("step-*.json")[:-kept]:
-                old.unlink()
-            wanted = {quorum.value.digest for quorum in self.ended()} | self._locked()
-            for path in self._folder.glob("aggregate-*.bin"):
-                if path.stem.removeprefix("aggregate-") not in wanted:
-                    path.unlink()
+            self._write_aggregate(complete.certificate, complete.aggregate)
+            self._append(_StoredEnd(number, kept, complete.certificate))
+            unused = set(self._folder.glob("aggregate-*.bin"))
+            for entry in self._read():
+                quorum = entry.record.lock if isinstance(entry.record, _StoredVotes) else entry.record.certificate
+                if quorum is not None:
+                    unused.discard(self._path_of(quorum))
+            for path in unused:
+                path.unlink()
         except OSError as error:
             raise StorageError(
                 f"A certificate could not be written to {self._folder}: {error}.", "Make room."
             ) from None
 
     def ended(self) -> Sequence[Quorum]:
-        """Certificates of the last steps. Damaged ones are left out: other nodes have them."""
-        found = list[Quorum]()
-        for path in self._by_age("step-*.json"):
-            try:
-                found.append(_read_json(path, _StoredEnd).certificate)
-            except (OSError, ValueError) as error:
-                _LOG.warning("The certificate in %s cannot be read: %s", path, error)
-        return found
+        return [record.certificate for record in self._records(_StoredEnd)]
 
     def aggregate(self, certificate: Quorum) -> Aggregate | None:
         try:
@@ -254,25 +274,22 @@ class FileVoteLog:
             return None
 
     def keep_proof(self, accusation: Accuse) -> None:
-        """Append one JSON object per line, with the claims as signed, in base64."""
         path = self._folder / "proofs.jsonl"
-        fields = {
-            "node": accusation.node,
-            "what": accusation.what,
-            "claims": [b64encode(claim).decode() for claim in accusation.proof],
-        }
+        proof = _StoredProof(accusation.node, accusation.what, accusation.proof)
         try:
             make_folder(self._folder, self._data_dir)
             if not path.exists() or path.stat().st_size < MAX_PROOFS_BYTES:
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(fields) + "\n")
+                with path.open("ab") as file:
+                    file.write(msgspec.json.encode(proof) + b"\n")
         except OSError as error:
             raise StorageError(f"A proof could not be written to {path}: {error}.", "Make room.") from None
 
     def keep_offer(self, offer: SavedContribution) -> None:
+        slices = tuple(_StoredSlice(len(part), digest_of(part).hex()) for part in offer.parts)
+        head = msgspec.msgpack.encode(_StoredContribution(offer.step_id, offer.sequences, slices))
         try:
             make_folder(self._folder, self._data_dir)
-            write_contribution(self._folder, offer)
+            write_atomically(self._folder / CONTRIBUTION_FILE, (pack_record(1, head), *offer.parts))
         except OSError as error:
             raise StorageError(
                 f"A contribution could not be written to {self._folder}: {error}.", "Make room."
@@ -280,23 +297,88 @@ class FileVoteLog:
 
     def offer(self, step_id: str) -> SavedContribution | None:
         try:
-            return read_contribution(self._folder, step_id)
+            data = (self._folder / CONTRIBUTION_FILE).read_bytes()
+            _, content = next(intact_records(data), (0, b""))
+            head = _decoded(content, _StoredContribution)
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError) as error:
             _LOG.warning("The contribution in %s cannot be read: %s", self._folder, error)
             return None
+        if head.step_id != step_id:
+            return None
+        position, parts, digests = _HEAD_BYTES + len(content), list[bytes](), list[str]()
+        for one in head.slices:
+            parts.append(data[position : position + one.size])
+            digests.append(digest_of(parts[-1]).hex())
+            position += one.size
+        if position != len(data) or digests != [one.digest for one in head.slices]:
+            _LOG.warning("The contribution in %s is damaged.", self._folder)
+            return None
+        return SavedContribution(step_id, head.sequences, tuple(parts))
 
-    def _by_age(self, pattern: str) -> Sequence[Path]:
-        """Files in the order in which they were written; numbers restart when a node changes to another line."""
-        return sorted(self._folder.glob(pattern), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    def _records(self, form: type[_T]) -> Sequence[_T]:
+        return [entry.record for entry in self._read() if isinstance(entry.record, form)]
 
-    def _locked(self) -> set[str]:
-        """Digests of the values in stored locks: their aggregates are still needed."""
-        locks = [_read_json(path, _StoredVotes).lock for path in self._by_age("votes-*.json")]
-        return {lock.value.digest for lock in locks if lock is not None}
+    def _read(self) -> list[_Entry]:
+        """The needed records, read from disk unless that was done. Raises StorageError if one may be missing."""
+        if self._entries is None:
+            try:
+                data, count = (_content(self._folder / name) for name in (LOG_FILE, COUNT_FILE))
+            except OSError as error:
+                raise StorageError(f"{error.filename} cannot be read: {error}.", "Check the disk.") from None
+            entries, length = list[_Entry](), 0
+            for counter, content in intact_records(data):
+                try:
+                    record = _decoded(content, _StoredRecord)
+                except ValueError as error:
+                    raise self._damaged(f"record {counter} is of another version ({error})") from None
+                size = _HEAD_BYTES + len(content)
+                entries, length = _needed([*entries, _Entry(counter, size, record)]), length + size
+            counts = [counter for counter, _ in intact_records(count)]
+            # before the first vote left there is no count, and no second record
+            if not counts and (count or len(entries) > 1):
+                raise self._damaged(f"{COUNT_FILE} is missing or damaged")
+            if counts and (not entries or entries[-1].counter < counts[0]):
+                raise self._damaged(f"record {counts[0]}, which was written, cannot be read")
+            self._entries, self._length = entries, length
+        return self._entries
 
-    def _write_json(self, name: str, stored: Struct) -> None:
+    def _append(self, record: _StoredRecord) -> None:
+        """Write a record; nothing that follows from it may leave before this returns. Raises OSError, StorageError."""
+        entries, path = self._read(), self._folder / LOG_FILE
+        counter = entries[-1].counter + 1 if entries else 1
+        data = pack_record(counter, msgspec.msgpack.encode(record))
+        self._entries = None  # a write that fails half-way is read again as it is on disk
         make_folder(self._folder, self._data_dir)
-        write_atomically(self._folder / name, msgspec.json.encode(stored))
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            file.truncate(self._length)  # what is left of a record that never left
+            file.seek(self._length)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if not self._length:
+            sync_folder(self._folder)  # the file itself is new
+        write_atomically(self._folder / COUNT_FILE, pack_record(counter, b""))
+        self._entries = _needed([*entries, _Entry(counter, len(data), record)])
+        self._length += len(data)
+        if self._length > self._spare_bytes + 2 * sum(map(attrgetter("size"), self._entries)):
+            self._compact(self._entries)
+
+    def _compact(self, entries: Sequence[_Entry]) -> None:
+        """Write the log again, with the needed records under their old counters."""
+        records = [pack_record(entry.counter, msgspec.msgpack.encode(entry.record)) for entry in entries]
+        try:
+            write_atomically(self._folder / LOG_FILE, records)
+            self._length = sum(map(len, records))
+        except OSError as error:
+            self._entries = None  # perhaps only the last flush failed
+            _LOG.warning("%s stays longer than needed: %s", self._folder / LOG_FILE, error)
+
+    def _damaged(self, reason: str) -> StorageError:
+        # a second vote without knowing the first could fork the swarm
+        advice = "Remove the folder to take part again as a newcomer: other nodes then send the state."
+        return StorageError(f"The vote log in {self._folder} is damaged, so this node must not vote: {reason}.", advice)
 
     def _write_aggregate(self, quorum: Quorum, aggregate: Aggregate) -> None:
         make_folder(self._folder, self._data_dir)
@@ -323,17 +405,34 @@ class FileVoteLog:
         return self._folder / f"aggregate-{quorum.value.digest}.bin"
 
 
-def _read_json(path: Path, form: type[_T]) -> _T:
-    """Raises OSError, ValueError."""
-    with path.open("rb") as file:
-        return _decoded(file.read(MAX_TEXT_BYTES), form)
-
-
-def _decoded(data: bytes, form: type[_T]) -> _T:
+def _content(path: Path) -> bytes:
+    """The content of a file; b"" if there is none. Raises OSError."""
     try:
-        return json_decoder(form).decode(data)
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+
+
+def _decoded(content: bytes, form: type[_T]) -> _T:
+    try:
+        return msgpack_decoder(form).decode(content)
     except RecursionError as error:
         raise ValueError(str(error)) from None
+
+
+def _needed(entries: Sequence[_Entry]) -> list[_Entry]:
+    """The newest votes in each of the last KEPT_VOTES steps, and the last ended steps, by counter."""
+    votes, ends, kept = dict[str, _Entry](), dict[str, _Entry](), KEPT_STEPS
+    for entry in entries:
+        match entry.record:
+            case _StoredVotes(step_id=step_id):
+                votes.pop(step_id, None)
+                votes[step_id] = entry
+            case _StoredEnd(kept=kept, certificate=certificate):
+                ends.pop(certificate.value.digest, None)
+                ends[certificate.value.digest] = entry
+    needed = [*list(votes.values())[-KEPT_VOTES:], *list(ends.values())[-kept:]]
+    return sorted(needed, key=attrgetter("counter"))
 
 
 @dataclass(frozen=True)

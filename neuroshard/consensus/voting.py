@@ -9,16 +9,17 @@ The invariants, in the order in which the code keeps them:
     2. A locked voter prepares another value only with the proof of a lock of a later view (`_supports`).
     3. It locks, and then commits, only a value whose whole aggregate it has (`count`).
     4. Every Persist comes before the Say of its vote: after a crash the voter knows at least what its peers know.
+    5. A voter that sees a vote of its own which it does not know votes no more in the step (`check_memory`).
 
 Any two quorums share an honest voter. With 1 and 2 that voter keeps two values from being committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from neuroshard.consensus.effects import Accuse, Complete, Effect, Persist, RoundConfig, Say, VoteRecord
+from neuroshard.consensus.effects import Accuse, Complete, Effect, GiveUp, Persist, RoundConfig, Say, VoteRecord
 from neuroshard.consensus.roster import Encoded, Step, digest_of
 from neuroshard.consensus.round_messages import (
     AggregateSent,
@@ -28,6 +29,7 @@ from neuroshard.consensus.round_messages import (
     Message,
     NewViewSaid,
     Phase,
+    ProposalSaid,
     Quorum,
     Value,
     VerifiedBody,
@@ -216,6 +218,21 @@ class Voting:
             case AggregateSent(value, slices):
                 return self.count(view) if self.values.take(value, slices) else []
 
+    def check_memory(self, message: Message) -> list[Effect]:
+        """Stop voting in this step if the message contains a vote of this node that its record does not include.
+
+        The record was restored from an old copy: the node does not know which votes it has sent.
+        """
+        own = self._setting.member
+        lost = any(
+            vote.member == own and vote.body.step_id == self.record.step_id and not self.record.includes(vote.body)
+            for vote in votes_in(message)
+        )
+        if not lost or self.record.is_incomplete:
+            return []
+        self.record = replace(self.record, is_incomplete=True)
+        return [Persist(self.record), GiveUp("this node's vote log is older than a vote that the node has sent")]
+
     def is_lock(self, quorum: Quorum) -> bool:
         """Whether this is a valid lock: a quorum of prepare votes."""
         return quorum.phase is Phase.PREPARE and self._counts(quorum)
@@ -249,7 +266,7 @@ class Voting:
 
     @property
     def _is_voter(self) -> bool:
-        return self._setting.member in self._setting.step.roster.members
+        return self._setting.member in self._setting.step.roster.members and not self.record.is_incomplete
 
     def _supports(self, value: Value, proof: Quorum | None) -> bool:
         if self.lock is None or self.lock.value.digest == value.digest:
@@ -292,6 +309,17 @@ class Voting:
         self.completed = Complete(certificate, aggregate)
         to = self._setting.others | {member.node_id for member in value.members} - {self._setting.self_id}
         return [Say(to, CertificateSaid(certificate)), self.completed]  # a member sends nothing after the end
+
+
+def votes_in(message: Message) -> Sequence[VerifiedBody[Vote]]:
+    """The votes in a message, whoever signed them."""
+    match message:
+        case VoteSaid(signed):
+            return [signed]
+        case CertificateSaid(certificate=quorum) | NewViewSaid(lock=quorum) | ProposalSaid(lock=quorum):
+            return () if quorum is None else quorum.votes
+        case _:
+            return ()
 
 
 def certificate_for(certificate: Quorum, sender: NodeId, message: Message) -> list[Effect]:

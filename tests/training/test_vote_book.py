@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,14 @@ import pytest
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
 from neuroshard.consensus.roster import GroupMember, digest_of
 from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote, signed_by
-from neuroshard.consensus.vote_log import FILE as OFFER_FILE
-from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, FileVoteLog, SavedContribution
+from neuroshard.consensus.vote_log import (
+    CONTRIBUTION_FILE,
+    KEPT_STEPS,
+    KEPT_VOTES,
+    LOG_FILE,
+    FileVoteLog,
+    SavedContribution,
+)
 from neuroshard.errors import StorageError
 from tests.worlds.replicas import IDENTITIES, NOW
 
@@ -60,13 +67,15 @@ def test_damaged_votes_are_an_error_and_a_damaged_aggregate_is_fetched_again(tmp
     folder = tmp_path / "rounds"
     book = FileVoteLog(folder)
     book.write(RECORD)
-    next(folder.glob("votes-*")).write_bytes(b"{}")
-    with pytest.raises(StorageError, match="cannot be read"):
-        book.votes()
-    book.write(RECORD)
+    whole = (folder / LOG_FILE).read_bytes()
+    (folder / LOG_FILE).write_bytes(b"{}")
+    for read in (FileVoteLog(folder).votes, FileVoteLog(folder).ended, partial(FileVoteLog(folder).write, RECORD)):
+        with pytest.raises(StorageError, match="damaged, so this node must not vote"):
+            read()
+    (folder / LOG_FILE).write_bytes(whole)
     (aggregate,) = folder.glob("aggregate-*")
     aggregate.write_bytes(aggregate.read_bytes()[:-1])
-    with pytest.raises(StorageError, match="damaged"):
+    with pytest.raises(StorageError, match="the aggregate is damaged"):
         book.votes()
     aggregate.unlink()
     book.end(1, Complete(quorum(Phase.COMMIT), AGGREGATE))
@@ -131,9 +140,9 @@ def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_non
     again = FileVoteLog(tmp_path / "rounds")
     assert again.offer(HASH) == offer
     assert again.offer("cd" * 32) is None
-    path = tmp_path / "rounds" / OFFER_FILE
+    path = tmp_path / "rounds" / CONTRIBUTION_FILE
     whole = path.read_bytes()
-    for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"120", b"-12"), b"{}", b"\xff", b""):
+    for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"\x78", b"\x79", 1), b"{}", b"\xff", b""):
         path.write_bytes(damaged)
         assert again.offer(HASH) is None
 
