@@ -278,6 +278,8 @@ class StageModel(nn.Module):
         self.layer_range = whole if layers is None else layers
         if self.layer_range.stop > architecture.layer_count:
             raise ValueError(f"{self.layer_range} is not part of a model of {architecture.layer_count} layers")
+        self.is_first = self.layer_range.start == 0  # the input is token ids
+        self.is_last = self.layer_range.stop == architecture.layer_count  # the stage computes logits and losses
         self.embedding = Projection(architecture.hidden_size, architecture.vocabulary_size) if self.is_first else None
         self.layers = nn.ModuleDict(
             {str(i): Block(architecture, i) for i in range(self.layer_range.start, self.layer_range.stop)}
@@ -288,16 +290,6 @@ class StageModel(nn.Module):
         cosine, sine = rotary_angles(architecture, torch.arange(architecture.sequence_length, device="cpu"))
         self.register_buffer("_cosine", cosine, persistent=False)
         self.register_buffer("_sine", sine, persistent=False)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the input is token ids."""
-        return self.layer_range.start == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the stage computes logits and losses."""
-        return self.layer_range.stop == self.architecture.layer_count
 
     def forward(self, inputs: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Token ids (b, t) for the first stage, otherwise activations (b, t, d) -> activations (b, t, d).

@@ -434,6 +434,7 @@ class Driver:
         while not self._room.is_open:
             await self._room.changed.wait()
         self.flow.began(run)
+        is_accumulated = False
         try:
             self._ledger.measured(key, await run.forward())  # noted before the backward passes, after which stages step
             await run.backward()
@@ -443,10 +444,10 @@ class Driver:
             _LOG.warning("A microbatch was dropped: %s", error)
             self._give_up(key)
         else:
-            self.flow.accumulated(run)
+            is_accumulated = True
             self._ledger.accumulated(key)
         finally:
-            self.flow.ended(run)
+            self.flow.ended(run, is_accumulated=is_accumulated)
             self._under_way[key.session].asked.update(run.asked)
             del self._calls[key]
             self._may_read.notify()

@@ -485,7 +485,10 @@ class ComputeThread:
         small, text, training = self._waiting.values()
         with self._changed:
             while True:
-                rest = self._seconds_to_rest() if training and not self._closed else 0.0
+                rest = 0.0
+                if training and not self._closed:  # seconds until training stays within its share of the time
+                    ended, worked = self._worked
+                    rest = ended + worked * (1 / self._share - 1) - time.perf_counter()
                 # The order of these cases is the priority: small jobs, then text, then training that need not rest.
                 # Text steps aside once after each text job if training is due. `rest` is 0 when the thread is closed,
                 # so that accepted jobs end.
@@ -501,11 +504,6 @@ class ComputeThread:
                 if self._closed:
                     return None
                 self._changed.wait(rest if training else None)
-
-    def _seconds_to_rest(self) -> float:
-        """Seconds until training stays within its share of the time."""
-        ended, seconds = self._worked
-        return ended + seconds * (1 / self._share - 1) - time.perf_counter()
 
     @staticmethod
     def _run_job(job: _Job, *, to_its_end: bool) -> None:

@@ -74,7 +74,8 @@ class MicrobatchCall:
             None
         ] * stages  # the replica whose output the next stage received, by stage
         self._roots: dict[int, str] = {}  # root of the weights that produced the output that the next stage received
-        self._seconds: dict[int, float] = {}  # seconds of answered requests, for the stages whose work is not finished
+        # the replica and the seconds of its answers, for the stages whose work is not finished
+        self._at_work: dict[int, tuple[StageClient, float]] = {}
         self._gradient: Tensor | None = None  # gradient of the last stage's inputs, between the two passes
         self._patience_seconds = patience_seconds
 
@@ -119,11 +120,11 @@ class MicrobatchCall:
 
     def _leave_stages(self) -> None:
         """Report to the routing that this microbatch no longer needs the stages that have not finished it."""
-        for stage in self._seconds:
-            self._routing.left(stage, _known(self.hops[stage]))
+        for stage, (hop, _) in self._at_work.items():
+            self._routing.left(stage, hop)
 
     def _finished(self, stage: int) -> None:
-        self._routing.finished(stage, _known(self.hops[stage]), self._seconds.pop(stage))
+        self._routing.finished(stage, *self._at_work.pop(stage))
 
     async def _forward(self, stage: int, hop: StageClient) -> Tensor:
         output = await hop.forward(self.key, self._inputs[stage])
@@ -172,7 +173,7 @@ class MicrobatchCall:
                 self.failures += last is not None and last.node_id != hop.node_id
                 last = hop
                 self.asked[stage, id(hop)] = (stage, hop)
-                self._seconds[stage] = 0.0
+                self._at_work[stage] = hop, 0.0
                 waits_until = anyio.current_time() + self._patience_seconds
             began = anyio.current_time()
             try:
@@ -185,19 +186,13 @@ class MicrobatchCall:
                     _LOG.debug("Stage %d: another node is asked: %s", stage + 1, error)
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None
-                    del self._seconds[stage]
+                    del self._at_work[stage]
                 else:
                     self._routing.busy(stage, hop, error)
                     await anyio.sleep(RETRY_SECONDS)
             else:
-                self._seconds[stage] += anyio.current_time() - began
+                self._at_work[stage] = hop, self._at_work[stage][1] + anyio.current_time() - began
                 return answer
-
-
-def _known(hop: StageClient | None) -> StageClient:
-    if hop is None:
-        raise ValueError("a stage that was asked has a hop")
-    return hop
 
 
 async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -> Measured:
@@ -380,23 +375,22 @@ class FlowRecord:
         if self._since is None:
             self._since = now
 
-    def accumulated(self, run: MicrobatchCall) -> None:
-        """Record that every stage has done its work for the microbatch."""
-        now = self._monotonic()
-        passage = passage_of(run, ended_at=self._wall_clock(), seconds=now - self._under_way[run])
-        self._recent.append(passage)
-        self._window.append((now, passage))
-        if len(self._window) > self._most:
-            self._since, _ = self._window.popleft()
-
     def gave_up(self) -> None:
         """Count a microbatch that was dropped for good."""
         self._counts = replace(self._counts, given_up=self._counts.given_up + 1)
 
-    def ended(self, run: MicrobatchCall) -> None:
-        """Record that the microbatch is no longer in flight, whether it succeeded or not."""
-        del self._under_way[run]
+    def ended(self, run: MicrobatchCall, *, is_accumulated: bool) -> None:
+        """Record that the microbatch is no longer in flight, and whether every stage has done its work for it."""
+        began = self._under_way.pop(run)
         self._counts = self._counts.with_run(run)
+        if not is_accumulated:
+            return
+        now = self._monotonic()
+        passage = passage_of(run, ended_at=self._wall_clock(), seconds=now - began)
+        self._recent.append(passage)
+        self._window.append((now, passage))
+        if len(self._window) > self._most:
+            self._since, _ = self._window.popleft()
 
     def flow(self) -> PipelineFlow:
         """Present statistics. Values of the window may be up to FOLD_SECONDS old."""

@@ -66,12 +66,9 @@ class FixedRouting:
     """Routing with one fixed replica per stage. A replica that failed is used again after FIXED_RETRY_SECONDS."""
 
     def __init__(self, route: Sequence[StageClient]) -> None:
+        self.stage_count = len(route)
         self._route = tuple(route)
         self._not_before = [0.0] * len(route)
-
-    @property
-    def stage_count(self) -> int:
-        return len(self._route)
 
     @property
     def obstacle(self) -> str | None:

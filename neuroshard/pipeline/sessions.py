@@ -96,9 +96,10 @@ class _Driver:
     def usage(self) -> tuple[int, int]:
         """Number of open microbatches, and bytes of the kept answers."""
         open_count = kept_bytes = 0
-        for work in self.works():
-            open_count += not work.done
-            kept_bytes += work.kept_bytes
+        for session in self.sessions.values():
+            for work in session.works.values():
+                open_count += not work.done
+                kept_bytes += work.kept_bytes
         return open_count, kept_bytes
 
     def is_closed(self, session: int) -> bool:
@@ -254,8 +255,9 @@ class Accumulated:
 class StepIntake:
     """Counts the microbatches of the present step. Once opened, it admits as many sequences as the step needs.
 
-    Belongs to the event loop's thread. Its owner calls `notify` after every change. Open sequences count towards the
-    step before they are accumulated, so that drivers cannot begin more microbatches than it needs.
+    Belongs to the event loop's thread. The stage server calls `notify` after every change that it makes to a microbatch.
+    Open sequences count towards the step before they are accumulated, so that drivers cannot begin more microbatches
+    than it needs.
     """
 
     def __init__(self, sequences_per_step: int) -> None:
@@ -304,10 +306,12 @@ class StepIntake:
     def open(self) -> None:
         """Admit microbatches."""
         self.closed_because, self.is_paused = None, False
+        self.notify()
 
     def close(self, reason: str, *, is_paused: bool = False) -> None:
-        """Admit no more microbatches, for the given reason."""
+        """Admit no more microbatches. A driver that waits for data for the next one stops waiting."""
         self.closed_because, self.is_paused = reason, is_paused
+        self.notify()
 
     def begin(self, key: MicrobatchKey, sequences: int) -> None:
         """Count an admitted microbatch as open."""

@@ -169,11 +169,12 @@ class LocalStageClient:
 
     async def _timed(self, operation: Operation, key: MicrobatchKey, work: Awaitable[T]) -> T:
         """Await `work` and record its duration; time that the server did not compute counts as waiting."""
-        began, before = anyio.current_time(), self.service.compute_seconds(key)
+        began, (before, _) = anyio.current_time(), self.service.computed(key)
         answer = await work
         seconds = anyio.current_time() - began
-        worked = max(0.0, self.service.compute_seconds(key) - before)
-        again = recompute_seconds(operation, before, worked) if self.service.is_recomputed(key) else 0.0
+        after, is_recomputed = self.service.computed(key)
+        worked = max(0.0, after - before)
+        again = recompute_seconds(operation, before, worked) if is_recomputed else 0.0
         self.timings.append(RequestTiming(operation, key.session, key.microbatch, seconds, seconds, worked, again))
         return answer
 

@@ -88,15 +88,16 @@ class StageRequestHandler:
         try:
             request = await run_off_loop(lambda: read_request(frame, self._stage), *frame.tensors)
             key = MicrobatchKey(sender, request.session, request.microbatch)
-            computed = self._service.compute_seconds(key)
+            before, _ = self._service.computed(key)
             found = await self._carry_out(key, request)
         except RefusedTensorError as error:
             self._report(sender, ScoreReason.UNEXPECTED_TENSOR)
             return refusal_frame(error)
         except StageError as error:
             return refusal_frame(error)
-        worked = max(0.0, self._service.compute_seconds(key) - computed)
-        again = recompute_seconds(request.operation, computed, worked) if self._service.is_recomputed(key) else 0.0
+        after, is_recomputed = self._service.computed(key)
+        worked = max(0.0, after - before)
+        again = recompute_seconds(request.operation, before, worked) if is_recomputed else 0.0
         answer = replace(
             found,
             root=self._root(),

@@ -26,7 +26,7 @@ from neuroshard.pipeline.microbatch import (
     StagePausedError,
     UnknownMicrobatchError,
 )
-from neuroshard.pipeline.sessions import Accumulated, MicrobatchWork, SessionLimits, SessionTable, StepIntake
+from neuroshard.pipeline.sessions import MicrobatchWork, SessionLimits, SessionTable, StepIntake
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, StageShapes
 from neuroshard.signals import sleep_to_tick
@@ -178,15 +178,13 @@ class StageServer:
         """Number of sessions that are not closed."""
         return self._table.session_count
 
-    def compute_seconds(self, key: MicrobatchKey) -> float:
-        """Compute seconds of a microbatch so far, without waiting; 0 for an unknown one."""
-        work = self._table.peek(key)
-        return 0.0 if work is None else work.compute_seconds
+    def computed(self, key: MicrobatchKey) -> tuple[float, bool]:
+        """Compute seconds of a microbatch so far, and whether its forward pass is computed twice.
 
-    def is_recomputed(self, key: MicrobatchKey) -> bool:
-        """Whether a known microbatch computes its forward pass twice."""
+        (0.0, False) for an unknown microbatch.
+        """
         work = self._table.peek(key)
-        return work is not None and work.keeps_graph is False
+        return (0.0, False) if work is None else (work.compute_seconds, work.keeps_graph is False)
 
     async def run(self) -> None:
         """Close idle sessions and forget idle texts until cancelled."""
@@ -272,15 +270,9 @@ class StageServer:
         self._let_go(self._table.keep_only(nodes))
 
     def open(self) -> None:
-        """Admit microbatches."""
-        self.intake.open()
+        """Admit microbatches, which get the full time to end."""
         self._complete_since = None
-        self.intake.notify()
-
-    def stop_admitting(self, reason: str, *, is_paused: bool = False) -> None:
-        """Admit no more microbatches. A driver that waits for data for the next one stops waiting."""
-        self.intake.close(reason, is_paused=is_paused)
-        self.intake.notify()
+        self.intake.open()
 
     async def filled(self) -> None:
         """Wait until `is_filled`."""
@@ -317,24 +309,19 @@ class StageServer:
         `began` is now by default. With a pause or an end, further requests are sent to other replicas.
         """
         self._is_leaving = self._is_leaving or hold is DrainReason.END
-        self.stop_admitting(reason, is_paused=hold is DrainReason.PAUSE)
+        self.intake.close(reason, is_paused=hold is DrainReason.PAUSE)
         until = (anyio.current_time() if began is None else began) + self._limits.patience(hold)
         with anyio.CancelScope(deadline=until):
             await self._until_idle()
             return
-        # A running job cannot be stopped: `_give_up` only marks its microbatch, and `_book` drops it when the job has
+        # A running job cannot be stopped: `_give_up` only marks its microbatch, and `_run` drops it when the job has
         # ended.
         self._give_up_open()
         await self._until_idle()
 
-    def take(self, reason: str) -> Accumulated:
-        """Close the intake and return the microbatches that were accumulated for a step."""
-        self.stop_admitting(reason)
-        return self.intake.take()
-
     async def discard(self, reason: str, *, is_paused: bool = False) -> None:
         """Close the intake and drop the present step."""
-        self.stop_admitting(reason, is_paused=is_paused)
+        self.intake.close(reason, is_paused=is_paused)
         self._give_up_open()
         await self._until_idle()
         self.intake.take()
@@ -348,14 +335,14 @@ class StageServer:
 
     async def suspend(self) -> None:
         """Free the accelerator and keep the present step. The intake must be drained."""
-        self.stop_admitting("The node is paused.", is_paused=True)
+        self.intake.close("The node is paused.", is_paused=True)
         self.texts.clear()
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
         """Move the stage back to the accelerator. Raises AcceleratorFullError."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
-        self.stop_admitting("The stage is not ready yet.")
+        self.intake.close("The stage is not ready yet.")
 
     def _require_work(self) -> None:
         if self._refuses_more:
@@ -444,7 +431,10 @@ class StageServer:
             # must be kept: a repeated request gets this answer instead of accumulating a second time.
             if result is not None and not result.cancelled() and result.exception() is None:
                 self._keep(work, result.result())
-            self._book(work)
+            if work.done:
+                self._count(work)
+            elif work.dropped or work.opened is None:
+                self._give_up(work)
             self.intake.notify()
         if work.is_refused:
             raise SpoiltMicrobatchError("This microbatch contains values that are not numbers.")
@@ -468,32 +458,25 @@ class StageServer:
         work.loss_sum, work.gradient = result.loss_sum, result.gradient
         work.spoilt, work.done = result.is_spoilt, True
 
-    def _book(self, work: MicrobatchWork) -> None:
-        if work.counted:
-            return
-        if work.done:
-            self._settle(work)
-            self.intake.finish(work.key, work.tokens)
-            self.counts.microbatches += 1
-            self.counts.recomputed += work.keeps_graph is False
-        elif work.dropped or work.opened is None:
-            self._give_up(work)
+    def _count(self, work: MicrobatchWork) -> None:
+        """Count a microbatch as accumulated for the present step. Its graph is no longer kept."""
+        work.counted = True
+        self._graphs -= work.keeps_graph is True
+        self.intake.finish(work.key, work.tokens)
+        self.counts.microbatches += 1
+        self.counts.recomputed += work.keeps_graph is False
 
     def _give_up(self, work: MicrobatchWork) -> None:
-        """Drop a microbatch that is not accumulated. If its job runs, `_book` drops it when the job has ended."""
+        """Drop a microbatch that is not accumulated. If its job runs, `_run` drops it when the job has ended."""
         work.dropped = True
         if work.running or work.counted:
             return
-        self._settle(work)
+        work.counted = True
+        self._graphs -= work.keeps_graph is True
         work.opened = work.output = None
         self._table.drop(work)
         self.intake.withdraw(work.key)
         self.counts.given_up += 1
-
-    def _settle(self, work: MicrobatchWork) -> None:
-        """Mark a microbatch as accumulated or given up. Its graph is no longer kept."""
-        work.counted = True
-        self._graphs -= work.keeps_graph is True
 
     def _give_up_open(self) -> None:
         self._let_go([work for work in self._table.works() if not work.done])

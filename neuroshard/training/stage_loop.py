@@ -379,7 +379,8 @@ class StageLoop:
     async def _has_applied_what_came(self) -> bool:
         """Make a step on the accumulated gradients. Returns whether loss and gradient were finite."""
         with anyio.CancelScope(shield=True):  # weights and record change together or not at all
-            await self._apply(self._service.take("The stage is making its step."))
+            self._service.intake.close("The stage is making its step.")
+            await self._apply(self._service.intake.take())
         if self.record.progress.non_finite.in_a_row:
             await self._after_skipped_step()
             return False

@@ -135,7 +135,8 @@ def drive_stage(
     for turn in range(2):  # what the first leaves behind is there in the second
         service.open()
         trio.run(partial(drive, service, batch, open_at_a_time, first=turn * 1000))
-        done = service.take("The test makes its step.")
+        service.intake.close("The test makes its step.")
+        done = service.intake.take()
         compute.submit(partial(executor.step, 1e-3, 1.0, done.tokens)).result()
         stage(model, executor.optimizer, buffer)
         state = run_round(model, state)

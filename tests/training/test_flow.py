@@ -129,8 +129,7 @@ class Record:
         name = (run.key.session, run.key.microbatch)
         for hop, share in zip(self.hops, (0.5, 0.25), strict=True):
             hop.timings.append(RequestTiming(Operation.FORWARD, *name, seconds / 2, seconds / 2, seconds * share))
-        self.record.accumulated(run)
-        self.record.ended(run)
+        self.record.ended(run, is_accumulated=True)
 
 
 def test_a_driver_remembers_a_minute_and_the_last_32(compute: ComputeThread) -> None:
@@ -196,7 +195,7 @@ def test_failures_count_while_a_microbatch_is_still_under_way(compute: ComputeTh
         assert (flow.failures, flow.exact_takeovers, flow.approximate_takeovers) == (2, 1, 1)
         assert flow.unanswered == (1,)
     kept.record.gave_up()
-    kept.record.ended(run)
+    kept.record.ended(run, is_accumulated=False)
     flow = kept.record.flow()
     assert (flow.failures, flow.exact_takeovers, flow.approximate_takeovers, flow.given_up) == (2, 1, 1, 1)
     assert flow.recent == flow.unanswered == ()

@@ -18,11 +18,11 @@ def test_the_first_ones_keep_their_graph_and_free_places_go_to_the_next(compute:
     async def main() -> None:
         for number in range(4):
             await service.forward(key(number), activations(seed=number))
-        assert [service.is_recomputed(key(number)) for number in range(4)] == [False, False, True, True]
+        assert [service.computed(key(number))[1] for number in range(4)] == [False, False, True, True]
         await service.backward(key(0), activations(seed=10))
         await service.forward(key(4), activations(seed=4))
         await service.forward(key(5), activations(seed=5))
-        assert [service.is_recomputed(key(number)) for number in (4, 5)] == [False, True]
+        assert [service.computed(key(number))[1] for number in (4, 5)] == [False, True]
         for number in (1, 2, 3, 4, 5):
             await service.backward(key(number), activations(seed=10 + number))
         assert (service.counts.microbatches, service.counts.recomputed) == (6, 3)
@@ -63,7 +63,7 @@ def test_what_is_given_up_frees_its_place(compute: ComputeThread, ends: str) -> 
             await service.drain("The test ends it.")
         service.open()
         await service.forward(key(1, session=2), activations())
-        assert not service.is_recomputed(key(1, session=2))
+        assert not service.computed(key(1, session=2))[1]
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0.01))
 

@@ -39,7 +39,8 @@ from tests.worlds.stages import (
 
 async def step(service: StageServer) -> None:
     """What a stage's trainer does with a full intake, without the rest."""
-    done = service.take("stepping")
+    service.intake.close("stepping")
+    done = service.intake.take()
     await service.compute.run(lambda: service.executor.step(1e-2, 1.0, done.tokens))
     service.open()
 
@@ -212,7 +213,7 @@ def test_a_paused_stage_sends_whoever_asks_elsewhere_at_once(compute: ComputeThr
             refusals.append(refused.value)
 
         async with trio.open_nursery() as tasks:
-            service.stop_admitting("The stage is making its step.")
+            service.intake.close("The stage is making its step.")
             tasks.start_soon(wait_for_room)
             await wait_all_tasks_blocked()
             tasks.start_soon(service.drain, "The node is paused.", DrainReason.PAUSE)
