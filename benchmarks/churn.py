@@ -29,6 +29,7 @@ from benchmarks.laboratory import (
     new_executor,
     parameter_count,
     replica_data,
+    run_of,
 )
 from benchmarks.record import Report, Row
 from benchmarks.seeds import of_each
@@ -177,7 +178,8 @@ class _Run:
         self.members.append(self._member(executor, donor.outer.state, number, step))
 
     def _member(self, executor: StageExecutor, state: OuterState, number: int, step: int) -> _Member:
-        outer = OuterSync(compute=self.compute, model=executor.model, parameters=OUTER, exchange=_nobody, state=state)
+        versions = run_of(OUTER)
+        outer = OuterSync(compute=self.compute, model=executor.model, versions=versions, exchange=_nobody, state=state)
         return _Member(executor, outer, replica_data(self.start.seed, number), step)
 
 

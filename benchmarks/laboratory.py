@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.sizes import size
 from benchmarks.texts import real_texts
 from neuroshard.compression import make_codec
-from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
 from neuroshard.consensus.roster import Encoded
 from neuroshard.consensus.round_work import RoundWork
@@ -45,6 +45,14 @@ from neuroshard.types import Architecture, LayerRange
 SHAPE = Architecture(64, 2, 4, 2, 168, 256, 64)
 BATCH, HELD_OUT = 2, size(512, 64)  # sequences of a replica's inner step; windows
 INNER = InnerOptimization(learning_rate=2e-3, warmup_steps=20, schedule="constant")
+
+
+def run_of(outer: OuterOptimization) -> Callable[[int], RunParameters]:
+    """Parameters of a run of one stage with this outer optimisation, for every outer step. They pin no data."""
+    pins = GenesisPins("00", 16, None, "00", SHAPE.vocabulary_size)
+    run = RunParameters("laboratory", 1, SHAPE, 1, BATCH, BATCH, 1, pins, INNER, outer)
+    return lambda _: run
+
 
 Objects = Callable[[Tensor, int], Awaitable[bool]]
 """Whether the members object to an aggregate (k,) of an outer step."""
@@ -248,7 +256,7 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
             OuterSync(
                 compute=compute,
                 model=executor.model,
-                parameters=scheme.outer,
+                versions=run_of(scheme.outer),
                 exchange=Late(meeting, replica).exchange if scheme.late_share else partial(meeting.exchange, replica),
                 state=fresh_outer_state(flatten(executor.model)),
             )

@@ -246,7 +246,7 @@ def _stage(
     outer = OuterSync(
         compute=compute,
         model=model,
-        parameters=parameters.outer,
+        versions=lambda _: parameters,
         exchange=lone_exchange,
         state=stage.outer_state,
         progress=stage.outer_progress,

@@ -8,7 +8,7 @@ from contextlib import closing
 import trio
 from torch import Tensor
 
-from benchmarks.laboratory import Meeting, Outcome, Scheme, Start, Texts, held_out_loss, together, vote
+from benchmarks.laboratory import Meeting, Outcome, Scheme, Start, Texts, held_out_loss, run_of, together, vote
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed
 from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import fresh_outer_state
@@ -39,7 +39,7 @@ def replayed(texts: Texts, start: Start, scheme: Scheme, record: Record) -> Outc
     with closing(ComputeThread(cpu_threads=1)) as compute:
         state = fresh_outer_state(start.weights)
         outer = OuterSync(
-            compute=compute, model=executor.model, parameters=scheme.outer, exchange=exchange, state=state
+            compute=compute, model=executor.model, versions=run_of(scheme.outer), exchange=exchange, state=state
         )
         if scheme.votes:
             meeting.objects = vote(texts, compute, executor, outer)

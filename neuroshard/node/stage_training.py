@@ -320,7 +320,6 @@ class StageTraining:
             stages=tuple(live.parts for live in lives),
             driving=self._driving(run, swarm, lives, feed, drives) if lives[0].parts.index == 0 else None,
             generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
-            versions=swarm.versions.at,
         )
         return Trainer(parts, [live.record for live in lives], control=control)
 

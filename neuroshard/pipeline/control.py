@@ -111,44 +111,24 @@ class Control:
         """`requested_pause` is the pause of the previous trainer, which continues here."""
         self.is_stopping = False
         self.saves = 0  # number of requests for checkpoints so far
-        self._requested_pause = requested_pause or RequestedPause()
+        self.requested_pause = requested_pause or RequestedPause()  # takes effect when the loops have seen it
         self._changed = Signal()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether a pause is requested or required. It takes effect when the loops have seen it."""
-        return self._requested_pause.holds
-
-    @property
-    def pause_reason(self) -> str:
-        """Reason for the pause as a sentence; "" without a pause."""
-        return self._requested_pause.reason
-
-    @property
-    def seconds_until_resume(self) -> float | None:
-        """Seconds until the requested pause ends; None when it has no end of its own."""
-        return self._requested_pause.seconds_left
-
-    @property
-    def paused_until(self) -> float | None:
-        """End of the pause in seconds since the epoch; None when the end is unknown or there is no pause."""
-        return self._requested_pause.until
 
     @property
     def must_hold(self) -> str | None:
         """Reason why no more microbatches may begin; None while they may."""
         if self.is_stopping:
             return "The node stops."
-        return "The node is paused." if self.is_paused else None
+        return "The node is paused." if self.requested_pause.holds else None
 
     def pause(self, reason: str, duration_seconds: float | None = None) -> None:
         """Request a pause, or replace the reason and end of the requested one."""
-        self._requested_pause.begin(reason, duration_seconds)
+        self.requested_pause.begin(reason, duration_seconds)
         self._changed.notify()
 
     def resume(self) -> None:
         """Withdraw the requested pause."""
-        self._requested_pause.end()
+        self.requested_pause.end()
         self._changed.notify()
 
     def look_again(self) -> None:
@@ -176,10 +156,10 @@ class Control:
 
     async def changed(self) -> None:
         """Wait for the next request. The end of the pause counts as a request to resume."""
-        with anyio.move_on_after(self.seconds_until_resume):
+        with anyio.move_on_after(self.requested_pause.seconds_left):
             await self._changed.wait()
             return
-        if self.seconds_until_resume == 0.0:  # otherwise another loop has already ended the pause
+        if self.requested_pause.seconds_left == 0.0:  # otherwise another loop has already ended the pause
             self.resume()
 
 

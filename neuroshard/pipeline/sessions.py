@@ -255,7 +255,7 @@ class Accumulated:
 class StepIntake:
     """Counts the microbatches of the present step. Once opened, it admits as many sequences as the step needs.
 
-    Belongs to the event loop's thread. The stage server calls `notify` after every change that it makes to a microbatch.
+    Belongs to the event loop's thread. The stage server calls `notify` after every change to a microbatch.
     Open sequences count towards the step before they are accumulated, so that drivers cannot begin more microbatches
     than it needs.
     """

@@ -98,7 +98,6 @@ def _stage_loops(
         loops.append(
             StageLoop(
                 held,
-                parts,
                 record,
                 control=shared.control,
                 pace=pace if is_first else Pace(shared.monotonic),

@@ -39,7 +39,7 @@ class DriveLoop:
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED
         self.room = RemoteFirstStage(parameters.batch_size)
         self.ledger = InFlightLedger()
-        self.ledger.begin_step(self.steps + 1)
+        self.ledger.begin_step(self.record.progress.steps + 1)
         self.pace = pace
         self._parameters = parameters
         self.evaluator = evaluator
@@ -47,11 +47,6 @@ class DriveLoop:
         self._requests = Requests(control)
         self._wall_clock = wall_clock
         self._changed = changed
-
-    @property
-    def steps(self) -> int:
-        """Number of steps' worth of data that were driven so far."""
-        return self.record.progress.steps
 
     async def run(self, last_step: int | None = None) -> None:
         """Run until the control stops the loop or the data of `last_step` are done."""
@@ -61,12 +56,12 @@ class DriveLoop:
             if done:
                 await self._step(done)
                 continue
-            is_over = control.is_stopping or (last_step is not None and self.steps >= last_step)
-            if self.room.is_open and (is_over or control.is_paused):
+            is_over = control.is_stopping or (last_step is not None and self.record.progress.steps >= last_step)
+            if self.room.is_open and (is_over or control.requested_pause.holds):
                 await self._drain()
             elif is_over:
                 return
-            elif control.is_paused:
+            elif control.requested_pause.holds:
                 await self._pause()
             elif not self.evaluator.is_ready(self.record):
                 await self.evaluator.get_ready(self.record, self._requests)
@@ -87,17 +82,15 @@ class DriveLoop:
     async def _step(self, keys: tuple[MicrobatchKey, ...]) -> None:
         own, record, parameters = self.ledger.stepped(keys), self.record, self._parameters
         loss = own.mean_loss()
+        finite = loss is not None and isfinite(loss)  # otherwise the stages skip the step as well
         learning_rate = learning_rate_at(record.progress.steps, parameters.inner)
-        self.pace.step_ended(0 if loss is None or not isfinite(loss) else own.tokens)
-        if own.position is not None:
-            record.progress = record.progress.at_position(own.position)
-        if loss is None or not isfinite(loss):  # the stages skip the step as well
-            record.progress = record.progress.skipped()
-            return
+        self.pace.step_ended(own.tokens if finite else 0)
         sequences = own.tokens // parameters.architecture.sequence_length
-        record.progress = record.progress.after_driving(loss, own.tokens, sequences)
+        record.progress = record.progress.after_step(loss, own.tokens, sequences, position=own.position, finite=finite)
+        if not finite:
+            return
         record.note_loss(loss, self._wall_clock(), learning_rate)
-        self.ledger.begin_step(self.steps + 1)
+        self.ledger.begin_step(self.record.progress.steps + 1)
         held_out_loss = None
         if self.evaluator.is_due(record):
             await self._drain()
@@ -107,13 +100,13 @@ class DriveLoop:
     async def _drain(self) -> None:
         """Begin no more microbatches, and wait for a limited time for those in flight."""
         self.room.close()
-        is_pause = self._control.is_paused and not self._control.is_stopping
+        is_pause = self._control.requested_pause.holds and not self._control.is_stopping
         with anyio.move_on_after(PAUSE_SECONDS if is_pause else DRAIN_SECONDS):
             await self.ledger.ended.until(lambda: self.ledger.under_way == 0)
 
     async def _pause(self) -> None:
         self._set_state(NodeState.PAUSED)
-        while self._control.is_paused and not self._control.is_stopping:
+        while self._control.requested_pause.holds and not self._control.is_stopping:
             await self._control.changed()
         self.pace.restart()
         self._set_state(NodeState.TRAINING)

@@ -29,7 +29,7 @@ from neuroshard.pipeline.microbatch import Retry, StageError
 from neuroshard.pipeline.microbatch_call import measured_losses
 from neuroshard.pipeline.routing import Routing
 from neuroshard.training.parts import DriverParts
-from neuroshard.training.record import NotedLoss, TrainingRecord
+from neuroshard.training.record import NOTED_LOSSES, NotedLoss, TrainingRecord
 from neuroshard.types import DataPosition
 
 TRIES = 5  # per microbatch
@@ -131,7 +131,8 @@ class Evaluator:
         if loss is None:
             return
         self._driving.feed.note_evaluation(loss, held_out_loss, steps)
-        record.progress = record.progress.with_noted(NotedLoss(steps, loss, held_out_loss))
+        noted = (*record.progress.noted, NotedLoss(steps, loss, held_out_loss))
+        record.progress = replace(record.progress, noted=noted[-NOTED_LOSSES:])
 
     async def _pin(self, record: TrainingRecord, requests: Requests) -> None:
         """Load the pinned sequences. Evaluations of other sequences are dropped because they cannot be compared."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.compression import with_residual
-from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAveraging
 from neuroshard.consensus.stage_rounds import Agreed, RunRound
 from neuroshard.model.transformer import StageModel
@@ -72,26 +72,24 @@ class GradientSync(OuterSync):
         *,
         compute: ComputeThread,
         model: StageModel,
-        parameters: OuterOptimization,
+        versions: Callable[[int], RunParameters],
         exchange: RunRound,
         state: OuterState,
         averaging: Callable[[int], GradientAveraging],
         sequences_per_step: int,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
-        versions: Callable[[int], RunParameters] | None = None,
     ) -> None:
         """`averaging` returns the gradient averaging of an outer step. The other parameters are those of OuterSync."""
         progress = replace(progress or OuterProgress(), inner_steps=0, sequences=0)
         super().__init__(
             compute=compute,
             model=model,
-            parameters=parameters,
+            versions=versions,
             exchange=exchange,
             state=state,
             residual=residual,
             progress=progress,
-            versions=versions,
         )
         self._averaging = averaging
         self._sequences_per_step = sequences_per_step
@@ -120,9 +118,8 @@ class GradientSync(OuterSync):
         result, self.gathered = await self._compute.run(gather)
         return result
 
-    def learning_rate(self, parameters: RunParameters) -> float:
+    def learning_rate(self) -> float:
         """Learning rate of the group's next step."""
-        del parameters
         averaging = self.strategy.averaging
         return averaging.learning_rate(self.state.outer_step // averaging.phases)
 
@@ -159,7 +156,7 @@ class GradientSync(OuterSync):
         """Status of the outer steps. Here, an inner step is one accumulation of gradients."""
         told, members = super().status(), max(1, self.progress.members)
         gathered_at_a_time = self._sequences_per_step * members
-        total = max(1, ceil(self.parameters.averaged_sequences / gathered_at_a_time))
+        total = max(1, ceil(self.parameters.outer.averaged_sequences / gathered_at_a_time))
         alone = "Alone: a step follows on this node's own gradients."
         return replace(told, inner_steps_total=total, explanation=alone if members == 1 else told.explanation)
 
@@ -201,7 +198,7 @@ class GradientSync(OuterSync):
 
     def _commit_basis(self, after: OuterState, agreed: Agreed, now: float) -> None:
         """Commit a phase that only makes the basis: weights and gradients stay, and count in the second phase."""
-        self.state = after
+        self.replace_state(after)
         self._offered.clear()
         self.progress = replace(
             self.progress,
@@ -229,27 +226,24 @@ def make_outer_sync(
         return GradientAveraging.of(schema, parameters.outer, parameters.inner, max_norm)
 
     present = versions(state.outer_step)
-    parameters = present.outer
-    if parameters.strategy == "averaging":
+    if present.outer.strategy == "averaging":
         return GradientSync(
             compute=compute,
             model=model,
-            parameters=parameters,
+            versions=versions,
             exchange=exchange,
             state=state,
             averaging=averaging_at,
             sequences_per_step=present.sequences_per_step,
             residual=stage.residual,
             progress=stage.outer_progress,
-            versions=versions,
         )
     return OuterSync(
         compute=compute,
         model=model,
-        parameters=parameters,
+        versions=versions,
         exchange=exchange,
         state=state,
         residual=stage.residual,
         progress=stage.outer_progress,
-        versions=versions,
     )

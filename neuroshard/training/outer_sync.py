@@ -81,21 +81,19 @@ class OuterSync:
         *,
         compute: ComputeThread,
         model: StageModel,
-        parameters: OuterOptimization,
+        versions: Callable[[int], RunParameters],
         exchange: RunRound,
         state: OuterState,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
-        versions: Callable[[int], RunParameters] | None = None,
     ) -> None:
-        """`versions` returns the parameters that apply at an outer step. Without it, `parameters` always apply."""
+        """`versions` returns the version of the run's parameters that applies at an outer step."""
         self._compute = compute
         self._model = model
         self._schema = TensorSchema.of(model)
-        self._parameters = parameters
         self._versions = versions
         self.exchange = exchange
-        self._state = state
+        self.state = state  # read it anywhere; only `replace_state` changes its values
         self._changes = 0  # of the state's values; dropping them does not count
         self._root_of: int | None = None  # value of `_changes` for which the root was computed
         self.state_changed = Signal()
@@ -103,23 +101,16 @@ class OuterSync:
         self.progress = progress or OuterProgress()
         self.is_dropped = False  # whether only a checkpoint has the state
 
-    @property
-    def state(self) -> OuterState:
-        return self._state
-
-    @state.setter
-    def state(self, state: OuterState) -> None:
-        self._state = state
+    def replace_state(self, state: OuterState) -> None:
+        """Continue from a state with other values, and report the change."""
+        self.state = state
         self._changes += 1
         self.state_changed.notify()
 
     @property
-    def parameters(self) -> OuterOptimization:
-        """Outer parameters of the present outer step."""
-        return self._parameters_at(self.state.outer_step)
-
-    def _parameters_at(self, outer_step: int) -> OuterOptimization:
-        return self._parameters if self._versions is None else self._versions(outer_step).outer
+    def parameters(self) -> RunParameters:
+        """Version of the run's parameters that applies at the present outer step."""
+        return self._versions(self.state.outer_step)
 
     @property
     def strategy(self) -> OuterStep:
@@ -133,7 +124,7 @@ class OuterSync:
 
     @property
     def _strategy(self) -> Strategy:
-        return strategy_at(self.parameters, self._schema, self.state.outer_step)
+        return strategy_at(self.parameters.outer, self._schema, self.state.outer_step)
 
     async def inner_step(
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
@@ -151,18 +142,19 @@ class OuterSync:
             since_round=progress.since_round + sequences,
         )
 
-    def learning_rate(self, parameters: RunParameters) -> float:
+    def learning_rate(self) -> float:
         """Learning rate of the next step that moves weights, from the group's total progress and not this node's."""
+        parameters = self.parameters
         return learning_rate_at(self.progress.scheduled_sequences // parameters.sequences_per_step, parameters.inner)
 
-    def is_due(self, sequences_per_step: int, seconds_since_round: float) -> bool:
+    def is_due(self, seconds_since_round: float) -> bool:
         """Whether a round must run before the next inner step."""
-        parameters, members, step = self.parameters, self.progress.members, self.state.outer_step
+        run, members, step = self.parameters, self.progress.members, self.state.outer_step
         return round_is_due(
             counted_sequences=self.progress.sequences * members,
-            enough_sequences=sequences_to_round(parameters, self._schema, step, sequences_per_step, members),
+            enough_sequences=sequences_to_round(run.outer, self._schema, step, run.sequences_per_step, members),
             elapsed_seconds=seconds_since_round,
-            max_round_seconds=parameters.max_round_seconds,
+            max_round_seconds=run.outer.max_round_seconds,
         )
 
     async def run_round(self, now: float) -> bool:
@@ -177,7 +169,7 @@ class OuterSync:
         before = self.state
         local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
         # a version that arrives during the round waits for the next one
-        parameters, strategy = self.parameters, self._strategy
+        parameters, strategy = self.parameters.outer, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
         agreed = await self._agreed(contribution, before.outer_step)
         if agreed is None:
@@ -241,7 +233,7 @@ class OuterSync:
 
     async def update_root(self) -> None:
         """Compute the root of the present state on another thread, unless it is known."""
-        state, changes = self._state, self._changes
+        state, changes = self.state, self._changes
         if self._root_of == changes or self.is_dropped:
             return
         root = await anyio.to_thread.run_sync(state_root, state)
@@ -252,8 +244,8 @@ class OuterSync:
 
     def drop_tensors(self) -> None:
         """Free the memory of a state that a checkpoint contains. It reads as NaN until `restore`."""
-        state = self._state
-        self._state = replace(state, anchor=without_values(state.anchor), velocity=without_values(state.velocity))
+        state = self.state
+        self.state = replace(state, anchor=without_values(state.anchor), velocity=without_values(state.velocity))
         self.residual, self.is_dropped = None, True
 
     def note_abandoned(self, outcome: Abandoned) -> None:
@@ -271,7 +263,8 @@ class OuterSync:
 
     def restore(self, state: OuterState, residual: Tensor | None, progress: OuterProgress) -> None:
         """Replace the state by that of a checkpoint."""
-        self.state, self.residual, self.progress = state, residual, progress
+        self.replace_state(state)
+        self.residual, self.progress = residual, progress
         self.is_dropped = False
 
     def exact_root(self) -> str:
@@ -279,12 +272,12 @@ class OuterSync:
         progress, before = self.progress, self.state.outer_step - 1
         if progress.members == 1 or progress.inner_steps > 0 or before < 0:
             return ""
-        parameters = self._parameters_at(before)
+        parameters = self._versions(before).outer
         return progress.state_root if strategy_at(parameters, self._schema, before).makes_weights_equal else ""
 
     def status(self) -> DilocoStatus:
         """Status of the outer steps for the dashboard."""
-        progress, parameters = self.progress, self.parameters
+        progress, parameters = self.progress, self.parameters.outer
         return DilocoStatus(
             inner_step=progress.inner_steps,
             inner_steps_total=steps_between_rounds(parameters),
@@ -309,7 +302,8 @@ class OuterSync:
         # Load the weights first, the only part that awaits. After it, state, residual and progress change together.
         if weights is not None:
             await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
-        self.state, self.residual = after, residual
+        self.replace_state(after)
+        self.residual = residual
         since_round = 0 if agreed.is_without_own else sequences
         trained = self.progress.since_round - since_round if agreed.sequences is None else agreed.sequences
         self.progress = OuterProgress(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from neuroshard.config.run_parameters import RunParameters
@@ -54,4 +53,3 @@ class TrainerParts:
     stages: tuple[StageParts, ...]  # in the order of their layers
     driving: DriverParts | None = None  # None: other nodes drive this node's layers
     generator: TextGenerator | None = None
-    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` always apply

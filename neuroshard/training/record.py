@@ -13,7 +13,7 @@ import torch
 from neuroshard.data.assignment import RotationRule
 from neuroshard.data.held_out_losses import EvaluationRecord
 from neuroshard.errors import CheckpointError
-from neuroshard.pipeline.executor import Precision, StepResult
+from neuroshard.pipeline.executor import Precision
 from neuroshard.pipeline.tensor_checks import NonFinitePolicy
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.outer_state import OuterProgress
@@ -42,7 +42,8 @@ class LossCurve:
         self._snapshot: tuple[LossPoint, ...] | None = None
         self._shown: list[LossPoint] = []  # complete groups of the last snapshot; the next snapshot only adds to them
         self._shown_size = 1
-        self._make_room()
+        while len(self._points) >= self._capacity:
+            self._halve()
 
     def __len__(self) -> int:
         return len(self._points) + (self._open is not None)
@@ -57,7 +58,8 @@ class LossCurve:
         if self._open_steps >= self._stride:
             self._points.append(self._open)
             self._open, self._open_steps = None, 0
-            self._make_room()
+            if len(self._points) >= self._capacity:
+                self._halve()
 
     def recent(self, count: int) -> tuple[LossPoint, ...]:
         """Newest steps one by one, oldest first; at most 200 are kept."""
@@ -75,11 +77,11 @@ class LossCurve:
             self._snapshot = (*self._shown, *merge_neighbours(rest, size))
         return self._snapshot
 
-    def _make_room(self) -> None:
-        while len(self._points) >= self._capacity:
-            self._points = merge_neighbours(self._points, 2)
-            self._stride *= 2
-            self._shown = []
+    def _halve(self) -> None:
+        """Merge neighbours, which halves the number of points."""
+        self._points = merge_neighbours(self._points, 2)
+        self._stride *= 2
+        self._shown = []
 
 
 def merge_neighbours(points: Sequence[LossPoint], size: int) -> list[LossPoint]:
@@ -143,45 +145,46 @@ class Progress:
     noted: tuple[NotedLoss, ...] = ()  # losses on the present shard, newest last
     non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
 
-    def at_position(self, position: DataPosition) -> Progress:
-        """Set the position after a step's batches. A new shard clears the noted losses."""
-        moved = self.position is None or position.order != self.position.order
-        return replace(self, position=position, noted=() if moved else self.noted)
+    def after_step(
+        self,
+        loss: float | None,
+        tokens: int,
+        sequences: int,
+        *,
+        position: DataPosition | None,
+        finite: bool,
+        grad_norm: float | None = None,
+    ) -> Progress:
+        """Count a step's worth of data, no matter which node made the step.
 
-    def after_step(self, result: StepResult, loss: float | None, tokens: int, sequences: int) -> Progress:
-        """Count an optimizer step on these tokens. A skipped step changes only the count of skipped steps.
-
-        The loss is None if this node has neither measured nor received it.
+        `loss` is None if this node has neither measured nor received it, `grad_norm` if another node made the step, and
+        `position` if the step used none of this node's data. A new shard clears the noted losses. A step that is not
+        finite changes only the position and the count of skipped steps.
         """
-        if not result.finite:
-            return self.skipped()
-        return replace(self.after_driving(loss, tokens, sequences), grad_norm=result.grad_norm)
-
-    def skipped(self) -> Progress:
-        """Count a step whose values were not finite."""
-        return replace(self, non_finite=self.non_finite.after_step(self.steps + 1, finite=False))
-
-    def after_driving(self, loss: float | None, tokens: int, sequences: int) -> Progress:
-        """Count a step's worth of data, no matter which node made the step."""
+        is_same_shard = position is None or (self.position is not None and position.order == self.position.order)
+        counted = replace(
+            self,
+            position=position or self.position,
+            noted=self.noted if is_same_shard else (),
+            non_finite=self.non_finite.after_step(self.steps + 1, finite=finite),
+        )
+        if not finite:
+            return counted
         loss_ema, initial_loss = self.loss_ema, self.initial_loss
         if loss is not None:
             loss_ema = loss if loss_ema is None else EMA_MEMORY * loss_ema + (1 - EMA_MEMORY) * loss
             if self.steps < INITIAL_STEPS:
                 initial_loss = ((initial_loss or 0.0) * self.steps + loss) / (self.steps + 1)
         return replace(
-            self,
+            counted,
             steps=self.steps + 1,
             tokens=self.tokens + tokens,
             sequences=self.sequences + sequences,
             loss=loss,
             loss_ema=loss_ema,
             initial_loss=initial_loss,
-            non_finite=self.non_finite.after_step(self.steps + 1, finite=True),
+            grad_norm=grad_norm,
         )
-
-    def with_noted(self, noted: NotedLoss) -> Progress:
-        """Add losses that were reported to the feed."""
-        return replace(self, noted=(*self.noted, noted)[-NOTED_LOSSES:])
 
 
 _TORCH_GENERATOR = "torch"

@@ -9,20 +9,18 @@ from dataclasses import replace
 
 import anyio
 
-from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import StorageError
 from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
-from neuroshard.pipeline.driver import InFlightLedger, OwnShare, Pace
+from neuroshard.pipeline.driver import InFlightLedger, Pace
 from neuroshard.pipeline.microbatch import AcceleratorFullError
-from neuroshard.pipeline.sessions import Accumulated
 from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, NonFinitePolicy
 from neuroshard.signals import first_of
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.training.evaluator import Evaluator
-from neuroshard.training.parts import StageParts, TrainerParts
+from neuroshard.training.parts import StageParts
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_checkpoint import Restored
 from neuroshard.types import DataPosition
@@ -44,7 +42,6 @@ class StageLoop:
     def __init__(
         self,
         parts: StageParts,
-        run: TrainerParts,
         record: TrainingRecord,
         *,
         control: Control,
@@ -55,7 +52,8 @@ class StageLoop:
         before: StageLoop | None = None,
         changed: Callable[[], None],
     ) -> None:
-        """`ledger` and `evaluator` belong to the stage at which this node drives; `before` is the stage before it.
+        """`ledger` and `evaluator` belong to the stage at which this node drives; `before` is the one
+        before this stage.
 
         `changed` is called after every change of `state`.
         """
@@ -66,14 +64,13 @@ class StageLoop:
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED once the accelerator is free
         self.last_report: WriteReport | None = None
         self.requests = Requests(control)
-        self._run = run
         self._control = control
         self._service = parts.service
-        self._ledger = ledger
+        self._ledger = ledger or InFlightLedger()  # empty at a stage at which this node does not drive
         self._wall_clock = wall_clock
         self._before = before
         self._changed = changed
-        self._announce_step()
+        self._ledger.begin_step(record.progress.steps + 1)
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
         self._held_since: float | None = None  # when this loop first saw a request to hold
@@ -84,17 +81,6 @@ class StageLoop:
             before.parts.service.changed.feed(parts.service.changed)
         if parts.group is not None:
             parts.group.feed(parts.service.changed)
-
-    @property
-    def parameters(self) -> RunParameters:
-        """Parameter version that applies at the stage's present outer step."""
-        run, outer = self._run, self.parts.outer
-        return run.parameters if run.versions is None else run.versions(outer.state.outer_step)
-
-    @property
-    def steps(self) -> int:
-        """Number of inner steps that were applied so far."""
-        return self.record.progress.steps
 
     @property
     def is_kept(self) -> bool:
@@ -114,21 +100,21 @@ class StageLoop:
         # them. A full step precedes a pause or an end, so that its work is kept. A hold waits for the earlier stages on
         # this node, then drains this one; a stage pauses only after that.
         while True:
-            self._note_hold()
+            hold = self._hold()
             if self._service.lacks_memory:
                 await self._make_room()
             elif intake.is_full:
                 await self._step()
             elif self._service.is_spoilt:
                 await self._recover()
-            elif control.must_hold and self._before is not None and not self._before.is_quiet:
+            elif hold and self._before is not None and not self._before.is_quiet:
                 await self._let_through(self._before)
-            elif control.must_hold and intake.is_admitting:
-                hold = DrainReason.END if control.is_stopping else DrainReason.PAUSE
-                await self._service.drain(control.must_hold, hold, began=self._held_since)
-            elif control.is_stopping or (last_step is not None and self.steps >= last_step):
+            elif hold and intake.is_admitting:
+                reason = DrainReason.END if control.is_stopping else DrainReason.PAUSE
+                await self._service.drain(hold, reason, began=self._held_since)
+            elif control.is_stopping or (last_step is not None and self.record.progress.steps >= last_step):
                 return
-            elif control.is_paused:
+            elif control.requested_pause.holds:
                 await self._pause()
             elif self.requests.save_wanted:
                 await self._save()
@@ -151,7 +137,8 @@ class StageLoop:
 
         Marks a lone round as overdue if it is due and no microbatch has arrived for AUTO_STEP_SECONDS.
         """
-        self._begin()
+        if self.state is NodeState.STARTING:
+            self._set_state(NodeState.TRAINING)
         service, intake = self._service, self._service.intake
         service.open()
         came, due = intake.accumulated, anyio.current_time() + AUTO_STEP_SECONDS
@@ -167,14 +154,19 @@ class StageLoop:
         if not self._service.lacks_memory:  # the accumulated gradients may be part of the round
             await first_of(self._take_part, self._held)
 
-    def _note_hold(self) -> None:
-        """Record when the hold began. All stages of the node share the time that open microbatches have to end."""
-        if self._control.must_hold is None:
+    def _hold(self) -> str | None:
+        """Return the reason to hold, if any, and note when the hold began.
+
+        All stages of the node share the time that open microbatches have to end.
+        """
+        hold = self._control.must_hold
+        if hold is None:
             self._held_since = None
-            return
-        self._withdraw()
-        if self._held_since is None:
-            self._held_since = anyio.current_time()
+        else:
+            self._withdraw()
+            if self._held_since is None:
+                self._held_since = anyio.current_time()
+        return hold
 
     async def _held(self) -> None:
         while self._control.must_hold is None:
@@ -194,7 +186,8 @@ class StageLoop:
         if evaluator.held_out is not None:
             if self.parts.vote is not None:
                 self.parts.vote.pin(evaluator.held_out)
-            self._begin()
+            if self.state is NodeState.STARTING:
+                self._set_state(NodeState.TRAINING)
 
     async def _pause(self) -> None:
         """Hold until resumed or stopped; save when asked. A stop needs no accelerator, so it does not resume first."""
@@ -234,7 +227,7 @@ class StageLoop:
 
     @property
     def _is_held(self) -> bool:
-        return self._control.is_paused and not self._control.is_stopping
+        return self._control.requested_pause.holds and not self._control.is_stopping
 
     async def _rest(self) -> None:
         """Free the memory that only the next checkpoint needs."""
@@ -255,7 +248,7 @@ class StageLoop:
     def _saved(self) -> CheckpointGeneration | None:
         """The newest checkpoint, if it contains the present state."""
         saved = None if self.last_report is None else self.last_report.generation
-        present = self.steps, self.parts.outer.state.outer_step
+        present = self.record.progress.steps, self.parts.outer.state.outer_step
         return saved if saved is not None and (saved.step, saved.outer_step) == present else None
 
     @property
@@ -273,13 +266,13 @@ class StageLoop:
         if saver is None or saved is None:
             raise ValueError("only a state that is on disk may be dropped")
         await self._service.discard("The node is paused.", is_paused=True)
-        if self._ledger is not None and not self._ledger.is_clear:
+        if not self._ledger.is_clear:
             self._rewind_feed(self._ledger.position)
         await saver.drop_tensors(saved)
 
     def _rewind_feed(self, position: DataPosition | None) -> None:
         """Give up what is in flight and read the data from this position on; None: from that of the start."""
-        if self._ledger is not None and self.evaluator is not None:
+        if self.evaluator is not None:
             self._ledger.rewind(position)  # the driver, which the pause has stopped from reading, begins again
             self.evaluator.rewind_feed(self.record, position)
 
@@ -299,7 +292,7 @@ class StageLoop:
 
         If the newest one is damaged, training continues from the one before, with the data after that one.
         """
-        saver, steps = self.parts.saver, self.steps
+        saver, steps = self.parts.saver, self.record.progress.steps
         if saver is None or not saver.is_dropped:
             return
         with anyio.CancelScope(shield=True):  # tensors and record change together
@@ -308,7 +301,7 @@ class StageLoop:
                 words = " ".join(saver.warnings)
                 raise StorageError(f"No checkpoint of the paused model can be read. {words}", "Check the disk.")
             self._continue_from(restored)
-            if self.steps != steps:
+            if self.record.progress.steps != steps:
                 self._rewind_feed(self.record.progress.position)
 
     async def _asked(self) -> None:
@@ -324,17 +317,13 @@ class StageLoop:
                 self.last_report = await self.parts.saver.save(self.record)
         self.requests.save_taken(number)
 
-    def _begin(self) -> None:
-        if self.state is NodeState.STARTING:
-            self._set_state(NodeState.TRAINING)
-
     def _set_state(self, state: NodeState) -> None:
         self.state = state
         self._changed()
 
     async def _step(self) -> None:
         """Make the optimizer step on the accumulated gradients, then a due round, evaluation and checkpoint."""
-        if not await self._has_applied_what_came():
+        if not await self._has_applied_gradients():
             return
         outer_step_done = self._is_due_alone and await self._run_round()  # a group starts its own rounds
         if self.evaluator is not None:
@@ -359,7 +348,7 @@ class StageLoop:
         if not (self._is_called or self._is_due_alone):
             return
         outer, came = self.parts.outer, self._service.intake.accumulated
-        if outer.steps_with_the_group and came.sequences and not await self._has_applied_what_came():
+        if outer.steps_with_the_group and came.sequences and not await self._has_applied_gradients():
             self._withdraw()
             return
         began = self.pace.monotonic()
@@ -372,51 +361,49 @@ class StageLoop:
         """Handle a stage whose outputs are not finite, so that no step fills: restore it as after several bad steps."""
         await self._service.discard("The stage goes back to its last checkpoint.")
         progress = self.record.progress
-        policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.steps + 1)
+        policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.record.progress.steps + 1)
         self.record.progress = replace(progress, non_finite=policy)
         await self._after_skipped_step()
 
-    async def _has_applied_what_came(self) -> bool:
-        """Make a step on the accumulated gradients. Returns whether loss and gradient were finite."""
-        with anyio.CancelScope(shield=True):  # weights and record change together or not at all
-            self._service.intake.close("The stage is making its step.")
-            await self._apply(self._service.intake.take())
-        if self.record.progress.non_finite.in_a_row:
-            await self._after_skipped_step()
-            return False
-        return True
-
-    async def _apply(self, done: Accumulated) -> None:
-        """Make a step on the accumulated gradients and count it.
+    async def _has_applied_gradients(self) -> bool:
+        """Make a step on the accumulated gradients and count it. Returns whether loss and gradient were finite.
 
         The loss is that of the stage itself or, at the stage where this node drives, the one that the last stage
         returned.
         """
-        own = OwnShare() if self._ledger is None else self._ledger.stepped(done.keys)
-        parameters, executor, index = self.parameters, self._service.executor, self.parts.index
-        learning_rate = self.parts.outer.learning_rate(parameters)
-        max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
-        result = await self.parts.outer.inner_step(executor, learning_rate, max_norm, done.tokens)
-        loss = result.loss if result.loss is not None else own.mean_loss()
-        record, pace = self.record, self.pace
-        pace.step_ended(done.tokens if result.finite else 0)
-        if own.position is not None:
-            record.progress = record.progress.at_position(own.position)
-        record.progress = record.progress.after_step(result, loss, done.tokens, done.sequences)
-        if result.finite:
-            record.note_loss(loss, self._wall_clock(), learning_rate)
-            self.parts.outer.after_step(done.sequences)
-            self._announce_step()
-
-    def _announce_step(self) -> None:
-        if self._ledger is not None:
-            self._ledger.begin_step(self.steps + 1)
+        record, pace, outer, intake = self.record, self.pace, self.parts.outer, self._service.intake
+        intake.close("The stage is making its step.")
+        with anyio.CancelScope(shield=True):  # weights and record change together or not at all
+            done = intake.take()
+            own = self._ledger.stepped(done.keys)
+            parameters = outer.parameters
+            learning_rate = outer.learning_rate()
+            max_norm = stage_clip_norm(self.parts.index, parameters.stage_count, parameters.inner.max_grad_norm)
+            result = await outer.inner_step(self._service.executor, learning_rate, max_norm, done.tokens)
+            loss = result.loss if result.loss is not None else own.mean_loss()
+            pace.step_ended(done.tokens if result.finite else 0)
+            record.progress = record.progress.after_step(
+                loss,
+                done.tokens,
+                done.sequences,
+                position=own.position,
+                finite=result.finite,
+                grad_norm=result.grad_norm,
+            )
+            if result.finite:
+                record.note_loss(loss, self._wall_clock(), learning_rate)
+                outer.after_step(done.sequences)
+                self._ledger.begin_step(record.progress.steps + 1)
+        if record.progress.non_finite.in_a_row:
+            await self._after_skipped_step()
+            return False
+        return True
 
     @property
     def _is_due_alone(self) -> bool:
         group, elapsed = self.parts.group, self.pace.monotonic() - self._last_round
         is_alone = group is None or group.gathering.is_alone
-        return is_alone and self.parts.outer.is_due(self.parameters.sequences_per_step, elapsed)
+        return is_alone and self.parts.outer.is_due(elapsed)
 
     async def _run_round(self) -> bool:
         completed = await self.parts.outer.run_round(self._wall_clock())
@@ -447,5 +434,5 @@ class StageLoop:
 
     def _continue_from(self, restored: Restored) -> None:
         self.record.replace_with(restored.record)
-        self._announce_step()
+        self._ledger.begin_step(self.record.progress.steps + 1)
         self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)

@@ -54,7 +54,7 @@ class StateDonor:
         Averaged gradients change the whole state at every step, so a transfer may only begin early in a step. This node
         estimates the progress of the step from its own part of it.
         """
-        parameters = self._outer.parameters
+        parameters = self._outer.parameters.outer
         replicas = 1 if self._matchmaker is None else 1 + len(self._matchmaker.replica.peers())
         if parameters.strategy != "averaging" or replicas == 1:
             return True

@@ -71,7 +71,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
     """Combine the status of all parts: that of the primary loop, with a row for each stage."""
     record, pace = loops.primary.record, loops.primary.pace
     held = parts.stages[0] if parts.stages else None
-    parameters = loops.stages[0].parameters if loops.stages else parts.parameters
+    parameters = parts.parameters if held is None else held.outer.parameters
     held_out = None if loops.drive is None else loops.drive.evaluator.held_out
     checkpoints = [_checkpoints_of(loop) for loop in loops.stages]
     rows = zip(parts.stages, loops.stages, checkpoints, strict=True)
@@ -134,11 +134,7 @@ def training_status(
 
 def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: StageParts | None) -> float:
     """Learning rate of the next step. A driver without layers uses its own step count."""
-    return (
-        learning_rate_at(record.progress.steps, parameters.inner)
-        if held is None
-        else held.outer.learning_rate(parameters)
-    )
+    return learning_rate_at(record.progress.steps, parameters.inner) if held is None else held.outer.learning_rate()
 
 
 def verification_status(
@@ -208,7 +204,7 @@ def _checkpoints_of(loop: StageLoop) -> CheckpointStatus:
     saver = loop.parts.saver
     if saver is None:
         return CheckpointStatus(could_lose="everything: checkpoints are off")
-    return saver.status(loop.steps, loop.pace.speed.step_seconds)
+    return saver.status(loop.record.progress.steps, loop.pace.speed.step_seconds)
 
 
 _LOG = logging.getLogger(__name__)
@@ -278,12 +274,12 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Number of inner steps that the primary loop has applied."""
-        return self._loops.primary.steps
+        return self.record.progress.steps
 
     @property
     def is_pause_wanted(self) -> bool:
         """Whether training is paused or will be as soon as possible."""
-        return self._control.is_paused
+        return self._control.requested_pause.holds
 
     def pause(self, duration_seconds: float | None = None, reason: str = PAUSED_BY_USER) -> None:
         """Stop after the running microbatches and free the accelerator. No finished step is lost."""
@@ -332,12 +328,14 @@ class Trainer:
     async def wait_until_paused(self) -> NodeState:
         """Wait until training is paused, or until the pause is withdrawn or the trainer stops. Returns the state."""
         ends = (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING)
-        await self._state_changed.until(lambda: not self._control.is_paused or self._state in ends)
+        await self._state_changed.until(lambda: not self._control.requested_pause.holds or self._state in ends)
         return self._present_state()[0]
 
     async def wait_until_resumed(self) -> NodeState:
         """Wait until the pause has ended, or until another one is requested. Returns the state."""
-        await self._state_changed.until(lambda: self._state is not NodeState.PAUSED or self._control.is_paused)
+        await self._state_changed.until(
+            lambda: self._state is not NodeState.PAUSED or self._control.requested_pause.holds
+        )
         return self._present_state()[0]
 
     async def until_state_changes(self) -> None:
@@ -363,7 +361,7 @@ class Trainer:
     def snapshot(self) -> TrainerSnapshot:
         """Return the present status as values that any thread may read. Takes well under a millisecond."""
         state, reason = self._present_state()
-        until = self._control.paused_until
+        until = self._control.requested_pause.until
         return trainer_snapshot(self.parts, self._loops, TrainerState(state, reason, until), self._data_status())
 
     async def _work(self, last_step: int | None) -> None:
@@ -399,7 +397,7 @@ class Trainer:
 
     @property
     def _is_at_rest(self) -> bool:
-        return self._state is NodeState.PAUSED and self._control.is_paused and not self._control.is_stopping
+        return self._state is NodeState.PAUSED and self._control.requested_pause.holds and not self._control.is_stopping
 
     async def _free_memory(self) -> None:
         """Drop the tensors of a paused node when the pause has lasted: after a save, as at the end of a node.
@@ -437,7 +435,7 @@ class Trainer:
             return
         if states == {NodeState.PAUSED}:
             if self._state is not NodeState.PAUSED:
-                _LOG.info("%s", self._control.pause_reason)
+                _LOG.info("%s", self._control.requested_pause.reason)
             self._set_state(NodeState.PAUSED)
         elif NodeState.PAUSED not in states:
             self._set_state(self._loops.primary.state)
@@ -446,7 +444,7 @@ class Trainer:
         """State and its reason as a sentence."""
         match self._state:
             case NodeState.PAUSED:
-                return NodeState.PAUSED, self._control.pause_reason
+                return NodeState.PAUSED, self._control.requested_pause.reason
             case NodeState.STOPPING:
                 return NodeState.STOPPING, self._stop_words
             case NodeState.NOT_TRAINING:

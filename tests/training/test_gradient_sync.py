@@ -193,9 +193,9 @@ def test_a_gradient_that_is_not_finite_is_not_gathered(compute: ComputeThread, t
 
 
 def test_the_learning_rate_that_is_told_is_that_of_the_groups_steps(sync: GradientSync) -> None:
-    before = sync.learning_rate(AVERAGING)
+    before = sync.learning_rate()
     played(sync, "aborted", "aborted", "aborted")
-    assert sync.learning_rate(AVERAGING) == before  # gathering is no step
+    assert sync.learning_rate() == before  # gathering is no step
     played(sync, "agreed", "agreed")
-    assert sync.learning_rate(AVERAGING) == pytest.approx(learning_rate_at(1, AVERAGING.inner), rel=1e-6)
-    assert sync.learning_rate(AVERAGING) != before
+    assert sync.learning_rate() == pytest.approx(learning_rate_at(1, AVERAGING.inner), rel=1e-6)
+    assert sync.learning_rate() != before

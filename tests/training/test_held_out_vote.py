@@ -207,7 +207,7 @@ def test_a_state_whose_root_is_not_known_yet_is_not_taken_for_the_one_before(
     vote = vote_of(compute, stage, outer)
     assert outer.progress.state_root == ""
     assert trio.run(vote.objection, gained, ROOT) == ""
-    outer.state = replace(outer.state, anchor=outer.state.anchor - gained)
+    outer.replace_state(replace(outer.state, anchor=outer.state.anchor - gained))
     assert "held-out loss" in trio.run(vote.objection, -gained, OTHER_ROOT)  # back to where it began
 
 
@@ -243,7 +243,7 @@ def test_a_part_that_fits_the_weights_is_no_worse_for_an_anchor_that_it_does_not
     outer = make_parts(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
     compute.submit(lambda: load_vector(stage.executor.model, local)).result()
     order = torch.randperm(len(local), generator=torch.Generator().manual_seed(1))
-    outer.state = replace(outer.state, anchor=local[order], outer_step=2)
+    outer.replace_state(replace(outer.state, anchor=local[order], outer_step=2))
     gained = outer.strategy.contribution(outer.state, local, None)
     vote = vote_of(compute, stage, outer)
     assert trio.run(vote.objection, gained, ROOT) == ""

@@ -39,7 +39,7 @@ def sync_of(
     return OuterSync(
         compute=compute,
         model=model,
-        parameters=parameters,
+        versions=lambda _: replace(PARAMETERS, outer=parameters),
         exchange=exchange,
         state=fresh_outer_state(flatten(model)),
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -19,7 +20,7 @@ from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.outer_sync import OuterSync
 from tests.worlds.replicas import MeetingPlace
-from tests.worlds.stages import ARCHITECTURE, IDENTITY
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS
 
 
 def model_of(seed: int = 1) -> StageModel:
@@ -38,7 +39,7 @@ def sync_of(
     return OuterSync(
         compute=compute,
         model=model,
-        parameters=parameters,
+        versions=lambda _: replace(PARAMETERS, outer=parameters),
         exchange=exchange,
         state=fresh_outer_state(flatten(model)),
     )
@@ -122,11 +123,11 @@ def test_an_abandoned_round_changes_nothing_and_is_counted(compute: ComputeThrea
     before = flatten(model)
     for _ in range(2):
         outer.after_step(4)
-    assert outer.is_due(4, 0.0)
+    assert outer.is_due(0.0)
     assert not trio.run(outer.run_round, 0.0)
     assert outer.state is state
     assert torch.equal(flatten(model), before)
-    assert not outer.is_due(4, 0.0)
+    assert not outer.is_due(0.0)
     assert (outer.status().failed_syncs, outer.status().successful_syncs) == (1, 0)
     assert "nobody answered" in outer.status().explanation
 
@@ -321,14 +322,14 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
 
 def test_a_round_is_due_by_sequences_or_by_time(compute: ComputeThread) -> None:
     outer = sync_of(compute, model_of(), OuterOptimization(inner_steps=3, max_round_seconds=60.0))
-    assert not outer.is_due(4, 1e9)  # nothing to contribute
+    assert not outer.is_due(1e9)  # nothing to contribute
     outer.after_step(4)
-    assert not outer.is_due(4, 59.0)
-    assert outer.is_due(4, 60.0)
+    assert not outer.is_due(59.0)
+    assert outer.is_due(60.0)
     outer.after_step(4)
-    assert not outer.is_due(4, 0.0)
+    assert not outer.is_due(0.0)
     outer.after_step(4)
-    assert outer.is_due(4, 0.0)
+    assert outer.is_due(0.0)
 
 
 def test_momentum_ramps_only_with_applied_rounds() -> None:

@@ -99,7 +99,7 @@ def test_a_donor_makes_a_snapshot_of_the_outer_step_it_stands_at(compute: Comput
     donor.snapshots.want = want  # type: ignore[method-assign]
 
     async def scenario(world: World) -> None:
-        donor.outer.state = replace(donor.outer.state, outer_step=4)
+        donor.outer.replace_state(replace(donor.outer.state, outer_step=4))
         assert (await world.receiver.manifest(A, 30.0)).meta.outer_step == 3  # made just now: not one after another
         await anyio.sleep(6)
         assert (await world.receiver.manifest(A, ANY_AGE)).meta.outer_step == 3

@@ -38,8 +38,8 @@ def trainer_of(compute: ComputeThread, folder: Path) -> Trainer:
 
 
 def train(compute: ComputeThread, folder: Path, last_step: int) -> Trainer:
-    plain = trainer_of(compute, folder)
-    trainer = Trainer(replace(plain.parts, versions=versions), plain.records)
+    stage = make_stage(compute, folder, FIRST)
+    trainer = make_trainer(compute, stage, parameters=FIRST, versions=versions)
     trio.run(trainer.run, last_step)
     return trainer
 
@@ -73,7 +73,7 @@ def test_without_versions_the_parameters_hold_all_the_time(compute: ComputeThrea
     stage = make_parts(compute, make_stage(compute, tmp_path, FIRST), FIRST)
     trainer = Trainer(TrainerParts(FIRST, (stage,)))
     assert trainer.snapshot().training.lr == learning_rate_at(0, FIRST.inner)
-    assert stage.outer.parameters is FIRST.outer
+    assert stage.outer.parameters is FIRST
 
 
 def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> None:
@@ -94,10 +94,9 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
         OuterSync(
             compute=compute,
             model=model,
-            parameters=first,
+            versions=lambda outer_step: replace(FIRST, outer=at(outer_step)),
             exchange=place.exchange,
             state=fresh_outer_state(flatten(model)),
-            versions=lambda outer_step: replace(FIRST, outer=at(outer_step)),
         )
         for model in models
     ]
@@ -119,7 +118,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
 
     async def main() -> None:
         assert await round_of() == pytest.approx(0.35 / 3, abs=1e-4)  # the mean
-        assert nodes[0].parameters is second
+        assert nodes[0].parameters.outer is second
         assert await round_of() == pytest.approx(0.05, abs=1e-4)  # half of the median
 
     trio.run(main)

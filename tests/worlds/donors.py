@@ -158,7 +158,7 @@ def donor_node(
     sync = OuterSync(
         compute=compute,
         model=stage.executor.model,
-        parameters=MODEL.outer,
+        versions=lambda _: MODEL,
         exchange=_no_rounds,
         state=state,
         progress=OuterProgress(

@@ -182,9 +182,11 @@ def make_parts(
     parameters: RunParameters = PARAMETERS,
     identity: StageIdentity = IDENTITY,
     number: int = 0,
+    *,
+    versions: Callable[[int], RunParameters] | None = None,
 ) -> StageParts:
-    """The parts of a stage, in a sync group of one."""
-    outer = make_outer_sync(compute, stage, lone_exchange, lambda _step: parameters, number)
+    """The parts of a stage, in a sync group of one. Without `versions`, `parameters` apply at every outer step."""
+    outer = make_outer_sync(compute, stage, lone_exchange, versions or (lambda _step: parameters), number)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,
@@ -210,9 +212,10 @@ def make_trainer(
     *,
     monotonic: Callable[[], float] = time.monotonic,
     seconds_before_drop: float = 10.0,
+    versions: Callable[[int], RunParameters] | None = None,
 ) -> Trainer:
     """A trainer that is a group of one and holds the whole model."""
-    held = make_parts(compute, stage, parameters)
+    held = make_parts(compute, stage, parameters, versions=versions)
     feed = feed or MemoryFeed(stage.record.progress.position)
     driving = DriverParts(IDENTITY.node_id, feed, FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)]))
     parts = TrainerParts(parameters, (held,), driving)
