@@ -8,12 +8,12 @@ import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from threading import Lock
 from typing import Self
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX
+from neuroshard.data.digest_check import check_file, digest_of
 from neuroshard.data.shard_file import ShardForm, TokenArray, map_shard
 from neuroshard.data.storage import storage_error
 from neuroshard.errors import DataError, StorageError, UnwritableError
@@ -56,11 +56,6 @@ class _CacheFile:
         if match is None:
             raise ValueError(f"{self.path.name} is not a name of the cache")
         return match
-
-    def check(self) -> None:
-        """Compare the bytes with the digest. Raises DataError, or OSError when the file cannot be read."""
-        if _digest_of(self.path) != self.digest:
-            raise DataError(f"{self.path.name} is damaged.")
 
 
 _Place = tuple[ShardId, str]  # a shard and the beginning of its key
@@ -157,7 +152,7 @@ class ShardCache:
             if file is None:
                 return None
             try:
-                file.check()
+                check_file(file.path, file.digest)
                 tokens = map_shard(file.path, form)
             except (DataError, OSError):  # truncated, flipped bits, deleted: fetch it again
                 self._check_folder()
@@ -186,7 +181,7 @@ class ShardCache:
             if file is None:
                 return None
             try:
-                file.check()
+                check_file(file.path, file.digest)
             except (DataError, OSError):
                 if self.folder.is_dir():
                     self.damaged_files += 1
@@ -251,7 +246,7 @@ class ShardCache:
         number, beginning = _place(shard, key)
         writer.finish()
         try:
-            digest = key.hex() if form.has_digest else _digest_of(writer.path)
+            digest = key.hex() if form.has_digest else digest_of(writer.path)
             path = self.folder / f"shard_{number}-{beginning}-{digest}.{form.shard_format}"
             writer.path.replace(path)
             try:
@@ -320,11 +315,6 @@ class ShardCache:
 
 def _place(shard: ShardId, key: bytes) -> _Place:
     return shard, key.hex()[:16]
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _touch(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,6 +11,7 @@ from typing import Protocol, Self
 
 import anyio.to_thread
 
+from neuroshard.data.digest_check import DigestCheck
 from neuroshard.errors import DataError, DataUnavailableError
 
 
@@ -120,7 +120,7 @@ class Transfer:
         self.total: int | None = None
         self.validator: str | None = None
         self._sink = sink
-        self._hash = hashlib.sha256()
+        self._digest = DigestCheck()
 
     def begin(self, offset: int, total: int | None, validator: str | None) -> None:
         """Start to receive from `offset`. Raises FileDamagedError when the source's claims cannot be true."""
@@ -156,7 +156,7 @@ class Transfer:
 
     def hash(self, data: bytes) -> None:
         """Add announced bytes to the digest."""
-        self._hash.update(data)
+        self._digest.add(data)
 
     def end(self) -> None:
         """Check the end of the file. Raises DataUnavailableError if it is short, FileDamagedError if it is wrong."""
@@ -165,13 +165,13 @@ class Transfer:
             raise DataUnavailableError(f"{name} broke off after {self.size} of {self.total} bytes.")
         if self.size < self.request.least_bytes:
             raise FileDamagedError(f"{name} has {self.size} bytes, expected at least {self.request.least_bytes}.")
-        if self.request.digest is not None and self._hash.hexdigest() != self.request.digest:
+        if self.request.digest is not None and not self._digest.matches(self.request.digest):
             raise FileDamagedError(f"{name} does not match its digest: it is damaged or was replaced.")
 
     def restart(self) -> None:
         """Discard all bytes and begin again."""
         self._sink.restart()
-        self._hash = hashlib.sha256()
+        self._digest = DigestCheck()
         self.size = 0
         self.total = self.validator = None
 

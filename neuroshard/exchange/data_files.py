@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Annotated, Protocol
@@ -20,6 +19,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Meta, Struct, structs
 
+from neuroshard.data.digest_check import DigestCheck
 from neuroshard.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, shard_of
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
@@ -338,7 +338,7 @@ class _Chunks:
         self._peer = peer
         self._wanted = wanted
         self._file_bytes = first.file_bytes
-        self._digest = sha256()
+        self._digest = DigestCheck()
         self._start = 0
         self._next: DataPart | None = first
 
@@ -358,10 +358,10 @@ class _Chunks:
     def _checked(self, given: DataPart) -> bytes:
         if given.file_bytes != self._file_bytes:
             raise _LyingError("It gave parts of different files.", ScoreReason.UNEXPECTED_TENSOR)
-        self._digest.update(given.data)
+        self._digest.add(given.data)
         self._next, self._start = None, self._start + len(given.data)
         # The address is the digest, except for a manifest, which its reader checks.
         is_checked = self._start == self._file_bytes and self._wanted.name != MANIFEST_NAME
-        if is_checked and self._digest.hexdigest() != self._wanted.address:
+        if is_checked and not self._digest.matches(self._wanted.address):
             raise _LyingError("It does not match its digest.", ScoreReason.DIGEST_MISMATCH)
         return given.data

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Generic, TypeVar
 
 from neuroshard.errors import DataError
@@ -24,6 +23,7 @@ from neuroshard.identity import (
 )
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.membership.announcements import Announcement
+from neuroshard.membership.clock_skew import ClockSkew
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_KIND, RECORD_SECONDS
@@ -190,8 +190,6 @@ MAX_SPEAKERS = 8192  # nodes whose newest claim is remembered
 LATE_SECONDS = 60.0  # an older claim may arrive by another way this much after a newer one
 BURST_CLAIMS = 8.0  # of one node; then as many as CLAIMS_PER_SECOND
 CLAIMS_PER_SECOND = 1.0
-CLOCK_WITNESSES = 64
-FEWEST_WITNESSES = 3
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,7 @@ class ClaimIntake(Generic[T]):
         self._now = now
         self._cache = cache or ClaimCache(rules)
         self._speakers: dict[NodeId, _Speaker] = {}
-        self._clocks: dict[NodeId, float] = {}  # seconds that each node's clock seems ahead of this computer's
+        self.clock_skew = ClockSkew()
         self._refused: Counter[str] = Counter()
 
     def check(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
@@ -256,17 +254,6 @@ class ClaimIntake(Generic[T]):
     def count_refusal(self, refusal: Refusal) -> None:
         """Count a claim that `check` refused and that `take` will not receive."""
         self._refused[refusal.reason.value if refusal.reason else "late"] += 1
-
-    @property
-    def clock_offset_seconds(self) -> float | None:
-        """Median of the seconds that the other nodes' clocks are ahead of this one.
-
-        None with fewer than FEWEST_WITNESSES nodes, or if the offset is at most MAX_CLOCK_SKEW_SECONDS.
-        """
-        if len(self._clocks) < FEWEST_WITNESSES:
-            return None
-        offset = median(self._clocks.values())
-        return offset if abs(offset) > MAX_CLOCK_SKEW_SECONDS else None
 
     def _examine(self, data: bytes, sender: NodeId | None, now: float) -> Statement[T] | Refusal:
         if len(data) > self._rules.max_bytes:
@@ -306,7 +293,7 @@ class ClaimIntake(Generic[T]):
         forged = self._cache.authenticity(data)
         if forged is not None:
             return forged
-        self._note_clock(statement.node_id, ahead)
+        self.clock_skew.note(statement.node_id, ahead)
         text = f"A claim of node {statement.node_id} is dated {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'ago'}."
         return Refusal(text, ScoreReason.EXPIRED_CLAIM)
 
@@ -343,23 +330,13 @@ class ClaimIntake(Generic[T]):
         return min(BURST_CLAIMS, speaker.allowance + elapsed * CLAIMS_PER_SECOND)
 
     def _remember(self, data: bytes, statement: Statement[T], now: float) -> None:
-        self._note_clock(statement.node_id, statement.issued_at - now)
+        self.clock_skew.note(statement.node_id, statement.issued_at - now)
         if self._rules.sequence_of is None:
             return
         allowance = self._allowance(statement, now) - 1
         before = self._speakers.pop(statement.node_id, None)
         sequence = self._rules.sequence_of(statement.value)
         issued_at = max(statement.issued_at, before.issued_at if before else statement.issued_at)
-        _make_room(self._speakers, MAX_SPEAKERS)
+        if len(self._speakers) >= MAX_SPEAKERS:  # drop the node whose last claim is the oldest
+            del self._speakers[next(iter(self._speakers))]
         self._speakers[statement.node_id] = _Speaker(sequence, hash(data), issued_at, allowance, now)
-
-    def _note_clock(self, node_id: NodeId, ahead: float) -> None:
-        self._clocks.pop(node_id, None)
-        _make_room(self._clocks, CLOCK_WITNESSES)
-        self._clocks[node_id] = ahead
-
-
-def _make_room(table: dict[NodeId, T], most: int) -> None:
-    """Drop the entry that was set the longest time ago if the table is full."""
-    if len(table) >= most:
-        del table[next(iter(table))]

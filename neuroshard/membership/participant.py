@@ -111,17 +111,4 @@ class Participant:
     @property
     def clock_warning(self) -> str | None:
         """A warning for the owner if the others' clocks agree that this computer's is wrong, otherwise None."""
-        offset = self.intakes.reports.clock_offset_seconds
-        if offset is None:
-            return None
-        behind = "behind" if offset > 0 else "ahead of"
-        return (
-            f"This computer's clock seems to be {_duration(abs(offset))} {behind} the other nodes' clocks, "
-            "so they refuse what this node reports. Set the clock."
-        )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.0f} hours"
+        return self.intakes.reports.clock_skew.warning

@@ -20,6 +20,7 @@ from torch import Tensor
 from neuroshard.errors import NotReadyError
 from neuroshard.model.backward import backward_from_gradient
 from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.optim.adamw import clipped_step
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
 from neuroshard.state.stage_tensors import without_values
@@ -269,14 +270,9 @@ class StageExecutor:
         """
         result = self._measured(token_count)
         if result.finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            # Fused AdamW divides the gradients as it reads them, which saves a pass over them.
-            divisor = token_count * max(1.0, result.grad_norm / max_norm)
-            scale = torch.tensor(divisor, dtype=torch.float32, device=self.device)
-            self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
-            self.optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
-            self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+            clipped_step(
+                self.optimizer, learning_rate, tokens=token_count, grad_norm=result.grad_norm, max_norm=max_norm
+            )
             self._steps += 1
         self.zero()
         return result

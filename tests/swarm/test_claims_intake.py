@@ -16,7 +16,6 @@ from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import (
     ANNOUNCEMENT_RULES,
     BURST_CLAIMS,
-    CLOCK_WITNESSES,
     LATE_SECONDS,
     MAX_REPORT_AGE_SECONDS,
     MAX_SPEAKERS,
@@ -29,6 +28,7 @@ from neuroshard.membership.claim_intake import (
     signed_announcement,
     signed_report,
 )
+from neuroshard.membership.clock_skew import CLOCK_WITNESSES
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
 from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, altered, announcement_of, encodings_of, told
@@ -339,22 +339,22 @@ def test_a_wrong_clock_of_this_computer_is_noticed(offset: float) -> None:
     desk = Desk(time=EPOCH - offset)
     for number in range(2):
         desk.intake.take(signed_report(identity_of(10 + number), REPORT, EPOCH))
-    assert desk.intake.clock_offset_seconds is None  # two may be wrong
+    assert desk.intake.clock_skew.offset_seconds is None  # two may be wrong
     forged = altered(signed_payload(identity_of(20), REPORT), with_steps(1))
     assert desk.reason(forged) is ScoreReason.BAD_SIGNATURE
-    assert desk.intake.clock_offset_seconds is None  # and a forger is no witness
+    assert desk.intake.clock_skew.offset_seconds is None  # and a forger is no witness
     desk.intake.take(signed_report(identity_of(12), REPORT, EPOCH))
-    assert desk.intake.clock_offset_seconds == offset
+    assert desk.intake.clock_skew.offset_seconds == offset
     for number in range(4):  # others whose clocks agree with this one outvote them
         desk.intake.take(signed_report(identity_of(30 + number), replace(REPORT, sequence=1), EPOCH - offset))
-    assert desk.intake.clock_offset_seconds is None
+    assert desk.intake.clock_skew.offset_seconds is None
 
 
 def test_few_witnesses_are_kept() -> None:
     desk = Desk()
     for number in range(CLOCK_WITNESSES + 10):
         desk.intake.take(signed_report(identity_of(100 + number), REPORT, EPOCH))
-    assert len(desk.intake._clocks) == CLOCK_WITNESSES
+    assert len(desk.intake.clock_skew._ahead) == CLOCK_WITNESSES
 
 
 def test_announcements_may_be_repeated_but_not_made_for_others() -> None:

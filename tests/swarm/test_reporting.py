@@ -332,9 +332,9 @@ def test_a_node_whose_clock_is_a_day_off_is_alone_and_harms_nobody() -> None:
             assert w.all_know_all(nodes)
             assert strange.knows() == set()
             assert strange.intake is not None
-            assert strange.intake.clock_offset_seconds is not None
-            assert -DAY - 1 < strange.intake.clock_offset_seconds < -DAY + 1
-            assert all(node.intake is not None and node.intake.clock_offset_seconds is None for node in nodes)
+            assert strange.intake.clock_skew.offset_seconds is not None
+            assert -DAY - 1 < strange.intake.clock_skew.offset_seconds < -DAY + 1
+            assert all(node.intake is not None and node.intake.clock_skew.offset_seconds is None for node in nodes)
             banned = [w.network.network_of(n.node_id).reputation.banned_peers() for n in w.nodes]
             assert banned == [()] * 9
 

@@ -1,0 +1,59 @@
+"""Clock skew: this computer's clock against the clocks of the nodes whose claims arrive. Pure.
+
+A node whose clock is wrong cannot see it by itself: the others refuse its claims as too old or too new."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from neuroshard.types import NodeId
+
+CLOCK_WITNESSES = 64  # nodes whose clocks are remembered
+FEWEST_WITNESSES = 3  # two may be wrong
+
+
+class ClockSkew:
+    """Remembers how far the clocks of other nodes are ahead, and decides whether this computer's clock is wrong."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[NodeId, float] = {}  # seconds; the node that was heard last is the last one
+
+    def note(self, node_id: NodeId, ahead_seconds: float) -> None:
+        """Record how far the clock of a node was ahead of this computer's when it dated an authentic claim.
+
+        A forged claim must not be noted. If the table is full, the node that was heard the longest time ago is dropped.
+        """
+        self._ahead.pop(node_id, None)
+        if len(self._ahead) >= CLOCK_WITNESSES:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[node_id] = ahead_seconds
+
+    @property
+    def offset_seconds(self) -> float | None:
+        """Median of the seconds that the other nodes' clocks are ahead of this one.
+
+        None with fewer than FEWEST_WITNESSES nodes, or if the offset is at most MAX_CLOCK_SKEW_SECONDS.
+        """
+        if len(self._ahead) < FEWEST_WITNESSES:
+            return None
+        offset = median(self._ahead.values())
+        return offset if abs(offset) > MAX_CLOCK_SKEW_SECONDS else None
+
+    @property
+    def warning(self) -> str | None:
+        """A warning for the owner if the others' clocks agree that this computer's is wrong, otherwise None."""
+        offset = self.offset_seconds
+        if offset is None:
+            return None
+        behind = "behind" if offset > 0 else "ahead of"
+        return (
+            f"This computer's clock seems to be {_duration(abs(offset))} {behind} the other nodes' clocks, "
+            "so they refuse what this node reports. Set the clock."
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours"
