@@ -1,4 +1,4 @@
-"""Saves checkpoints while training runs: the schedule, the writer thread, and their owner."""
+"""Saves checkpoints while training runs: the schedule, and the saver with its writer thread."""
 
 from __future__ import annotations
 
@@ -142,75 +142,6 @@ class WriteReport:
     alarm: str | None = None
 
 
-class CheckpointWriter:
-    """Owns the writer thread and, while a write is in flight, the staging buffers."""
-
-    def __init__(self, store: CheckpointStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store = store
-        self._clock = clock
-        self._cancel = threading.Event()
-        self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix="checkpoint", initializer=partial(lower_thread_priority, NICENESS)
-        )
-        self._current: Future[WriteReport] | None = None
-        self._last: WriteReport | None = None
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a write is in progress."""
-        return self._current is not None and not self._current.done()
-
-    def submit(
-        self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None = None
-    ) -> Future[WriteReport]:
-        """Write the contents of the buffers. Raises RuntimeError while another write is in flight (no queue)."""
-        self.last_report()
-        staging.claim()
-        try:
-            self._current = self._pool.submit(self._write, meta, staging, residual)
-        except BaseException:
-            staging.release()
-            raise
-        return self._current
-
-    def last_report(self) -> WriteReport | None:
-        """Return the newest finished write, or None. A defect in the writer's own code is raised here."""
-        if self._current is not None and self._current.done():
-            self._last = self._current.result()
-        return self._last
-
-    def wait(self, timeout_seconds: float | None = None) -> WriteReport | None:
-        """Wait for the write in flight, then return `last_report`."""
-        if self._current is not None:
-            wait_for([self._current], timeout_seconds)
-        return self.last_report()
-
-    def cancel(self) -> None:
-        """Abandon the write in flight at its next chunk, for a user who does not want to wait."""
-        self._cancel.set()
-
-    def close(self) -> WriteReport | None:
-        """Wait for the write in flight and end the thread."""
-        self._pool.shutdown(wait=True)
-        return self.last_report()
-
-    def _write(self, meta: CheckpointMeta, staging: StagingBuffers, residual: Tensor | None) -> WriteReport:
-        started = self._clock()
-        try:
-            generation = self._store.write(meta, staging, self._cancel.is_set, residual)
-        except InterruptedError:
-            return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
-        except StorageError as error:
-            alarm = f"{error} No checkpoint of step {meta.step} was saved; training continues, older checkpoints stay."
-            _LOG.error("%s", alarm)  # a full disk needs no traceback
-            return WriteReport(meta.step, started, self._clock() - started, None, alarm)
-        finally:
-            staging.release()
-        seconds = self._clock() - started
-        _LOG.info("checkpoint of step %d saved in %.1f s (%.0f MB)", meta.step, seconds, generation.bytes / 1e6)
-        return WriteReport(meta.step, started, seconds, generation)
-
-
 ASSUMED_BYTES_PER_SECOND = 200e6
 
 
@@ -224,7 +155,11 @@ class StateCapture:
 
 
 class CheckpointSaver:
-    """Owns schedule and writer. It belongs to the compute thread; any thread may call status(). close() ends it."""
+    """Owns the schedule, the writer thread and, while a write is in flight, the staging buffers.
+
+    It belongs to the compute thread; any thread may call `status`. `close` ends it. A defect in the code of a write is
+    raised by the next call that looks for its report.
+    """
 
     def __init__(
         self,
@@ -236,7 +171,11 @@ class CheckpointSaver:
         self.store = store
         self._staging = staging
         self._clock = clock
-        self._writer = CheckpointWriter(store, clock)
+        self._cancel = threading.Event()
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="checkpoint", initializer=partial(lower_thread_priority, NICENESS)
+        )
+        self._write: Future[WriteReport] | None = None  # the newest one, which may have finished
         self._schedule = CheckpointSchedule(policy, staging.layout.file_bytes)
         self._status = CheckpointStatus(folder=str(store.folder), interval_seconds=self._schedule.interval_seconds)
         self._saved: tuple[int, float] | None = None  # step and monotonic time of the newest complete state
@@ -287,7 +226,7 @@ class CheckpointSaver:
     def offer(self, step: int, capture: Callable[[], StateCapture]) -> bool:
         """Save in the background if it is due; call this after every step. Returns whether the state was taken."""
         self._notice()
-        if not self.is_due(step):
+        if not self._is_due(step):
             return False
         state, started = capture(), self._clock()
         self._take(state)
@@ -296,24 +235,22 @@ class CheckpointSaver:
 
     def has_work(self, step: int) -> bool:
         """Return whether an offer after this step would save or collect a finished write. Any thread may call this."""
-        return self.is_due(step) or self._writer.last_report() is not self._seen
+        write = self._write
+        is_unseen = write is not None and write.done() and write.result() is not self._seen
+        return is_unseen or self._is_due(step)
 
-    def is_due(self, step: int) -> bool:
-        """Return whether to save after this step, by schedule or for a requested copy. Any thread may call this."""
-        in_flight, now = self._writer.in_flight, self._clock()
+    def _is_due(self, step: int) -> bool:
+        """Return whether to save after this step, by schedule or for a requested copy."""
+        in_flight, now = self._write is not None and not self._write.done(), self._clock()
         is_wanted = self._is_wanted and self._schedule.may_write(step, now, write_in_flight=in_flight)
         return is_wanted or self._schedule.is_due(step, now, write_in_flight=in_flight)
 
     def save(self, capture: Callable[[], StateCapture]) -> WriteReport:
         """Save now, whatever the schedule, and wait until it is on disk (or has failed, see `alarm`)."""
-        self._writer.wait()
-        self._notice()
-        self._take(capture())
-        report = self._writer.wait()
-        self._notice()
-        if report is None:
-            raise AssertionError("a write was submitted and waited for")
-        return report
+        self.wait()
+        write = self._take(capture())
+        self.wait()
+        return write.result()
 
     def status(self, step: int, step_seconds: float) -> CheckpointStatus:
         """Return the status: the saved state, and the most that a kill now could lose."""
@@ -345,31 +282,60 @@ class CheckpointSaver:
 
     def wait(self) -> None:
         """Wait for the write in flight, if there is one."""
-        self._writer.wait()
+        if self._write is not None:
+            wait_for([self._write])
         self._notice()
 
     def close(self) -> WriteReport | None:
         """Wait for the write in flight and end the writer thread."""
-        report = self._writer.close()
+        self._pool.shutdown(wait=True)
         self._notice()
-        return report
+        return None if self._write is None else self._write.result()
 
     def cancel(self) -> None:
-        self._writer.cancel()
+        """Abandon the write in flight at its next chunk, for a user who does not want to wait."""
+        self._cancel.set()
 
-    def _take(self, state: StateCapture) -> None:
-        started = self._clock()
-        self._staging.copy_from(state.tensors)
-        self._writer.submit(state.meta, self._staging, state.residual)
+    def _take(self, state: StateCapture) -> Future[WriteReport]:
+        """Copy a state into the buffers and begin to write it. RuntimeError while another write is in flight."""
+        started, staging = self._clock(), self._staging
+        staging.copy_from(state.tensors)
+        staging.claim()
+        try:
+            write = self._write = self._pool.submit(self._write_out, state.meta, state.residual)
+        except BaseException:
+            staging.release()
+            raise
         beside = 0 if state.residual is None else state.residual.nbytes
-        size = self._staging.layout.file_bytes + beside
+        size = staging.layout.file_bytes + beside
         self._schedule = replace(self._schedule.taken(state.meta.step, started), generation_bytes=size)
         self._is_wanted = False
+        return write
+
+    def _write_out(self, meta: CheckpointMeta, residual: Tensor | None) -> WriteReport:
+        """Write the contents of the buffers. Runs on the writer thread."""
+        started = self._clock()
+        try:
+            generation = self.store.write(meta, self._staging, self._cancel.is_set, residual)
+        except InterruptedError:
+            return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
+        except StorageError as error:
+            alarm = f"{error} No checkpoint of step {meta.step} was saved; training continues, older checkpoints stay."
+            _LOG.error("%s", alarm)  # a full disk needs no traceback
+            return WriteReport(meta.step, started, self._clock() - started, None, alarm)
+        finally:
+            self._staging.release()
+        seconds = self._clock() - started
+        _LOG.info("checkpoint of step %d saved in %.1f s (%.0f MB)", meta.step, seconds, generation.bytes / 1e6)
+        return WriteReport(meta.step, started, seconds, generation)
 
     def _notice(self) -> None:
-        """Record the writes that finished since the last call."""
-        report = self._writer.last_report()
-        if report is None or report is self._seen:
+        """Record the write that finished since the last call. A defect in its code is raised here."""
+        write = self._write
+        if write is None or not write.done():
+            return
+        report = write.result()
+        if report is self._seen:
             return
         self._seen = report
         if report.generation is not None:

@@ -15,7 +15,6 @@ from neuroshard.state.checkpoint_saver import (
     NICENESS,
     CheckpointPolicy,
     CheckpointSaver,
-    CheckpointWriter,
     StateCapture,
 )
 from neuroshard.state.checkpoint_store import CheckpointStore
@@ -169,14 +168,14 @@ def test_a_defect_in_the_writer_rises_in_the_loop(tmp_path: Path) -> None:
         def _ensure_room(self, new_bytes: int) -> None:
             raise ZeroDivisionError(new_bytes)
 
-    writer = CheckpointWriter(Broken(tmp_path))
     staging = staged(1)
-    writer.submit(meta_at(1), staging)
+    keeper = CheckpointSaver(Broken(tmp_path), staging, CheckpointPolicy())
+    assert keeper.offer(10, capture(10))
     with pytest.raises(ZeroDivisionError):
-        writer.wait()
+        keeper.wait()
     assert not staging.in_use
     with pytest.raises(ZeroDivisionError):
-        writer.close()
+        keeper.close()
 
 
 def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path) -> None:
