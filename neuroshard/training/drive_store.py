@@ -15,13 +15,13 @@ import torch
 
 from neuroshard.config.state_file import StateFile
 from neuroshard.data.feed import HeldOut
-from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation, EvaluationRecord
+from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation
 from neuroshard.data.windows import Batch
 from neuroshard.errors import StorageError
 from neuroshard.pipeline.driver import Feed
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import LossPoint
-from neuroshard.training.record import LossCurve, Progress, TrainingRecord
+from neuroshard.training.record import EvaluationRecord, LossCurve, Progress, TrainingRecord
 from neuroshard.types import DataPosition, NodeId, RunId, WalletId
 
 _LOG = logging.getLogger(__name__)

@@ -16,10 +16,8 @@ from torch import Tensor
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import (
     Evaluation,
-    EvaluationRecord,
     HeldOutLosses,
     Measured,
-    evaluation_is_due,
     nats_per_token,
 )
 from neuroshard.identity import SignedClaim
@@ -29,14 +27,26 @@ from neuroshard.pipeline.microbatch import Retry, StageError
 from neuroshard.pipeline.microbatch_call import measured_losses
 from neuroshard.pipeline.routing import Routing
 from neuroshard.training.parts import DriverParts
-from neuroshard.training.record import NOTED_LOSSES, NotedLoss, TrainingRecord
+from neuroshard.training.record import NOTED_LOSSES, EvaluationRecord, NotedLoss, TrainingRecord
 from neuroshard.types import DataPosition
 
 TRIES = 5  # per microbatch
 STAGE_RETRY_SECONDS = 0.2
 RETRY_SECONDS = 1.0  # after a failure of a stage
+TIME_SHARE = 0.02
+MIN_INTERVAL_SECONDS = 5.0  # no reader needs more points
 
 _LOG = logging.getLogger(__name__)
+
+
+def evaluation_is_due(trained_seconds: float, cost_seconds: float | None) -> bool:
+    """Return whether an evaluation of `cost_seconds` stays within 2 % of the time trained since the last one.
+
+    The first one (cost unknown) is due at once, because all later ones are compared with it.
+    """
+    if cost_seconds is None:
+        return True
+    return trained_seconds >= max(MIN_INTERVAL_SECONDS, cost_seconds / TIME_SHARE)
 
 
 class Evaluator:

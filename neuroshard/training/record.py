@@ -1,4 +1,4 @@
-"""Training record of a stage: progress, loss history, and their form in a checkpoint's metadata."""
+"""Training record of a stage: progress, loss curve, evaluations, and their form in a checkpoint's metadata."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import torch
 
 from neuroshard.data.assignment import RotationRule
-from neuroshard.data.held_out_losses import EvaluationRecord
+from neuroshard.data.held_out_losses import Evaluation, paired_difference
 from neuroshard.errors import CheckpointError
 from neuroshard.pipeline.executor import Precision
 from neuroshard.pipeline.tensor_checks import NonFinitePolicy
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.outer_state import OuterProgress
-from neuroshard.status.snapshot import LossPoint
+from neuroshard.status.snapshot import HeldOutPoint, LossPoint
 from neuroshard.types import Architecture, DataPosition, JsonValue, LayerRange, NodeId, RunId, WalletId
 
 CAPACITY = 2_000
@@ -114,6 +115,99 @@ def _stride(points: Sequence[LossPoint]) -> int:
         return 1
     gaps = sorted(b.step - a.step for a, b in pairwise(points))
     return max(1, gaps[len(gaps) // 2])
+
+
+MAX_EVALUATIONS = 128
+
+
+class EvaluationRecord:
+    """Evaluations of a run. A full record keeps the first one and drops every second one in the middle."""
+
+    def __init__(self, evaluations: Sequence[Evaluation] = (), capacity: int = MAX_EVALUATIONS) -> None:
+        self._capacity = capacity
+        self._evaluations: list[Evaluation] = []
+        self._points: list[HeldOutPoint] = []
+        for evaluation in evaluations:
+            self.add(evaluation)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no baseline yet."""
+        return not self._evaluations
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Evaluations, oldest first; the first one is the baseline."""
+        return tuple(self._evaluations)
+
+    @property
+    def points(self) -> tuple[HeldOutPoint, ...]:
+        """The evaluations as points for display."""
+        return tuple(self._points)
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Append the newest evaluation."""
+        if self._evaluations:
+            self._evaluations[-1] = replace(self._evaluations[-1], claims=())
+        self._evaluations.append(evaluation)
+        self._points.append(_point(self._evaluations[0], evaluation))
+        if len(self._evaluations) >= self._capacity:
+            keep = [0, *range(2, self._capacity // 2, 2), *range(self._capacity // 2, len(self._evaluations))]
+            self._evaluations = [self._evaluations[i] for i in keep]
+            self._points = [self._points[i] for i in keep]
+
+    def to_json(self) -> JsonValue:
+        """Return the rows for a checkpoint."""
+        return [_row(evaluation) for evaluation in self._evaluations]
+
+    @classmethod
+    def from_json(cls, rows: JsonValue) -> EvaluationRecord:
+        """Read the record of a checkpoint. Raises CheckpointError for rows that `to_json` cannot have written."""
+        if not isinstance(rows, list) or len(rows) > MAX_EVALUATIONS:
+            raise CheckpointError("The evaluations of the checkpoint are malformed.")
+        return cls([_evaluation(row) for row in rows])
+
+
+def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
+    difference = paired_difference(baseline, evaluation)
+    return HeldOutPoint(
+        evaluation.step,
+        evaluation.time,
+        evaluation.mean,
+        difference.mean,
+        difference.standard_error,
+        evaluation.measured_by,
+    )
+
+
+def _texts(rest: Sequence[JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return nodes and claims. Raises CheckpointError for any other values."""
+    match rest:
+        case [[*nodes], [*claims]]:
+            texts = [each for each in (*nodes, *claims) if isinstance(each, str)]
+            if len(texts) == len(nodes) + len(claims):
+                return tuple(texts[: len(nodes)]), tuple(texts[len(nodes) :])
+        case _:
+            pass
+    raise CheckpointError("The checkpoint names the node that measured an evaluation in a malformed way.")
+
+
+def _row(evaluation: Evaluation) -> JsonValue:
+    """Return the row of an evaluation; without other nodes' measurements it has the older, shorter form."""
+    row: list[JsonValue] = [evaluation.step, evaluation.time, list(evaluation.losses)]
+    return [*row, list(evaluation.measured_by), list(evaluation.claims)] if evaluation.measured_by else row
+
+
+def _evaluation(row: JsonValue) -> Evaluation:
+    match row:
+        case [int(step), float() | int() as time, [*losses], *rest] if losses:
+            numbers = tuple(float(loss) for loss in losses if isinstance(loss, float | int))
+            nodes, claims = _texts(rest) if rest else ((), ())
+            if len(numbers) == len(losses) and all(isfinite(loss) for loss in numbers):
+                return Evaluation(step, float(time), numbers, tuple(map(NodeId, nodes)), claims)
+        case _:
+            pass
+    raise CheckpointError("An evaluation of the checkpoint is malformed.")
 
 
 EMA_MEMORY = 0.95

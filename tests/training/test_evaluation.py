@@ -7,15 +7,11 @@ import torch
 import trio
 
 from neuroshard.data.feed import HeldOut
-from neuroshard.data.held_out_losses import (
-    MAX_EVALUATIONS,
-    Evaluation,
-    EvaluationRecord,
-    evaluation_is_due,
-    paired_difference,
-)
+from neuroshard.data.held_out_losses import Evaluation, paired_difference
 from neuroshard.errors import CheckpointError
 from neuroshard.pipeline.executor import ComputeThread
+from neuroshard.training.evaluator import evaluation_is_due
+from neuroshard.training.record import MAX_EVALUATIONS, EvaluationRecord
 from tests.worlds.stages import MemoryFeed, make_stage, make_trainer
 
 

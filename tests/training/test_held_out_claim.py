@@ -18,7 +18,6 @@ from neuroshard.data.held_out_losses import (
     KIND,
     MAX_AGE_SECONDS,
     Evaluation,
-    EvaluationRecord,
     HeldOutLosses,
     LossSigner,
     MeasuredWith,
@@ -38,7 +37,7 @@ from neuroshard.pipeline.stage_protocol import StageAddress
 from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.training.evaluator import evaluate
-from neuroshard.training.record import TrainingRecord
+from neuroshard.training.record import EvaluationRecord, TrainingRecord
 from neuroshard.types import LayerRange, NodeId, RunId
 from tests.worlds.identities import identity_of
 from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, chain_of, windows
