@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import Process
@@ -19,11 +20,13 @@ from anyio.abc import Process
 from neuroshard.api.address import dashboard_url
 from neuroshard.config.folders import this_program
 from neuroshard.config.instance_lock import read_lock_owner
-from neuroshard.dataset import BuiltGenesis, FolderText, GenesisServer, StandardLibraryText, build_genesis
-from neuroshard.dataset.build_text import StageProgress
 from neuroshard.errors import StorageError
 from neuroshard.identity import Wallet
 from neuroshard.types import RunId
+
+if TYPE_CHECKING:
+    from neuroshard.dataset import BuiltGenesis, GenesisServer
+    from neuroshard.dataset.build_text import StageProgress
 
 DEMO_FOLDER = "demo"
 WALLET_FILE = "wallet"
@@ -102,6 +105,8 @@ class DemoData:
 
     def build(self, progress: StageProgress) -> BuiltGenesis:
         """Build the folder, or reuse it. Raises DataError or StorageError."""
+        from neuroshard.dataset import FolderText, StandardLibraryText, build_genesis  # slow: the dashboard comes first
+
         text = self._options.text_folder
         source = StandardLibraryText() if text is None else FolderText(text)
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -109,6 +114,8 @@ class DemoData:
 
     def serve(self) -> str:
         """Start the server and return the URL of the data set."""
+        from neuroshard.dataset import GenesisServer
+
         self._server = GenesisServer(self._folder)
         return self._server.start()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from neuroshard import __version__
 from neuroshard.api.access import load_or_create_secret
@@ -25,7 +26,6 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.host.desktop import open_browser_at
 from neuroshard.host.identity import wallet_of
 from neuroshard.host.live_settings import Configuration
-from neuroshard.node.application import Application, ExitReport, ProcessContext
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.process import (
     ListenerHandover,
@@ -39,6 +39,9 @@ from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus, 
 from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, LogRing, configure_logging
 from neuroshard.telemetry.redaction import Redactor
+
+if TYPE_CHECKING:
+    from neuroshard.node.application import ExitReport
 
 
 def summary(status: NodeStatus) -> str:
@@ -102,6 +105,8 @@ def run_node(
         stop = StopRequest()
         with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
+            from neuroshard.node.application import Application, ProcessContext  # slow: the dashboard answers meanwhile
+
             place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer)
             report = _run_to_the_end(Application(place, commands).run, waker)
         _LOG.info("%s", report.message)

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from types import FrameType
-from typing import Self
-
-import trio
+from typing import TYPE_CHECKING, Self
 
 from neuroshard.api.access import entry_address, load_or_create_secret
 from neuroshard.api.address import dashboard_url
 from neuroshard.config.instance_lock import InstanceLock, LockOwner
 from neuroshard.host.desktop import open_browser_at
+
+if TYPE_CHECKING:
+    import trio
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class StopRequest:
         with self._lock:
             is_first, self.reason = self.reason is None, self.reason or reason
             if is_first and self._token is not None:
+                import trio
+
                 with suppress(trio.RunFinishedError):  # the loop has ended already: nothing is left to stop
                     self._token.run_sync_soon(self._happen)  # pyright: ignore[reportUnknownMemberType]
 
@@ -65,6 +68,8 @@ class StopRequest:
         If a stop was requested already, the reaction runs at once. The lock ensures that a concurrent `ask` is seen
         either here or by the new reaction, never lost between both.
         """
+        import trio  # here, because the dashboard answers before the event loop is loaded
+
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()
             self._reaction = reaction
