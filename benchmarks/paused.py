@@ -35,6 +35,7 @@ PACKAGES = (
     "neuroshard.cli.main",
     "neuroshard.cli.start",
     "neuroshard.node.launch",
+    "neuroshard.node.application",
     "neuroshard.node.assembly",
     "neuroshard.api.server",
     "neuroshard.membership.network_opening",

@@ -27,10 +27,12 @@ VARIABLE = "BENCHMARK_PRELOAD"  # set in the environment of those who want it
 MODULES = (
     "neuroshard.cli.main",
     "neuroshard.node.launch",
+    "neuroshard.node.application",
     "neuroshard.node.assembly",
     "neuroshard.membership.network_opening",
     "neuroshard.network.libp2p",
     "neuroshard.node.demo",
+    "neuroshard.dataset",
 )
 # A node sets these before it imports PyTorch, which is too late in a fork.
 THREADS = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
