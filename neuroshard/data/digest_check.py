@@ -26,7 +26,7 @@ class DigestCheck:
         return self._hash.hexdigest() == expected
 
 
-def digest_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """SHA-256 of a file (hex). Raises OSError when it cannot be read."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
@@ -34,5 +34,5 @@ def digest_of(path: Path) -> str:
 
 def check_file(path: Path, expected: str) -> None:
     """Compare a file with its digest (hex). Raises DataError for another one, or OSError when it cannot be read."""
-    if digest_of(path) != expected:
+    if file_sha256(path) != expected:
         raise DataError(f"{path.name} is damaged.")

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Self
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX
-from neuroshard.data.digest_check import check_file, digest_of
+from neuroshard.data.digest_check import check_file, file_sha256
 from neuroshard.data.shard_file import ShardForm, TokenArray, map_shard
 from neuroshard.data.storage import storage_error
 from neuroshard.errors import DataError, StorageError, UnwritableError
@@ -246,7 +246,7 @@ class ShardCache:
         number, beginning = _place(shard, key)
         writer.finish()
         try:
-            digest = key.hex() if form.has_digest else digest_of(writer.path)
+            digest = key.hex() if form.has_digest else file_sha256(writer.path)
             path = self.folder / f"shard_{number}-{beginning}-{digest}.{form.shard_format}"
             writer.path.replace(path)
             try:
