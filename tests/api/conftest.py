@@ -8,8 +8,7 @@ import pytest
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
-from tests.worlds.api import Api, make_api
-from tests.worlds.fake_node import FakeNode
+from tests.worlds.api import Api, FakeNode, make_api
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from neuroshard.api.access import SESSION_SECONDS, SessionKeys
 from neuroshard.api.address import HostPolicy, is_loopback_name
 from neuroshard.status.board import Resume
-from tests.worlds.api import BODIES, SECRET, Api, make_api
-from tests.worlds.fake_node import FakeNode
+from tests.worlds.api import BODIES, SECRET, Api, FakeNode, make_api
 
 HERE = "http://127.0.0.1:8000"
 RESUME = "/api/training/resume"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuroshard.status.board import Publisher, StatusBoard
-from tests.worlds.api import Api, make_api
-from tests.worlds.fake_node import FakeNode, training_status
+from tests.worlds.api import Api, FakeNode, make_api, training_status
 
 DAY = 86_400.0
 

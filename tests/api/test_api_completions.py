@@ -11,8 +11,7 @@ import pytest
 from neuroshard.api.context import ApiLimits
 from neuroshard.errors import NotReadyError
 from neuroshard.status.board import Generate
-from tests.worlds.api import Api, make_api
-from tests.worlds.fake_node import FakeNode
+from tests.worlds.api import Api, FakeNode, make_api
 
 ASK: dict[str, object] = {"model": "neuroshard", "prompt": "one two three four", "max_tokens": 3}
 

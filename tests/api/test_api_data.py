@@ -15,8 +15,7 @@ from neuroshard.status.data import (
     ShardUse,
 )
 from neuroshard.types import ShardId
-from tests.worlds.api import Api
-from tests.worlds.fake_node import training_status
+from tests.worlds.api import Api, training_status
 
 DATA = DataStatus(
     "https://cdn.example",

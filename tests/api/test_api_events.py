@@ -16,8 +16,7 @@ from neuroshard.api.events import MOST_WAITING_LINES, Broadcaster, Subscriber
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NotReadyError
-from tests.worlds.api import Api, events_of, make_api
-from tests.worlds.fake_node import FakeNode
+from tests.worlds.api import Api, FakeNode, events_of, make_api
 
 FAST = ApiLimits(events_per_second=100)
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from neuroshard.api.server import ApiServer, bind
-from tests.worlds.api import Api, make_api
-from tests.worlds.fake_node import FakeNode, among
+from tests.worlds.api import Api, FakeNode, among, make_api
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside the library are not ours

@@ -16,8 +16,7 @@ from neuroshard.config.instance_lock import InstanceLock
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.node.launch import run_node
-from tests.worlds.api import SECRET, make_api
-from tests.worlds.fake_node import FakeNode
+from tests.worlds.api import SECRET, FakeNode, make_api
 
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2", "::1", "0.0.0.0", "::"])

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.worlds.api import Api
-from tests.worlds.fake_node import (
+from tests.worlds.api import (
     ABANDONED,
     FAR,
     FIRST,
@@ -17,6 +16,7 @@ from tests.worlds.fake_node import (
     SECOND_STAGE,
     STARTED,
     WALLET,
+    Api,
     after_rounds,
 )
 

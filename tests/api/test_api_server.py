@@ -19,8 +19,7 @@ from neuroshard.api.access import load_or_create_secret
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NetworkRefusedError, StorageError
-from tests.worlds.api import SECRET, Api, make_api
-from tests.worlds.fake_node import FakeNode
+from tests.worlds.api import SECRET, Api, FakeNode, make_api
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Error, expect, sync_playwright
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.status.snapshot import NodeStatus
-from tests.worlds.fake_node import ServedNode
+from tests.worlds.api import ServedNode
 from tests.worlds.system_programs import chromium_path
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
 from swarm_snapshots import peer_id
 
-from tests.worlds.fake_node import ServedNode
+from tests.worlds.api import ServedNode
 
 StartNode: TypeAlias = Callable[..., ServedNode]
 PATIENCE_MS = 15_000  # of a computer that has other work

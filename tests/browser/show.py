@@ -15,12 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import pipeline_snapshots
 import snapshots
 import swarm_snapshots
 
 from neuroshard.status.snapshot import NodeState, NodeStatus
-from tests.worlds.fake_node import ServedNode
+from tests.worlds.api import ServedNode
 
 SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
     "starting": snapshots.starting,
@@ -29,9 +28,9 @@ SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
     "trouble": snapshots.in_trouble,
     "swarm": lambda: swarm_snapshots.among(12),
     "crowd": lambda: swarm_snapshots.among(1_000),
-    "pipeline": pipeline_snapshots.driver,
-    "gap": pipeline_snapshots.gap,
-    "trainer": pipeline_snapshots.trainer,
+    "pipeline": swarm_snapshots.driver,
+    "gap": swarm_snapshots.gap,
+    "trainer": swarm_snapshots.trainer,
     "rounds": swarm_snapshots.eventful,
 }
 

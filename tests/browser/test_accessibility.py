@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pipeline_snapshots
 import pytest
 import snapshots
 import swarm_snapshots
@@ -42,7 +41,7 @@ def test_a_node_among_others_is_clean(theme: str, start_node: StartNode, open_pa
     page = open_page(node.url, theme=theme, still=True)
     seen: tuple[tuple[str, Callable[[], NodeStatus]], ...] = (
         ("swarm", lambda: swarm_snapshots.among(6)),
-        ("pipeline", pipeline_snapshots.gap),
+        ("pipeline", swarm_snapshots.gap),
         ("rounds", swarm_snapshots.eventful),
         ("overview", snapshots.starting),
         ("overview", snapshots.in_trouble),

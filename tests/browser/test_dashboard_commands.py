@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from neuroshard.status.board import Generate, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
-from tests.worlds.fake_node import ServedNode
+from tests.worlds.api import ServedNode
 
 pytestmark = pytest.mark.browser
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode, slowest_frame
-from pipeline_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 from playwright.sync_api import ViewportSize, expect
+from swarm_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 
 from neuroshard.status.snapshot import NodeStatus
 

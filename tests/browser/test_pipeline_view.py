@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pipeline_snapshots
 import pytest
 import snapshots
+import swarm_snapshots
 from dashboard_session import OpenPage, StartNode, stat
-from pipeline_snapshots import ME, TAKEN_OVER, driver, gap, resting, silent, trainer, worker
 from playwright.sync_api import Locator, Page, expect
-from swarm_snapshots import peer_id
+from swarm_snapshots import ME, TAKEN_OVER, driver, gap, peer_id, resting, silent, trainer, worker
 
 from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import PipelineStage, StateCopyStatus
@@ -309,7 +308,7 @@ def test_a_worker_tells_of_its_stage_and_where_the_way_is_told(start_node: Start
 
 
 def test_one_piece_is_told_as_such(start_node: StartNode, open_page: OpenPage) -> None:
-    page = open_page(f"{start_node(pipeline_snapshots.one_stage()).url}#pipeline")
+    page = open_page(f"{start_node(swarm_snapshots.one_stage()).url}#pipeline")
     expect(page.get_by_role("heading", level=2).first).to_have_text(
         "The model is in one piece: a computer that trains holds all of it."
     )

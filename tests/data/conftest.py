@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from genesis_samples import TOKENS, TestSigner, write_genesis
+
+from tests.worlds.data_sets import TOKENS, TestSigner, write_genesis
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,12 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from genesis_samples import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from neuroshard.data.assignment import Assignment, RotationReason, held_out_shards
+from neuroshard.types import DataPosition, NodeId, ShardId
+from tests.worlds.data_sets import (
     ASSIGNED,
     LENGTH,
     NODE,
@@ -21,12 +26,7 @@ from genesis_samples import (
     run,
     shard_tokens,
 )
-from hostile_server import HostileServer
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from neuroshard.data.assignment import Assignment, RotationReason, held_out_shards
-from neuroshard.types import DataPosition, NodeId, ShardId
+from tests.worlds.file_servers import HostileServer
 
 
 def test_batches_are_the_windows_a_peer_computes_across_shards_and_passes(folder: Path, tmp_path: Path) -> None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-import hostile_server as hostile
 import pytest
-from genesis_samples import (
+
+from neuroshard.data.assignment import RotationReason
+from neuroshard.data.data_set import open_genesis
+from neuroshard.data.feed import DataFeed
+from neuroshard.data.shard_cache import ShardCache
+from neuroshard.data.shard_file import shard_bytes
+from neuroshard.data.windows import Batch
+from neuroshard.errors import DataError, StorageError
+from tests.worlds import file_servers as hostile
+from tests.worlds.data_sets import (
     ASSIGNED,
     LENGTH,
     NODE,
@@ -22,15 +30,7 @@ from genesis_samples import (
     shard_tokens,
     write_genesis,
 )
-from hostile_server import Behaviour, HostileServer
-
-from neuroshard.data.assignment import RotationReason
-from neuroshard.data.data_set import open_genesis
-from neuroshard.data.feed import DataFeed
-from neuroshard.data.shard_cache import ShardCache
-from neuroshard.data.shard_file import shard_bytes
-from neuroshard.data.windows import Batch
-from neuroshard.errors import DataError, StorageError
+from tests.worlds.file_servers import Behaviour, HostileServer
 
 
 def shard_troubles() -> list[list[Behaviour]]:

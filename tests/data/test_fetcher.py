@@ -10,10 +10,7 @@ from random import Random
 from typing import TypeVar
 
 import anyio
-import hostile_server as hostile
 import pytest
-from genesis_samples import FAST, make_fetcher
-from hostile_server import Behaviour, HostileServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +26,9 @@ from neuroshard.data.transfer import (
     retry_delay,
 )
 from neuroshard.errors import DataError, DataUnavailableError, DiskFullError, UsageError
+from tests.worlds import file_servers as hostile
+from tests.worlds.data_sets import FAST, make_fetcher
+from tests.worlds.file_servers import Behaviour, HostileServer
 
 T = TypeVar("T")
 FILE = Random(0).randbytes(300_000)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from genesis_samples import TestSigner, write_genesis
 
 from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, parse_manifest, serialise_manifest, shard_of
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import sign_json
+from tests.worlds.data_sets import TestSigner, write_genesis
 
 MINIMAL = {
     "total_shards": 120,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from genesis_samples import TOKENIZER, TestSigner, folder_files, shard_tokens, write_genesis
 
 from neuroshard.data.manifest import ManifestTrust, checked_page, parse_manifest
 from neuroshard.dataset import folder_destination as folder_module
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import ConflictError, DataError
+from tests.worlds.data_sets import TOKENIZER, TestSigner, folder_files, shard_tokens, write_genesis
 
 
 def test_folder_has_what_the_format_names(tmp_path: Path) -> None:

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import hostile_server as hostile
 import pytest
-from genesis_samples import TOKENIZER, VOCABULARY, TestSigner, folder_files, make_fetcher, write_genesis
-from hostile_server import Behaviour, HostileServer
 
 from benchmarks.huge_source import HugeSource, know_ten_shards
 from neuroshard.config.run_parameters import GenesisPins
@@ -22,6 +19,9 @@ from neuroshard.data.data_set import Genesis, open_genesis
 from neuroshard.data.manifest import UNKNOWN_SOURCE, ManifestTrust
 from neuroshard.errors import DataError
 from neuroshard.types import ShardId
+from tests.worlds import file_servers as hostile
+from tests.worlds.data_sets import TOKENIZER, VOCABULARY, TestSigner, folder_files, make_fetcher, write_genesis
+from tests.worlds.file_servers import Behaviour, HostileServer
 
 T = TypeVar("T")
 

@@ -9,23 +9,7 @@ from pathlib import Path
 from random import Random
 
 import anyio
-import hostile_server as hostile
 import pytest
-from genesis_samples import (
-    LENGTH,
-    NODE,
-    RUN,
-    TOKENS,
-    TestSigner,
-    expected_window,
-    folder_files,
-    make_fetcher,
-    rows_of,
-    run,
-    shard_tokens,
-    write_genesis,
-)
-from hostile_server import HostileServer, Request
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins
@@ -41,6 +25,22 @@ from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.server import GenesisServer
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.status.data import RefreshState
+from tests.worlds import file_servers as hostile
+from tests.worlds.data_sets import (
+    LENGTH,
+    NODE,
+    RUN,
+    TOKENS,
+    TestSigner,
+    expected_window,
+    folder_files,
+    make_fetcher,
+    rows_of,
+    run,
+    shard_tokens,
+    write_genesis,
+)
+from tests.worlds.file_servers import HostileServer, Request
 
 TABLE = learn_merges(["the theory of the other mother, the the weather"] * 3, 10)
 GROWN = learn_merges(["whether the feather or the leather"] * 3, 10, TABLE)

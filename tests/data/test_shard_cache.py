@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from genesis_samples import shard_tokens
 
 from neuroshard.data.shard_cache import CachedShard, ShardCache
 from neuroshard.data.shard_file import ShardForm, ShardFormat, shard_bytes
 from neuroshard.errors import DataError, DiskFullError, StorageError
 from neuroshard.types import ShardId
+from tests.worlds.data_sets import shard_tokens
 
 SIZE = 1000  # of a shard of 500 tokens
 KEY = bytes(range(32))

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import anyio
-from genesis_samples import ASSIGNED, NODE, RUN, make_feed, run, write_genesis
 
 from neuroshard.data.assignment import MOST_ROWS, UPCOMING, Assignment, shards_by_use
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId, ShardRange
+from tests.worlds.data_sets import ASSIGNED, NODE, RUN, make_feed, run, write_genesis
 
 
 def test_uses_come_in_their_order_and_are_bounded() -> None:

@@ -6,11 +6,8 @@ from itertools import chain
 from pathlib import Path
 
 import anyio
-import hostile_server as hostile
 import numpy as np
 import pytest
-from genesis_samples import LENGTH, NODE, RUN, TestSigner, folder_files, make_fetcher, rows_of, run
-from hostile_server import HostileServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +22,9 @@ from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError
 from neuroshard.types import NodeId
+from tests.worlds import file_servers as hostile
+from tests.worlds.data_sets import LENGTH, NODE, RUN, TestSigner, folder_files, make_fetcher, rows_of, run
+from tests.worlds.file_servers import HostileServer
 
 TOKENS, SHARDS, GROWN_AT = 400, 12, 6
 TEXTS = [

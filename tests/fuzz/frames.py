@@ -82,7 +82,7 @@ def fuzz_guided(target: Target, seconds: float, corpus: Path | None, seed: int) 
             f"-timeout={MAX_INPUT_SECONDS}",
             "-print_final_stats=1",
         )
-        command = (sys.executable, "-m", "tests.fuzz.guided", target.name, str(learnt), *options)
+        command = (sys.executable, "-m", "tests.fuzz.target", target.name, str(learnt), *options)
         result = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         held = result.returncode == 0
         lines = result.stderr.splitlines()

@@ -63,8 +63,7 @@ from neuroshard.runs.offer import MAX_OFFER_BYTES, read_offer
 from neuroshard.types import NodeId, ShardRange
 from tests.fuzz.target import Target, golden
 from tests.fuzz.wire_targets import seal
-from tests.worlds.claims import EPOCH, REPORT, altered, announcement_of, told
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import EPOCH, REPORT, altered, announcement_of, identity_of, told
 
 T = TypeVar("T")
 LOCAL, PEER = identity_of(1), identity_of(2)

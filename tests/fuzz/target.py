@@ -2,13 +2,18 @@
 
 A target is a reader of bytes from strangers, and the properties that it keeps whatever the bytes are. The inputs are
 mutants of its seeds, always the same for the same seed, for machines without a coverage-guided fuzzer.
+
+`python -m tests.fuzz.target TARGET [libFuzzer options and corpus folders]` fuzzes one target guided by coverage, with
+atheris. That ends its process, so `tests.fuzz.frames` starts it.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +27,19 @@ MODULES = (  # with a tuple TARGETS each; those that import most come last
     "tests.fuzz.stage_targets",
 )
 SHORT_INPUTS = 1_500
+WATCHED = [
+    "neuroshard.messages",
+    "neuroshard.identity",
+    "neuroshard.network",
+    "neuroshard.membership",
+    "neuroshard.exchange",
+    "neuroshard.state",
+    "neuroshard.consensus",
+    "neuroshard.pipeline",
+    "neuroshard.training",
+    "json",
+    "tests.fuzz",
+]
 
 
 @dataclass(frozen=True)
@@ -106,3 +124,24 @@ CHANGES: tuple[Callable[[bytearray, Random, Sequence[bytes]], None], ...] = (
     _repeat,
     _splice,
 )
+
+
+def fuzz_guided(name: str, options: Sequence[str]) -> None:
+    """Fuzz until the time given by libFuzzer's options is over; libFuzzer sets the exit code of this process."""
+    import atheris
+
+    def target_named() -> Target:
+        # Imported here: what is imported is watched from then on. No more than it takes to find the target.
+        with atheris.instrument_imports(include=WATCHED):
+            for module in MODULES:
+                for target in import_module(module).TARGETS:
+                    if target.name == name:
+                        return target
+        raise ValueError(f"there is no target {name!r}")
+
+    atheris.Setup([sys.argv[0], *options], target_named().check)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    fuzz_guided(sys.argv[1], sys.argv[2:])

@@ -25,7 +25,7 @@ from neuroshard.dataset.packing import section_characters
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.errors import DataError, DiskFullError, StorageError, UsageError
 from neuroshard.runs.default_run import RUN_FILE
-from tests.data.genesis_samples import TestSigner
+from tests.worlds.data_sets import TestSigner
 
 NOW = "2025-01-01T00:00:00Z"
 SMALL = BuildOptions(vocabulary=400)

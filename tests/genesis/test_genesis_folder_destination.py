@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from publishing import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
 
 from neuroshard.dataset.destination import Condition, Destination, FolderDestination, Version, open_destination
 from neuroshard.errors import ConflictError, DataError, StorageError, UsageError
+from tests.worlds.data_sets import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import httpx
 import numpy as np
 import pytest
 import trio
-from publishing import read_everything
 
 from benchmarks.node_process import free_port
 from neuroshard.data.data_set import open_genesis
@@ -28,7 +27,7 @@ from neuroshard.dataset import verify_data_set
 from neuroshard.dataset.destination import open_place
 from neuroshard.dataset.served_files import cache_control
 from neuroshard.types import ShardId
-from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
+from tests.worlds.data_sets import VOCABULARY, TestSigner, read_everything, shard_tokens, write_genesis
 from tests.worlds.system_programs import nginx_path
 
 DOCUMENTED = Path(__file__).parents[2] / "docs/nginx-genesis.conf"

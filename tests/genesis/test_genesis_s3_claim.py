@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from publishing import publish, read_everything
-from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
 
 from neuroshard.data.manifest import parse_manifest
 from neuroshard.dataset import s3_destination as claim_module
@@ -19,6 +17,8 @@ from neuroshard.dataset.destination import S3Destination
 from neuroshard.dataset.s3_destination import LEASE_SECONDS, RENEW_SECONDS, S3Claim
 from neuroshard.dataset.s3_objects import S3Connection
 from neuroshard.errors import ConflictError, StorageError
+from tests.worlds.data_sets import publish, read_everything
+from tests.worlds.file_servers import BUCKET, LOCATION, PART, StoreServer, front_of
 
 ROOT = Path(__file__).parents[2]
 CLAIM = "data/.populator.lock"
@@ -41,7 +41,7 @@ def readable_shards(server: StoreServer, folder: Path) -> int:
 @contextmanager
 def populator(server: StoreServer, shards: int) -> Generator[subprocess.Popen[str]]:
     """A process that publishes shards one by one, seen after its first one."""
-    command = [sys.executable, "-m", "tests.genesis.publishing", LOCATION, server.url, str(shards)]
+    command = [sys.executable, "-m", "tests.worlds.data_sets", LOCATION, server.url, str(shards)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -119,7 +119,7 @@ def test_a_store_that_ignores_conditions_is_refused(server: StoreServer) -> None
 @pytest.mark.process
 def test_a_second_populator_is_told_and_changes_nothing(server: StoreServer, tmp_path: Path) -> None:
     with populator(server, 1000) as first:
-        command = [sys.executable, "-m", "tests.genesis.publishing", LOCATION, server.url, "3"]
+        command = [sys.executable, "-m", "tests.worlds.data_sets", LOCATION, server.url, "3"]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
         assert second.returncode == 1
         assert f"is being written by test populator (process {first.pid} on " in second.stderr

@@ -9,8 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from publishing import refuses_a_large_object_before_it_is_read, writes_only_under_its_condition
-from s3_server import BUCKET, LOCATION, PART, StoreServer, front_of
 from typer.testing import CliRunner
 
 from neuroshard.cli.main import app
@@ -19,7 +17,14 @@ from neuroshard.dataset import s3_objects as connection_module
 from neuroshard.dataset.destination import Condition, S3Destination, Version, open_destination
 from neuroshard.dataset.s3_objects import split_location
 from neuroshard.errors import ConflictError, DataError, DataUnavailableError, StorageError, UsageError
-from tests.data.genesis_samples import TestSigner, folder_files, write_genesis
+from tests.worlds.data_sets import (
+    TestSigner,
+    folder_files,
+    refuses_a_large_object_before_it_is_read,
+    write_genesis,
+    writes_only_under_its_condition,
+)
+from tests.worlds.file_servers import BUCKET, LOCATION, PART, StoreServer, front_of
 
 LARGE = bytes(range(256)) * (3 * PART // 256) + b"end"
 

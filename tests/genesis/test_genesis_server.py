@@ -12,7 +12,7 @@ import pytest
 from neuroshard.dataset import GenesisServer
 from neuroshard.dataset.served_files import cache_control
 from neuroshard.errors import DataError, NetworkRefusedError
-from tests.data.genesis_samples import TestSigner, write_genesis
+from tests.worlds.data_sets import TestSigner, write_genesis
 
 SHARD = bytes(range(256)) * 4000
 

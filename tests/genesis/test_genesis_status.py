@@ -18,7 +18,7 @@ from neuroshard.dataset.destination import FolderDestination, open_place
 from neuroshard.dataset.population_state import Checkpoints, SourceCheckpoint
 from neuroshard.dataset.status import SourceStatus, status_of
 from neuroshard.errors import DataError
-from tests.data.genesis_samples import TestSigner, write_genesis
+from tests.worlds.data_sets import TestSigner, write_genesis
 
 WEB = SourceCheckpoint(
     "web", target_shards=500, mark=Mark({}, 0, 4200, 7), shards=5, last_shard_id=4, timestamp="2026-01-02T00:00:00Z"

@@ -19,7 +19,7 @@ from neuroshard.dataset import GenesisServer, Verification, VerificationSample, 
 from neuroshard.dataset.destination import FolderDestination, ReadOnlyPlace, open_place
 from neuroshard.dataset.http_reader import HttpReader
 from neuroshard.errors import DataError, DataUnavailableError
-from tests.data.genesis_samples import TestSigner, write_genesis
+from tests.worlds.data_sets import TestSigner, write_genesis
 
 OLD_TABLE = TokenizerTable(tuple((10 + i, 11 + i) for i in range(64)), vocab_size=1000)
 NEW_TABLE = TokenizerTable((*OLD_TABLE.merges, *((10 + i, 12 + i) for i in range(700))), vocab_size=1100)

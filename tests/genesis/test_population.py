@@ -9,15 +9,6 @@ from threading import Event
 
 import numpy as np
 import pytest
-from populating import (
-    SHARD_TOKENS,
-    configured,
-    contents,
-    json_source,
-    made_up_texts,
-    run_population,
-    write_json_lines,
-)
 
 from neuroshard.data.manifest import ManifestTrust, parse_manifest
 from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
@@ -25,7 +16,16 @@ from neuroshard.dataset import verify_folder
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.object_store import Condition, ExpectedVersion, StoredObject, Version
 from neuroshard.errors import ConflictError, DataError
-from tests.data.genesis_samples import TestSigner
+from tests.worlds.data_sets import (
+    SHARD_TOKENS,
+    TestSigner,
+    configured,
+    contents,
+    json_source,
+    made_up_texts,
+    run_population,
+    write_json_lines,
+)
 
 
 def shard_ids(folder: Path, shard: int) -> np.ndarray:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from populating import contents, made_up_texts, write_json_lines
 
 from neuroshard.dataset import verify_folder
+from tests.worlds.data_sets import contents, made_up_texts, write_json_lines
 
 TOKEN = "11" * 32
 PROGRAM = "from neuroshard.cli.main import main; main()"

@@ -12,7 +12,6 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from populating import configured, run_population, write_json_lines
 
 from neuroshard.dataset import sources as json_lines
 from neuroshard.dataset.file_source import files_from
@@ -26,6 +25,7 @@ from neuroshard.dataset.sources import (
 )
 from neuroshard.errors import DataError, UsageError
 from neuroshard.types import JsonValue
+from tests.worlds.data_sets import configured, run_population, write_json_lines
 
 TEXTS = [f"document {i} \u00e9\u4f60\U0001f600" for i in range(700)]
 

@@ -10,7 +10,13 @@ from threading import Event, Thread
 import numpy as np
 import psutil
 import pytest
-from populating import (
+
+from neuroshard.data.manifest import parse_manifest
+from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
+from neuroshard.dataset import verify_folder
+from neuroshard.dataset.progress import ProgressPrinter, SourceProgress, duration_in_words
+from neuroshard.errors import DataError, StoppedError
+from tests.worlds.data_sets import (
     SHARD_TOKENS,
     configured,
     contents,
@@ -19,12 +25,6 @@ from populating import (
     run_population,
     write_json_lines,
 )
-
-from neuroshard.data.manifest import parse_manifest
-from neuroshard.data.tokenizer import BOS, EOS, Tokenizer, TokenizerTable
-from neuroshard.dataset import verify_folder
-from neuroshard.dataset.progress import ProgressPrinter, SourceProgress, duration_in_words
-from neuroshard.errors import DataError, StoppedError
 
 
 def test_a_document_of_a_hundred_megabytes_among_small_ones(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from populating import contents, made_up_texts, write_json_lines
-from s3_server import BUCKET, LOCATION, StoreServer
+
+from tests.worlds.data_sets import contents, made_up_texts, write_json_lines
+from tests.worlds.file_servers import BUCKET, LOCATION, StoreServer
 
 PROGRAM = "from neuroshard.cli.main import main; main()"
 pytestmark = [

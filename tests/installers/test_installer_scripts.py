@@ -15,8 +15,7 @@ import pytest
 
 from installers.frozen_main import restore_library_path
 from neuroshard import __version__
-from tests.installers.unpacked_archive import running, script, unpacked_archive
-from tests.worlds.releases import program
+from tests.worlds.releases import program, running, script, unpacked_archive
 
 ROOT = Path(__file__).parents[2]
 INSTALLERS = ROOT / "installers"

@@ -10,8 +10,7 @@ import pytest
 
 from neuroshard import __version__
 from neuroshard.config.saving import TOKEN_FILE
-from tests.installers.unpacked_archive import script, unpacked_archive
-from tests.worlds.releases import program, real_program
+from tests.worlds.releases import program, real_program, script, unpacked_archive
 
 pytestmark = [
     pytest.mark.process,

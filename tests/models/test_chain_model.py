@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.chain import FEW, SMALL, explore_all
+from tests.models.chain import FEW, SMALL, explore_all, explore_schedules
 from tests.models.chain_rounds import Boundary, Bounds, explore, start
 from tests.models.chain_rules import Rules
-from tests.models.chain_schedules import explore_schedules
 
 FRIENDS, STRANGERS = start("HHH", friends=True), start("HHHL", friends=False)
 EVEN = start("HHHH", friends=True)

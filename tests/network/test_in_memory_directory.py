@@ -18,7 +18,7 @@ from neuroshard.network import InMemoryNetwork, MessageTooLargeError, TransportC
 from neuroshard.network.in_memory import RecordTable
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS, DirectoryRecord
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 START = 1_700_000_000.0
 DAY = 86_400.0

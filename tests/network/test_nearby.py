@@ -34,7 +34,7 @@ from neuroshard.network.mdns import (
 )
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.lan import network_at
 
 ME, OTHER = (identity_of(number).node_id for number in (1, 2))

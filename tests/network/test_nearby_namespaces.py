@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from neuroshard.network.mdns import NEW_ADDRESSES, NEW_ADDRESSES_A_SECOND
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.lan import FAR, LAN_PROGRAMS, NEAR, Computer, Program, local_network
 
 CLEAN = {"threads": [], "sockets": 0}

@@ -15,7 +15,7 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.network.pool import PoolOptions, bulk_pool
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.lan import NEAR, local_network
 
 NOWHERE = "203.0.113.1"

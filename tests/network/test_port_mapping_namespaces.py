@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from neuroshard.network.nat.upnp import CLOSE_SECONDS
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.lan import FAR, LAN_PROGRAMS, NEAR, Computer, Program, local_network
 
 OUTSIDE = "1.2.3.4"  # only ever text here

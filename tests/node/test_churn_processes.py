@@ -10,8 +10,7 @@ from random import Random
 import pytest
 
 from tests.worlds.churn import RoundPlan, churn_plan, wrong_clock
-from tests.worlds.process_churn import ProcessChurn, loopback_lines
-from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of
+from tests.worlds.processes import LONGEST_SECONDS, ProcessChurn, loopback_lines, made, nodes_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from neuroshard.membership.claim_intake import REPORT_RULES, ClaimIntake, Refusal, signed_report
 from neuroshard.membership.reports import NUMBER_FILE, RESERVED, kept_report_numbers
-from tests.worlds.claims import EPOCH, REPORT, RUN
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import EPOCH, REPORT, RUN, identity_of
 
 
 @pytest.mark.parametrize("clocks", [(100.0, -100.0), (-100.0, 100.0), (0.0, 0.0)])

@@ -20,8 +20,8 @@ from neuroshard.membership.connectivity import SLEPT_SECONDS, Networking, Networ
 from neuroshard.membership.network_opening import libp2p_opener
 from neuroshard.network import Gossip, MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 
 TOPIC = "test"
 LONGEST_SECONDS = 40

@@ -27,7 +27,7 @@ from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 START = 1_700_000_000.0
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))

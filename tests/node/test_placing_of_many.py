@@ -32,9 +32,8 @@ from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import Architecture
-from tests.worlds.claims import DAY, EPOCH, REPORT, clock
+from tests.worlds.claims import DAY, EPOCH, REPORT, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 NODES = 200
 ACQUAINTANCES = 64  # whose newest word a newcomer has at once; that of the others comes by and by

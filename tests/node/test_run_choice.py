@@ -34,7 +34,7 @@ from neuroshard.runs.finding import FoundRun, NoRun, RunOrigin
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, LayerRange
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 START = 1_700_000_000.0
 OWNER = Wallet.from_secret(parse_token(TOKEN))

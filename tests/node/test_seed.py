@@ -23,7 +23,7 @@ from neuroshard.node.seed import DEFAULT_PORT, seed_settings
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.offer import RunRequest
 from neuroshard.types import LayerRange, RunId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.processes import running_seed
 
 RUN = RunId("ab" * 32)

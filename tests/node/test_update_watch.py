@@ -15,7 +15,7 @@ from neuroshard.node.application import LOOK_SECONDS, watch_for_updates
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.update.checking import daily_notice, memory_file
-from tests.data.hostile_server import HostileServer
+from tests.worlds.file_servers import HostileServer
 from tests.worlds.releases import MANIFEST, NOW, PUBLISHER, ReleasePlace, archive_of
 
 

@@ -17,8 +17,7 @@ from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.network.transport import RECORD_KIND, checked_record, node_of_address
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role, RunId, ShardId, ShardRange
-from tests.worlds.claims import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, told
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import EPOCH, OTHER_RUN, REPORT, RUN, announcement_of, identity_of, told
 
 T = TypeVar("T")
 ALICE, BOB = identity_of(1), identity_of(2)

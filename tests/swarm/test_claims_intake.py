@@ -31,8 +31,18 @@ from neuroshard.membership.claim_intake import (
 from neuroshard.membership.clock_skew import CLOCK_WITNESSES
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.network import ScoreReason
-from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, altered, announcement_of, encodings_of, told
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import (
+    DAY,
+    EPOCH,
+    OTHER_RUN,
+    REPORT,
+    RUN,
+    altered,
+    announcement_of,
+    encodings_of,
+    identity_of,
+    told,
+)
 
 ALICE, BOB = identity_of(1), identity_of(2)
 

@@ -41,7 +41,7 @@ from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.network.in_memory_links import Link
 from neuroshard.status.data import ShardOrigin, ShardUse
 from neuroshard.types import NodeId, RunId, ShardId
-from tests.data.genesis_samples import VOCABULARY, TestSigner, shard_tokens, write_genesis
+from tests.worlds.data_sets import VOCABULARY, TestSigner, shard_tokens, write_genesis
 
 Value = TypeVar("Value")
 RUN = RunId("7" * 64)

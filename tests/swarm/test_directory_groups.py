@@ -25,9 +25,8 @@ from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Directory, InMemoryNetwork, Network, PeerUnreachableError
 from neuroshard.types import LayerRange, NodeId
-from tests.worlds.claims import RUN, announcement_of, clock
+from tests.worlds.claims import RUN, announcement_of, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 STAGES = 20
 PLAN = StagePlan.even(2 * STAGES, STAGES)

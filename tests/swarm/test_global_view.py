@@ -21,8 +21,7 @@ from neuroshard.membership.reports import (
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, Role
-from tests.worlds.claims import EPOCH, REPORT, said
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import EPOCH, REPORT, identity_of, said
 
 ME = identity_of(1)
 

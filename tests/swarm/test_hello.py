@@ -32,9 +32,8 @@ from neuroshard.messages import Frame, MalformedFrameError, as_received
 from neuroshard.messages.frame import unpack
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.types import NodeId, RunId
-from tests.worlds.claims import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock
+from tests.worlds.claims import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 
 @dataclass

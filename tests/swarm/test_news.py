@@ -12,9 +12,8 @@ from neuroshard.membership.reporting import Reporter
 from neuroshard.membership.reports import EARLY_SECONDS, NEWS_SECONDS, TrainingReport
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork
-from tests.worlds.claims import REPORT, RUN, TOPIC, clock
+from tests.worlds.claims import REPORT, RUN, TOPIC, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 LOOK_SECONDS = 0.05
 MOMENT = NEWS_SECONDS + LOOK_SECONDS

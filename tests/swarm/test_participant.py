@@ -17,9 +17,8 @@ from neuroshard.membership.reports import TrainingReport
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, PeerUnreachableError
 from neuroshard.types import NodeId, RunId
-from tests.worlds.claims import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock
+from tests.worlds.claims import DAY, OTHER_RUN, REPORT, RUN, announcement_of, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 TOTAL_SHARDS = 640
 

@@ -18,9 +18,8 @@ from neuroshard.placement.relocation import PendingRelocation, should_move
 from neuroshard.placement.stage_choice import choose_stages, equal_windows
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId
-from tests.worlds.claims import EPOCH, REPORT, RUN, TOPIC, clock
+from tests.worlds.claims import EPOCH, REPORT, RUN, TOPIC, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 PLAN = StagePlan.even(12, 4)
 LISTEN_SECONDS = 3.0  # before a newcomer chooses

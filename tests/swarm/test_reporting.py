@@ -16,9 +16,8 @@ from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.types import NodeId
-from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock
+from tests.worlds.claims import DAY, EPOCH, OTHER_RUN, REPORT, RUN, TOPIC, clock, identity_of
 from tests.worlds.clock import run_virtually
-from tests.worlds.identities import identity_of
 
 
 @dataclass

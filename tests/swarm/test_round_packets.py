@@ -46,7 +46,7 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.identity.claims import ClaimBody, sign_message
 from neuroshard.types import MAX_NODE_ID_CHARACTERS, NodeId, RunId, WalletId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 NOW = 1_700_000_000.0
 HASH, OTHER = "ab" * 32, "cd" * 32

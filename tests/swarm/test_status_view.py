@@ -5,8 +5,7 @@ from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.network import Connection
 from neuroshard.status.snapshot import ConnectionKind, NodeState
 from neuroshard.types import NodeId
-from tests.worlds.claims import EPOCH, REPORT, announcement_of, said
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import EPOCH, REPORT, announcement_of, identity_of, said
 
 ME = identity_of(1)
 ONE, TWO = NodeId("node 1"), NodeId("node 2")

@@ -39,7 +39,7 @@ from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.training.evaluator import evaluate
 from neuroshard.training.record import EvaluationRecord, TrainingRecord
 from neuroshard.types import LayerRange, NodeId, RunId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, chain_of, windows
 
 NOW = 1_700_000_000.0

@@ -24,7 +24,7 @@ from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.training.text_generation import SwarmInferenceSession, TextGenerator
 from neuroshard.types import Architecture, LayerRange, RunId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.stages import (
     ARCHITECTURE,
     PARAMETERS,

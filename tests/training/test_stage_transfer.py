@@ -15,7 +15,7 @@ from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.state.transfer_messages import CHUNK_BYTES, DonorError, chunk_count
 from neuroshard.training.state_transfer import install
 from neuroshard.types import NodeId
-from tests.worlds.donors import FILE, HERE, MODEL, NAME, World, donor_node, identity_of, play
+from tests.worlds.checkpoints import FILE, HERE, MODEL, NAME, World, donor_node, identity_of, play
 from tests.worlds.stages import make_stage
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)

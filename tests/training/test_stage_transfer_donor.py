@@ -23,7 +23,7 @@ from neuroshard.state.transfer_messages import (
     chunk_request,
 )
 from neuroshard.types import LayerRange, NodeId
-from tests.worlds.donors import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
+from tests.worlds.checkpoints import FILE, HERE, NAME, NOW, DonorNode, World, donor_node, play
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -22,7 +22,7 @@ from neuroshard.state.transfer_messages import (
     manifest_frame,
 )
 from neuroshard.types import LayerRange, NodeId
-from tests.worlds.donors import ARCHITECTURE, FILE, HERE, NAME, World, donor_node, play
+from tests.worlds.checkpoints import ARCHITECTURE, FILE, HERE, NAME, World, donor_node, play
 
 CHUNKS = chunk_count(FILE.layout.file_bytes)
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

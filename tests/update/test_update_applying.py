@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.instance_lock import read_lock_owner
-from tests.data.hostile_server import HostileServer
+from tests.worlds.file_servers import HostileServer
 from tests.worlds.releases import (
     DAY,
     Computer,

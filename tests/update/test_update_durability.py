@@ -12,7 +12,7 @@ from neuroshard.update.applying import StoppableNode, apply_update
 from neuroshard.update.fetching import flush_to_disk
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import AvailableUpdate
-from tests.data.hostile_server import HostileServer
+from tests.worlds.file_servers import HostileServer
 from tests.worlds.releases import HERE, archive_of, installed, manifest_of, program
 
 

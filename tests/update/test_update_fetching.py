@@ -14,7 +14,7 @@ from neuroshard.errors import DataUnavailableError, DiskFullError
 from neuroshard.update import fetching
 from neuroshard.update.fetching import fetch_artefact, fetch_manifest, unpack_archive
 from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
-from tests.data.hostile_server import HostileServer, answers, drops_after, ignores_range, never_ends, serves
+from tests.worlds.file_servers import HostileServer, answers, drops_after, ignores_range, never_ends, serves
 from tests.worlds.releases import archive_of
 
 CONTENT = b"".join(sha256(str(index).encode()).digest() for index in range(20_000))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.config.instance_lock import InstanceLock, read_lock_owner
-from tests.data.hostile_server import HostileServer
+from tests.worlds.file_servers import HostileServer
 from tests.worlds.releases import Computer, ReleasePlace, installed, program, publish, until
 
 pytestmark = [

@@ -1,15 +1,62 @@
-"""Small checkpoints whose values show their step. Their form is real; no model has these tensors."""
+"""Checkpoints of one stage: small ones whose values show their step, and nodes in memory that transfer their state.
+
+Real: the format of the checkpoints, the stage of the donors and the whole transfer. Simulated: the tensors of the small
+checkpoints, the network and the clock.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
 
+import anyio
+import torch
+import trio
+from torch import Tensor
+from trio.testing import MockClock
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.matchmaking import Matchmaker, Replica
+from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.model.weights import TensorSchema
+from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
+from neuroshard.optim.outer import OuterState
+from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_saver import StateCapture
 from neuroshard.state.checkpoint_store import Expectation
+from neuroshard.state.download import ReceivingOptions, ReplicaClient, StageFile
+from neuroshard.state.outer_state import OuterProgress, state_root
+from neuroshard.state.receiver import StateReceiver
+from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST
+from neuroshard.state.snapshot_server import DonorLimits, SnapshotServer
+from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.tensor_file import TensorLayout
+from neuroshard.state.transfer_messages import (
+    CHUNK,
+    CHUNK_REQUEST,
+    COPIED,
+    COPY_REPORT,
+    MANIFEST,
+    MANIFEST_REQUEST,
+    RECEIVED,
+    RECEIVED_NOTICE,
+    ChunkRequest,
+    StageName,
+)
+from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
+from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
+from neuroshard.training.stage_checkpoint import Stage
+from neuroshard.training.state_transfer import StateDonor
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
+from tests.worlds.clock import at_once
+from tests.worlds.stages import PARAMETERS, make_stage
 
 SHAPE = Architecture(8, 2, 2, 1, 16, 100, 32)
 LAYERS = LayerRange(0, 2)
@@ -57,3 +104,204 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(
         value.dtype == second[name].dtype and torch.equal(value, second[name]) for name, value in first.items()
     )
+
+
+Value = TypeVar("Value")
+
+ARCHITECTURE = Architecture(
+    hidden_size=96,
+    layer_count=3,
+    head_count=2,
+    key_value_head_count=1,
+    feed_forward_size=512,
+    vocabulary_size=512,
+    sequence_length=16,
+)
+RUN = RunId("1" * 64)
+DONOR_LAYERS = LayerRange(1, 3)
+NAME = StageName(RUN, DONOR_LAYERS)
+MODEL: RunParameters = replace(PARAMETERS, architecture=ARCHITECTURE, stage_count=2)
+FILE = StageFile(NAME, ARCHITECTURE, snapshot_layout(ARCHITECTURE, DONOR_LAYERS))
+NOW = 1_000_000.0
+HERE = NodeId("here")
+
+
+def identity_of(node: str) -> StageIdentity:
+    return StageIdentity(WalletId(f"{len(node):016x}"), NodeId(node), RUN, ARCHITECTURE, DONOR_LAYERS, 1)
+
+
+@dataclass
+class DonorNode:
+    """A node that trains the stage."""
+
+    name: NodeId
+    stage: Stage
+    record: TrainingRecord
+    outer: OuterSync
+    snapshots: StateDonor
+    donor: SnapshotServer
+    compute: ComputeThread
+    chunks_given: list[int] = field(default_factory=list[int])
+    dies_after: int | None = None  # so many chunks
+    strangers: set[NodeId] = field(default_factory=set[NodeId])
+    reports: list[tuple[NodeId, ScoreReason]] = field(default_factory=list[tuple[NodeId, ScoreReason]])
+
+    async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
+        """Count, and end the node when its time has come."""
+        if self.dies_after is not None and len(self.chunks_given) >= self.dies_after:
+            self.network.kill(self.name)
+            await anyio.sleep_forever()
+        self.chunks_given.append(frame.read(ChunkRequest).index)
+        return await self.donor.give_chunk(sender, frame)
+
+    def join(self, network: InMemoryNetwork) -> None:
+        """Serve on this network."""
+        self.network = network
+        transport = network.join(self.name)
+        transport.serve(REPLICA_STATUS, self.donor.give_status, STATUS_REQUEST)
+        transport.serve(MANIFEST, self.donor.give_manifest, MANIFEST_REQUEST)
+        transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST)
+        transport.serve(RECEIVED, self.donor.note_received, RECEIVED_NOTICE)
+        transport.serve(COPIED, self.donor.note_copy, COPY_REPORT)
+
+    def save(self, step: int) -> None:
+        """Take a checkpoint as if after this step."""
+        self.record.progress = replace(self.record.progress, steps=step)
+        meta = to_meta(
+            self.record,
+            outer=self.outer.progress,
+            outer_step=self.outer.state.outer_step,
+            identity=identity_of(self.name),
+            precision=Precision.FP32,
+            time=NOW + anyio.current_time() if _is_in_loop() else NOW,
+        )
+        tensors = stage_tensors(self.stage.executor.model, self.stage.executor.optimizer, self.outer.state)
+        self.compute.submit(lambda: self.stage.keeper.save(lambda: StateCapture(meta, tensors))).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+def donor_node(
+    compute: ComputeThread,
+    folder: Path,
+    name: str,
+    *,
+    weights: int,
+    outer: int = 3,
+    outer_seed: int = 0,
+    peers: Sequence[NodeId] = (),
+) -> DonorNode:
+    """`weights` and `outer_seed` make other weights and moments, and another anchor and velocity.
+
+    `peers` are the stage's other replicas.
+    """
+    stage = make_stage(compute, folder / name, MODEL, identity_of(name))
+    generator = torch.Generator().manual_seed(weights)
+    for tensor in stage_tensors(stage.executor.model, stage.executor.optimizer, stage.outer_state).values():
+        if tensor.dim():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator))
+    agreed = torch.Generator().manual_seed(outer_seed)
+    size = stage.outer_state.anchor.shape
+    state = OuterState(torch.rand(size, generator=agreed), torch.rand(size, generator=agreed), outer)
+    sync = OuterSync(
+        compute=compute,
+        model=stage.executor.model,
+        versions=lambda _: MODEL,
+        exchange=_no_rounds,
+        state=state,
+        progress=OuterProgress(
+            inner_steps=2,
+            sequences=8,
+            members=2,
+            state_root=state_root(state),
+            line_sequences=1200,
+            since_round=8,
+        ),
+    )
+    record = TrainingRecord(Progress(steps=40, tokens=4000, sequences=160, loss_ema=3.25))
+
+    def now() -> float:
+        return NOW + anyio.current_time()
+
+    progress = ReplicaProgress(sync, record, now)
+    snapshots = StateDonor(stage.keeper, sync, progress, None if not peers else matchmaker_of(name, peers, progress))
+    limits = DonorLimits(receivers=2, wait_seconds=5.0)
+    strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
+    donor = SnapshotServer(
+        lambda node: node not in strangers,
+        limits,
+        now=now,
+        offload=at_once,
+        report=lambda node, reason: reports.append((node, reason)),
+    )
+    node = DonorNode(NodeId(name), stage, record, sync, snapshots, donor, compute, strangers=strangers, reports=reports)
+    node.donor.offer(NAME, snapshots)
+    return node
+
+
+def matchmaker_of(name: str, peers: Sequence[NodeId], progress: ReplicaProgress) -> Matchmaker:
+    """A matchmaker that is asked about its replica and never looks at the others."""
+    identity = identity_of(name)
+    rounds = StageRounds(RUN, 1, TensorSchema((), ()), MODEL.outer)
+    replica = Replica(
+        GroupMember(identity.node_id, identity.wallet_id),
+        NAME,
+        rounds,
+        MODEL.sequences_per_step,
+        progress.status,
+        lambda: peers,
+        lambda _: None,
+        lambda: True,
+    )
+    return Matchmaker(replica, ReplicaClient(NoRequester()), lambda _: None)
+
+
+class NoRequester:
+    """No request is sent."""
+
+    async def request(
+        self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
+    ) -> Frame:
+        raise AssertionError("no request is expected here")
+
+
+async def _no_rounds(*_: object) -> None:
+    raise AssertionError("no round is run here")
+
+
+@dataclass
+class World:
+    """Everybody joined, with what was reported of peers by the one that needs the state."""
+
+    network: InMemoryNetwork
+    transport: Transport
+    receiver: StateReceiver
+    reports: list[tuple[NodeId, ScoreReason]]
+
+
+def play(scenario: Callable[[World], Awaitable[Value]], *donors: DonorNode) -> Value:
+    """Run a scenario among these donors under a virtual clock that never waits."""
+    reports: list[tuple[NodeId, ScoreReason]] = []
+
+    async def main() -> Value:
+        with InMemoryNetwork() as network:
+            for node in donors:
+                node.join(network)
+            transport = network.join(HERE)
+            asking = ReplicaClient(transport, lambda peer, reason: reports.append((peer, reason)), at_once)
+            with anyio.fail_after(10_000):
+                return await scenario(
+                    World(network, transport, StateReceiver(asking, FILE, ReceivingOptions()), reports)
+                )
+
+    try:
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+    finally:
+        for node in donors:
+            node.donor.close()

@@ -1,7 +1,7 @@
 """Churn in virtual time: replicas die, come, sleep, are slow and have wrong clocks as one seed decides.
 
 Real: the rules by which a node believes reports, and everything that `tests.worlds.replicas` keeps real. Simulated: the
-clock, the network and the weights. The plan alone also drives real processes (`tests.worlds.process_churn`).
+clock, the network and the weights. The plan alone also drives real processes (`tests.worlds.processes`).
 """
 
 from __future__ import annotations

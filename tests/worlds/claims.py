@@ -1,4 +1,4 @@
-"""Identities, reports, announcements and run offers that look like those of real nodes.
+"""Identities, reports, announcements, run offers and frames that look like those of real nodes.
 
 The keys, signatures and formats are real. The values are made up, and no network carries them.
 """
@@ -16,7 +16,7 @@ import trio
 from msgspec import structs
 
 from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
-from neuroshard.identity import NodeIdentity, SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
 from neuroshard.membership.reports import TrainingReport
@@ -24,7 +24,16 @@ from neuroshard.network import Network
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId
-from tests.worlds.identities import identity_of
+
+AFTER_EVERY_TEST = 4e9  # seconds since 1970: neither the true clock nor a virtual one gets there
+
+
+def identity_of(number: int, expires_at: float = AFTER_EVERY_TEST) -> NodeIdentity:
+    """Node `number` and its own wallet, which answers for it until then."""
+    wallet = Wallet.from_secret(TokenSecret("hex", (number + 1).to_bytes(32, "big")))
+    key = NodeKey.from_seed((number + 1).to_bytes(32, "little"))
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, expires_at))
+
 
 EPOCH = 1_700_000_000.0
 DAY = 86_400.0

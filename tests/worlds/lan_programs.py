@@ -42,7 +42,7 @@ from neuroshard.network.mdns import (
 )
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.lan import NatPmpBox, network_at
 
 WAN = "urn:schemas-upnp-org:service:WANIPConnection:1"

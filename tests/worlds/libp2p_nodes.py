@@ -23,7 +23,7 @@ from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_netwo
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.streams import RoundTrips
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 LOOPBACK = NetworkOptions(host="127.0.0.1")
 TEST_SECONDS = 280  # just before the limit of pytest: how long a scenario takes says nothing on a busy machine

@@ -49,8 +49,8 @@ from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
 from neuroshard.types import Architecture, NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import at_once
-from tests.worlds.identities import identity_of
 
 
 class IdleService:

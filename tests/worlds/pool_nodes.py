@@ -30,7 +30,7 @@ from neuroshard.network.pool.transfers import HEADER_BYTES, PacketHeader, Packet
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 MIB = 1024 * 1024
 LIMITS = FrameLimits(max_body_bytes=256 * MIB)

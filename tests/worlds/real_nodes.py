@@ -41,7 +41,7 @@ from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.status.board import Publisher, StartupProgress, StatusBoard
 from neuroshard.status.snapshot import MemoryStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 STAGES = 2
 LARGEST_TOKENIZER = 1 << 20

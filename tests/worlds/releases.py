@@ -1,7 +1,7 @@
-"""Small releases, served on loopback as a publisher does, and a computer with an installation that updates itself.
+"""Small releases served on loopback, archives for Linux, and a computer with an installation that updates itself.
 
-Real: the signatures, the server, the installation and the update command. Simulated: the program, a stand-in that
-answers as a node does.
+Real: the signatures, the server, the installation, the archive, its scripts and the update command. Simulated: the
+program, a stand-in that answers as a node does, and the home folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neuroshard.identity.signing import SigningKey
 from neuroshard.update.checking import platform_name
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import Artefact, UpdateManifest
-from tests.data.hostile_server import HostileServer
+from tests.worlds.file_servers import HostileServer
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -204,3 +204,47 @@ def publish(computer: Computer, version: str, content: bytes | None = None, **ch
     now = time.time()
     times = {"issued_at": now, "expires_at": now + DAY}
     computer.place.publish(version, archive, **{**times, **changes})  # type: ignore[arg-type]
+
+
+BUILD = Path(__file__).parents[2] / "installers/build_tarball.py"
+
+
+def unpacked_archive(place: Path, content: bytes) -> Path:
+    """What a user unpacks, below the new folder `place`; `content` is the whole program."""
+    folder = place / "neuroshard"
+    folder.mkdir(parents=True)
+    (folder / "neuroshard").write_bytes(content)
+    (folder / "neuroshard").chmod(0o755)
+    command = [sys.executable, str(BUILD), "--program", str(folder), "--out", str(place)]
+    archives = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    with tarfile.open(archives[0]) as archive:
+        # the archive is our own; the filter, which later versions ask for, came with Python 3.11.4
+        archive.extractall(place / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    with tarfile.open(archives[1]) as update:
+        assert update.getnames() == ["neuroshard"]
+    return next((place / "unpacked").iterdir())
+
+
+@contextmanager
+def running(launcher: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A node that answers."""
+    with subprocess.Popen([str(launcher), "run", "--data-dir", str(data)]) as node:
+        try:
+            until(lambda: data.exists() and (owner := read_lock_owner(data)) is not None and owner.port is not None)
+            yield node
+        finally:
+            node.kill()
+
+
+def script(path: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the installers as the owner of a home folder, with nobody to answer its questions."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("NEUROSHARD_", "XDG_", "SUDO_"))}
+    return subprocess.run(
+        ["sh", str(path), *arguments],
+        env={**kept, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )

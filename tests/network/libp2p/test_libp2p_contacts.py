@@ -7,7 +7,7 @@ import pytest
 from neuroshard.network.libp2p.address_book import HEARSAY_DIALS, MAX_ADDRESSES, MAX_HEARSAY, PeerAddressBook
 from neuroshard.network.libp2p.addresses import Scope, parse_address, scope_of
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 ME, BOB, RELAY = (identity_of(number).node_id for number in (1, 2, 3))
 PUBLIC = "8.8.4.4"

@@ -16,8 +16,8 @@ from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, libp2p_n
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run
 
 THOUSAND = 1000

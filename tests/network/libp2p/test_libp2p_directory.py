@@ -21,8 +21,8 @@ from neuroshard.network.libp2p.directory import FindAnswer, FindRequest, FoundNo
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
 
 SPACE = "run/0"

@@ -28,7 +28,7 @@ from neuroshard.network.libp2p.directory import (
 from neuroshard.network.libp2p.relay import RelayClient
 from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.libp2p_nodes import run
 
 SPACE = "run/0"

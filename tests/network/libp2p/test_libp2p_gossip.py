@@ -11,8 +11,8 @@ from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.gossip import QUEUE_LENGTH
 from neuroshard.network.libp2p.gossip_messages import topic_id
 from neuroshard.network.reputation import Reputation
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
 
 TOPIC = "reports/run/0"

@@ -27,7 +27,7 @@ from neuroshard.network.libp2p.kademlia import (
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 NOW = 1_800_000_000.0
 

@@ -10,8 +10,8 @@ import trio
 from neuroshard.messages import Frame
 from neuroshard.network import Network, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
 
 

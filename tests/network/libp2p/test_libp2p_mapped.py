@@ -21,7 +21,7 @@ from neuroshard.network.nat.nat_pmp import NatPmpRouter
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import LayerRange, RunId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.lan import internet, is_possible
 from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
 

@@ -14,8 +14,8 @@ from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
 from neuroshard.status.snapshot import ConnectionKind
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
 

@@ -18,7 +18,7 @@ from neuroshard.network.libp2p.relay import LOOK_SECONDS, RelayClient, RelayLimi
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 
 
 def virtual(scenario: Callable[[], Awaitable[None]]) -> None:

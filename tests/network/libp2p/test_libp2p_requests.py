@@ -24,8 +24,8 @@ from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_netwo
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, port_of, run
 
 MIB = 1024 * 1024

@@ -38,7 +38,7 @@ from neuroshard.network.pool.transfers import PacketKind, packet
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.node.peer_network import own_announcement, own_report
 from neuroshard.types import NodeId, RunId
-from tests.worlds.identities import identity_of
+from tests.worlds.claims import identity_of
 from tests.worlds.pool_nodes import digest_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]

@@ -15,8 +15,8 @@ from neuroshard.network.pool import NotDeliveredError
 from neuroshard.network.pool.receiving import MAX_REMEMBERED
 from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, Stranger, frame_of, line_to, node, run, stranger
 
 DATA = Random(5).randbytes(12 * MIB)

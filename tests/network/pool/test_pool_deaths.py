@@ -21,8 +21,8 @@ from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import NotDeliveredError
 from neuroshard.types import NodeId
 from tests.worlds import processes
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, node, run
 from tests.worlds.processes import Program
 

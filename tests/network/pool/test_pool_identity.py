@@ -25,8 +25,8 @@ from neuroshard.network.pool.secure_stream import (
 )
 from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.network.reputation import ScoreReason
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.pool_nodes import LOOPBACK, digest_of, frame_of, node, run, secured, stranger, two_nodes
 
 

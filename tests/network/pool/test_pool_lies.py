@@ -16,8 +16,8 @@ from neuroshard.network.limits import ByteBudget
 from neuroshard.network.pool.options import ConnectionLostError
 from neuroshard.network.pool.transfers import BLOCK_BYTES, PacketKind, packet
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Node, Stranger, frame_of, node, run, stranger
 
 LIAR = identity_of(9).node_id

@@ -19,8 +19,8 @@ from neuroshard.network.pool.pool import MAX_HANDSHAKES
 from neuroshard.network.pool.secure_stream import GreetingVerdict, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.identities import identity_of
 from tests.worlds.pool_nodes import (
     LIMITS,
     LOOPBACK,
