@@ -1,7 +1,7 @@
-"""Nodes that start without importing anything: each is a fork of one process that has imported all that a node uses.
+"""Nodes and commands that start without importing anything, as forks of a process that has imported all they use.
 
-For the tiny size of the benchmarks and for tests, where imports are most of the work. A forked node runs the same
-command from its first line. `python -m benchmarks.preloaded FD` is the process that forks; it ends with its client.
+For the tiny size of the benchmarks and for tests, where imports are most of the work. A fork runs the same command
+from its first line. `python -m benchmarks.preloaded FD` is the process that forks; it ends with its client.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 VARIABLE = "BENCHMARK_PRELOAD"  # set in the environment of those who want it
 MODULES = (
@@ -102,16 +103,21 @@ class Forker:
                 stderr=subprocess.DEVNULL,
             )
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-        """Start `neuroshard` with these arguments in the present folder."""
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int] = ()
+    ) -> ForkedProcess:
+        """Start `neuroshard` with these arguments in the present folder.
+
+        `streams` are the file descriptors of its standard output and standard error; without them nothing is kept.
+        """
         request = {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
         with self.lock:
-            return ForkedProcess(self, int(self.ask(request)["pid"]))
+            return ForkedProcess(self, int(self.ask(request, streams)["pid"]))
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, Any], streams: Sequence[int] = ()) -> dict[str, Any]:
         """Return the answer to a request. Raises RuntimeError if the process that forks has ended."""
         with self.lock:
-            self._socket.send(json.dumps(request).encode())
+            socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
             answer = self._socket.recv(MESSAGE_BYTES)
         if not answer:
             raise RuntimeError(f"the process that forks ended with code {self._process.wait()}")
@@ -139,8 +145,8 @@ def forker() -> Forker:
 def serve(connection: socket.socket) -> list[str] | None:
     """Fork for each request. Return the arguments in a child, None in the parent when the client has gone."""
     living = set[int]()
-    while message := connection.recv(MESSAGE_BYTES):
-        request = json.loads(message)
+    while (received := socket.recv_fds(connection, MESSAGE_BYTES, 2))[0]:
+        request, streams = json.loads(received[0]), received[1]
         if pid := request.get("reap"):
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             living.discard(pid)
@@ -152,7 +158,12 @@ def serve(connection: socket.socket) -> list[str] | None:
             os.chdir(request["folder"])
             os.environ.clear()
             os.environ.update(request["environment"])
+            for number, stream in enumerate(streams, 1):
+                os.dup2(stream, number)
+                os.close(stream)
             return list(request["arguments"])
+        for stream in streams:
+            os.close(stream)
         living.add(pid)
         connection.send(json.dumps({"pid": pid}).encode())
     for pid in living:
@@ -171,7 +182,26 @@ def main() -> None:
         arguments = serve(connection)
     if arguments is not None:
         sys.argv = ["neuroshard", *arguments]
-        runpy.run_module("neuroshard", run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module("neuroshard", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            leave(end.code)
+        leave(0)
+
+
+def leave(code: str | int | None) -> NoReturn:
+    """End a fork as the interpreter would, but without taking every module apart: that writes to each page.
+
+    What it copies then is most of the work of a short command.
+    """
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    threading._shutdown()  # waits for the threads that are no daemons
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(bool(code)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 settings.register_profile("no clock", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("no clock")
 
-os.environ[preloaded.VARIABLE] = "1"  # imports are most of a node's start; those of a command line are real
+os.environ[preloaded.VARIABLE] = "1"  # imports are most of the start of a node or a command
 
 TEXT_BYTES = 150_000
 # Checkpoints as often as the ten steps between two of them allow, so that a test need not wait for the clock.

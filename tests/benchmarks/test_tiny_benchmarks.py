@@ -33,16 +33,16 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
     "dashboards": "there is no Chromium",
 }
 GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
-    "learning": ("diloco", "diloco_long", "schemes", "rare_rounds", "overlap"),
-    "members": ("churn", "attacks", "membership", "pipeline_quality", "codecs"),
-    "data": ("data", "population", "shards", "loss_kernel", "aggregation"),
-    "lines": ("meeting", "line_speed", "loopback_speed", "tensor_round_trip", "rounds"),
-    "demo": ("start", "learning", "kill"),
-    "computer": ("dashboards", "foreground", "paused"),
-    "nodes": ("node_speed_5m", "node_speed_350m", "first_record", "state_joining"),
-    "homes": ("utilisation_int8",),
-    "pipeline": ("pipeline_speed", "pipeline_join"),
-    "kills": ("pipeline_kills",),
+    "learning": ("diloco", "diloco_long", "schemes", "rare_rounds", "overlap", "churn", "attacks", "pipeline_quality"),
+    "parts": (
+        *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
+        *("line_speed", "loopback_speed", "tensor_round_trip", "rounds", "utilisation_int8"),
+    ),
+    "nodes": (
+        *("start", "learning", "kill", "dashboards", "foreground", "paused", "node_speed_5m", "node_speed_350m"),
+        *("first_record", "state_joining"),
+    ),
+    "pipelines": ("pipeline_speed", "pipeline_join", "pipeline_kills"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ HEAVY = {"torch", "numpy", "fastapi", "uvicorn", "trio", "httpx", "cryptography"
 
 
 def test_the_version_is_printed(neuroshard: Command) -> None:
-    outcome = neuroshard("--version")
+    outcome = replace(neuroshard, fresh=True)("--version")
     assert (outcome.code, outcome.out, outcome.err) == (0, f"neuroshard {__version__}\n", "")
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_no_file_of_the_data_folder_holds_the_token(node: NodeProcess) -> None:
 
 
 def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: NodeProcess) -> None:
-    shown = neuroshard("status")
+    shown = replace(neuroshard, fresh=True)("status")
     assert shown.code == 0
     facts = neuroshard("status", "--json").json()
     rows = {label: value for label, _, value in (line.partition("  ") for line in shown.out.splitlines())}

@@ -1,4 +1,4 @@
-"""Five ordinary processes over three short rounds: in each some die, come or err, and all stay one line."""
+"""Five ordinary processes over two short rounds: in each some die, come or err, and all stay one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.worlds.processes import LONGEST_SECONDS, ProcessChurn, loopback_lines
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("CHURN_SEED", "1"))
-ROUNDS, MEMBERS, SHARE, ROUND_SECONDS = 3, 5, 0.3, 8.0
+ROUNDS, MEMBERS, SHARE, ROUND_SECONDS = 2, 5, 0.3, 8.0
 GENTLE = {"NEUROSHARD_CPU_PERCENT": "20"}  # five share this computer
 SHORT = "inner_steps = 50\nbatch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
 

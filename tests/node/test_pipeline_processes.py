@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 
 from benchmarks.node_process import NodeProcess
 from neuroshard.pipeline.stage_client import StageClientOptions
-from tests.worlds.processes import LONGEST_SECONDS, all_train_on, made, nodes_of, steps_of, until
+from tests.worlds.processes import LONGEST_SECONDS, all_train_on, made, nodes_of, peers_of, steps_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 STAGES = 3
+SILENT_SECONDS = 12.0  # longer than the time between two reports
 RESUMED_SECONDS = StageClientOptions().timeout_seconds + 10  # after a line was cut without a word
 STAGED = f"""
 num_stages = {STAGES}
@@ -61,8 +63,13 @@ def test_nodes_train_a_model_that_none_of_them_holds_and_neither_silence_nor_a_k
 
 
 def falls_silent_for_a_while(victim: NodeProcess, drivers: Sequence[NodeProcess]) -> None:
-    """Its system confirms all that is sent to it, and nothing comes back; the drivers that live do without it."""
+    """Its system confirms all that is sent to it, and nothing comes back; the drivers that live do without it.
+
+    Then it is heard again, and connected.
+    """
+    name, driver = victim.get("/api/status")["node_id"], drivers[0]
     victim.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
     try:
         under_way = [steps_of(driver) + 1 for driver in drivers]
         until(
@@ -70,8 +77,15 @@ def falls_silent_for_a_while(victim: NodeProcess, drivers: Sequence[NodeProcess]
             lambda: all(steps_of(one) > steps + 1 for one, steps in zip(drivers, under_way, strict=True)),
             RESUMED_SECONDS,
         )
+        until("a silence longer than the time between two reports", lambda: time.monotonic() > began + SILENT_SECONDS)
+        assert driver.get("/health")["status"] == "ok"
+        assert driver.get("/api/status")["state"] == "training"
     finally:
+        back = time.time()
         victim.process.send_signal(signal.SIGCONT)
+    until("its report", lambda: peers_of(driver).get(name, {"last_seen": 0})["last_seen"] > back)
+    until("its connection", lambda: peers_of(driver)[name]["connection"] is not None)
+    until("its view", lambda: bool(peers_of(victim)))
 
 
 def stage_of(node: NodeProcess) -> int:

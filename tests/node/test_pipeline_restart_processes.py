@@ -45,7 +45,7 @@ def test_nodes_of_a_pipeline_answer_prompts_and_go_on_from_disk_in_any_order(
         saved = [stage.generation.step for stage in stages]
         assert min(saved) >= 3
         exported = neuroshard("checkpoint", "export", "--from", tmp_path, "--out", tmp_path / "model")
-        assert exported.returncode == 0, exported.stderr
+        assert exported.code == 0, exported.err
         assert (tmp_path / "model" / "model.safetensors").is_file()
 
         nodes = {1: start(1)}  # the other one first this time

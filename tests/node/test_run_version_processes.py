@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.node_process import TOKEN, NodeProcess, running_node
+from benchmarks.node_process import NodeProcess, running_node
+from tests.worlds import processes
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -24,13 +22,10 @@ RUN = (
 
 
 def neuroshard(*arguments: object) -> str:
-    """Run a command to its end, with the owner's token; what it printed."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
-    environment |= {"NEUROSHARD_TOKEN": TOKEN, "NEUROSHARD_P2P_HOST": "127.0.0.1"}
-    command = [sys.executable, "-m", "neuroshard", *map(str, arguments)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    """What a command of the run's owner printed, which ended well."""
+    ran = processes.neuroshard(*arguments)
+    assert ran.code == 0, ran.err
+    return ran.out
 
 
 def sign_version(folder: Path, run_id: str, rate: float, start: int) -> str:

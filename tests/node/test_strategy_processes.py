@@ -1,15 +1,16 @@
-"""Two processes that agree on parts of the weights, or on gradients."""
+"""Two processes that agree on parts of the weights, or on gradients.
+
+`tests/training` shows the same of all strategies in memory, and of averaging in pipelines too.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.node_process import NodeProcess
-from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, until
+from tests.worlds.processes import made, nodes_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -21,7 +22,6 @@ averager_rank = 4
 averaging_target_batch_size = 40
 """
 SHAPE = "batch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
-PIPELINE = SHAPE + "num_stages = 2\n"
 
 
 def note_root(node: NodeProcess, roots: dict[int, str]) -> None:
@@ -34,11 +34,10 @@ def note_root(node: NodeProcess, roots: dict[int, str]) -> None:
 @pytest.mark.parametrize(
     ("scheme", "words"),
     [
-        ('strategy = "sparta"\ninner_steps = 20\n', ("a twentieth of the weights", "slice")),
         ('strategy = "streaming"\ninner_steps = 80\n', ("a quarter of the weights", "quarter")),
         (AVERAGING, ("a gradient", "gradient, phase")),
     ],
-    ids=["sparta", "streaming", "averaging"],
+    ids=["streaming", "averaging"],
 )
 def test_two_nodes_hold_the_same_anchor_after_rounds_about_parts(
     small_genesis: Path, quick: list[str], tmp_path: Path, scheme: str, words: tuple[str, str]
@@ -65,31 +64,3 @@ def test_two_nodes_hold_the_same_anchor_after_rounds_about_parts(
             told = {(one["strategy"], one["part"]) for one in node.get("/api/rounds")["rounds"]}
             assert len(told) > 1
             assert all(strategy in scheme and part.startswith(part_begins) for strategy, part in told)
-
-
-def test_the_replicas_of_both_stages_average_their_gradients(
-    small_genesis: Path, quick: list[str], tmp_path: Path
-) -> None:
-    run = made(AVERAGING + PIPELINE, small_genesis, tmp_path)
-    roots = dict[tuple[str, int, int], str]()  # by node, first layer and outer step
-
-    def have_agreed(nodes: Sequence[NodeProcess], times: int) -> bool:
-        agreed = Counter[int]()
-        for node in nodes:
-            status = node.get("/api/status")
-            layers, diloco = status["layers"], status["diloco"]
-            if layers is not None and diloco["state_root"] and diloco["members"] > 1:
-                roots[str(node.url), layers["start"], diloco["outer_steps"]] = diloco["state_root"]
-        steps = Counter((stage, step) for _, stage, step in roots)
-        for (stage, step), holders in steps.items():
-            assert len({root for (_, *where), root in roots.items() if where == [stage, step]}) == 1
-            agreed[stage] += holders > 1
-        return len(agreed) == 2 and min(agreed.values()) >= times
-
-    with nodes_of(run, [*quick, "--max-stages", "1"], tmp_path) as start:
-        first = start(0)
-        address = first.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
-        nodes = [first, *(start(number, address["network"]["addresses"][0]) for number in range(1, 4))]
-        for node in nodes:
-            node.first_answer_seconds()
-        until("a common root of both stages, again and again", lambda: have_agreed(nodes, 2))

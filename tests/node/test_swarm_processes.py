@@ -118,10 +118,10 @@ def hears(node: NodeProcess, ids: Sequence[str], since: float) -> bool:
 def test_a_run_that_does_not_fit_is_refused_with_numbers(small_genesis: Path, quick: list[str], tmp_path: Path) -> None:
     run = made(LARGE, small_genesis, tmp_path)
     refused = neuroshard(*quick, "--run", run.run_id, "--data-dir", run.data_dir, "--port", 0, "--headless")
-    assert refused.returncode == 2
-    assert "but only 500 MB may be used" in refused.stderr
-    assert "MB with --memory" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 2
+    assert "but only 500 MB may be used" in refused.err
+    assert "MB with --memory" in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_a_port_in_use_is_told_and_training_goes_on(quick: list[str], tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_told_and_training_goes_on(quick: list[str], tmp_path: 
             node.wait_for_steps(5, LONGEST_SECONDS)
 
 
-def test_the_nodes_of_a_demo_meet_and_end_with_it_also_when_it_is_killed(small_text: Path, tmp_path: Path) -> None:
+def test_the_nodes_of_a_demo_meet_and_end_when_it_is_killed(small_text: Path, tmp_path: Path) -> None:
     arguments = ["--nodes", "3", "--text", str(small_text)]
     with running_node(tmp_path, arguments, demo=True) as node:
         until("a swarm of three", lambda: len(peers_of(node)) == 2)
@@ -145,12 +145,6 @@ def test_the_nodes_of_a_demo_meet_and_end_with_it_also_when_it_is_killed(small_t
         assert len(further) == 2
         node.kill()
         assert_ended(further)
-    with running_node(tmp_path, [*arguments, "--steps", "10"], demo=True) as node:
-        process = psutil.Process(node.process.pid)
-        until("further nodes", lambda: len(process.children(recursive=True)) == 2)
-        further = process.children(recursive=True)
-        assert node.process.wait(LONGEST_SECONDS) == 0
-        assert not any(child.is_running() for child in further)
 
 
 def assert_ended(processes: Sequence[psutil.Process]) -> None:

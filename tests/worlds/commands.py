@@ -12,9 +12,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+
+from benchmarks import preloaded
 
 LONGEST_SECONDS = 100.0
 
@@ -34,10 +38,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Command:
-    """Runs `neuroshard` with a home folder and variables of its own."""
+    """Runs `neuroshard` with a home folder and variables of its own.
+
+    On Linux the process is a fork that has imported everything, because imports are most of the work of a command. A
+    `fresh` one imports for itself, as it does for a user.
+    """
 
     home: Path
     variables: dict[str, str] = field(default_factory=dict[str, str])
+    fresh: bool = False
 
     def environment(self) -> dict[str, str]:
         """What the process sees; nothing of NeuroShard comes from outside."""
@@ -53,19 +62,30 @@ class Command:
     def __call__(self, *arguments: object) -> Outcome:
         """Run to the end."""
         self.home.mkdir(exist_ok=True)
-        ran = subprocess.run(
-            self.arguments(*arguments),
-            env=self.environment(),
-            capture_output=True,
-            timeout=LONGEST_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        return Outcome(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+        return outcome_of([*map(str, arguments)], self.environment(), fresh=self.fresh)
 
     def having(self, **variables: str) -> Command:
         """The same with more environment variables."""
-        return Command(self.home, self.variables | variables)
+        return replace(self, variables=self.variables | variables)
+
+
+def outcome_of(arguments: Sequence[str], environment: Mapping[str, str], *, fresh: bool = False) -> Outcome:
+    """Run `neuroshard` to its end; nobody answers its questions. Raises subprocess.TimeoutExpired."""
+    with TemporaryFile() as out, TemporaryFile() as err:
+        if preloaded.is_wanted() and not fresh:
+            process = preloaded.forker().start(arguments, environment, (out.fileno(), err.fileno()))
+            try:
+                code = process.wait(LONGEST_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        else:
+            command = [sys.executable, "-m", "neuroshard", *arguments]
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            code = subprocess.run(command, env=environment, timeout=LONGEST_SECONDS, check=False, **streams).returncode
+        out.seek(0)
+        err.seek(0)
+        return Outcome(code, out.read().decode(), err.read().decode())
 
 
 BROWSER = """#!{python}

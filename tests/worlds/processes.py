@@ -35,6 +35,7 @@ from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from tests.worlds import odd_computer
 from tests.worlds.churn import Coming, RoundPlan, Sleep, right_clock
+from tests.worlds.commands import Outcome, outcome_of
 from tests.worlds.odd_computer import CONNECTED, REFUSED
 
 LONGEST_SECONDS = 150.0  # this machine may be busy
@@ -96,12 +97,11 @@ class Run:
     data_dir: Path
 
 
-def neuroshard(*arguments: object) -> subprocess.CompletedProcess[str]:
+def neuroshard(*arguments: object) -> Outcome:
     """Run a command to its end, with the owner's token."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
     environment |= {"NEUROSHARD_TOKEN": TOKEN, "NEUROSHARD_P2P_HOST": "127.0.0.1"}
-    command = [sys.executable, "-m", "neuroshard", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return outcome_of([*map(str, arguments)], environment)
 
 
 def made(config: str, genesis: Path, folder: Path) -> Run:
@@ -109,8 +109,8 @@ def made(config: str, genesis: Path, folder: Path) -> Run:
     file.write_text(f'name = "friends"\n{config}')
     where = ("--genesis", genesis, "--data-dir", data_dir, "--out", folder / "signed.json", "--json")
     created = neuroshard("run", "create", "--config", file, *where)
-    assert created.returncode == 0, created.stderr
-    return Run(json.loads(created.stdout)["run_id"], data_dir)
+    assert created.code == 0, created.err
+    return Run(created.json()["run_id"], data_dir)
 
 
 @contextmanager
