@@ -104,13 +104,19 @@ class Forker:
             )
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int] = ()
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        streams: Sequence[int] = (),
+        *,
+        script: Path | None = None,
     ) -> ForkedProcess:
-        """Start `neuroshard` with these arguments in the present folder.
+        """Start `neuroshard`, or a script instead of it, with these arguments in the present folder.
 
         `streams` are the file descriptors of its standard output and standard error; without them nothing is kept.
         """
-        request = {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
+        line = ["neuroshard" if script is None else str(script), *arguments]
+        request = {"line": line, "environment": {**environment}, "folder": str(Path.cwd())}
         with self.lock:
             return ForkedProcess(self, int(self.ask(request, streams)["pid"]))
 
@@ -143,7 +149,7 @@ def forker() -> Forker:
 
 
 def serve(connection: socket.socket) -> list[str] | None:
-    """Fork for each request. Return the arguments in a child, None in the parent when the client has gone."""
+    """Fork for each request. Return the command line in a child, None in the parent when the client has gone."""
     living = set[int]()
     while (received := socket.recv_fds(connection, MESSAGE_BYTES, 2))[0]:
         request, streams = json.loads(received[0]), received[1]
@@ -161,7 +167,7 @@ def serve(connection: socket.socket) -> list[str] | None:
             for number, stream in enumerate(streams, 1):
                 os.dup2(stream, number)
                 os.close(stream)
-            return list(request["arguments"])
+            return list(request["line"])
         for stream in streams:
             os.close(stream)
         living.add(pid)
@@ -173,17 +179,20 @@ def serve(connection: socket.socket) -> list[str] | None:
 
 
 def main() -> None:
-    """Import, then fork until the client has gone; each child runs `neuroshard`."""
+    """Import, then fork until the client has gone; each child runs its command line."""
     for name in MODULES:
         import_module(name)
     gc.collect()
     gc.freeze()  # the children do not copy the pages of what is collected never
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        arguments = serve(connection)
-    if arguments is not None:
-        sys.argv = ["neuroshard", *arguments]
+        line = serve(connection)
+    if line is not None:
+        sys.argv = line
         try:
-            runpy.run_module("neuroshard", run_name="__main__", alter_sys=True)
+            if line[0] == "neuroshard":
+                runpy.run_module("neuroshard", run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(line[0], run_name="__main__")
         except SystemExit as end:
             leave(end.code)
         leave(0)

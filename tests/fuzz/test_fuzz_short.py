@@ -15,7 +15,7 @@ from tests.fuzz.frames import TARGETS, fuzz_by_chance, fuzz_guided, main
 from tests.fuzz.target import MODULES, Target, inputs
 from tests.fuzz.wire_targets import check_frame, frame_seeds, outcome, sealed
 
-INPUTS = 1_000
+INPUTS = 200
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
 

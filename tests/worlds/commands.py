@@ -69,18 +69,20 @@ class Command:
         return replace(self, variables=self.variables | variables)
 
 
-def outcome_of(arguments: Sequence[str], environment: Mapping[str, str], *, fresh: bool = False) -> Outcome:
-    """Run `neuroshard` to its end; nobody answers its questions. Raises subprocess.TimeoutExpired."""
+def outcome_of(
+    arguments: Sequence[str], environment: Mapping[str, str], *, fresh: bool = False, script: Path | None = None
+) -> Outcome:
+    """Run `neuroshard`, or a script, to its end; nobody answers its questions. Raises subprocess.TimeoutExpired."""
     with TemporaryFile() as out, TemporaryFile() as err:
         if preloaded.is_wanted() and not fresh:
-            process = preloaded.forker().start(arguments, environment, (out.fileno(), err.fileno()))
+            process = preloaded.forker().start(arguments, environment, (out.fileno(), err.fileno()), script=script)
             try:
                 code = process.wait(LONGEST_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
         else:
-            command = [sys.executable, "-m", "neuroshard", *arguments]
+            command = [sys.executable, *(["-m", "neuroshard"] if script is None else [str(script)]), *arguments]
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             code = subprocess.run(command, env=environment, timeout=LONGEST_SECONDS, check=False, **streams).returncode
         out.seek(0)

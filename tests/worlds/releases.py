@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -24,6 +24,7 @@ from neuroshard.identity.signing import SigningKey
 from neuroshard.update.checking import platform_name
 from neuroshard.update.installation import Installation
 from neuroshard.update.manifest import Artefact, UpdateManifest
+from tests.worlds.commands import outcome_of
 from tests.worlds.file_servers import HostileServer
 
 NOW = 1_800_000_000.0
@@ -140,24 +141,29 @@ class Computer:
 
     def update(self, *arguments: str, dies_after: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the command as the version that is installed, to its end."""
-        process = self.begin_update(*arguments, dies_after=dies_after, **variables)
-        out, err = process.communicate(timeout=100)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        line, environment = self._update_line(arguments, dies_after), self._update_environment(variables)
+        ended = outcome_of(line, environment, script=UPDATE_PROGRAM)
+        return subprocess.CompletedProcess(line, ended.code, ended.out, ended.err)
 
     def begin_update(self, *arguments: str, dies_after: str = "", **variables: str) -> subprocess.Popen[str]:
         """Begin the command as the version that is installed."""
-        version = self.installation.current()
-        command = [sys.executable, str(UPDATE_PROGRAM), dies_after or "-", version, str(self.installation.root)]
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
         signal.signal(signal.SIGINT, signal.default_int_handler)  # else a shell's background jobs pass "ignored" on
         return subprocess.Popen(
-            [*command, *arguments, "--data-dir", str(self.data)],
-            env={**kept, **self.place.variables(), "HOME": str(self.home), **variables},
+            [sys.executable, str(UPDATE_PROGRAM), *self._update_line(arguments, dies_after)],
+            env=self._update_environment(variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             stdin=subprocess.DEVNULL,
         )
+
+    def _update_line(self, arguments: Sequence[str], dies_after: str) -> list[str]:
+        version, root = self.installation.current(), str(self.installation.root)
+        return [dies_after or "-", version, root, *arguments, "--data-dir", str(self.data)]
+
+    def _update_environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+        return {**kept, **self.place.variables(), "HOME": str(self.home), **variables}
 
     def starts(self) -> list[str]:
         """What ran on the data folder so far."""
