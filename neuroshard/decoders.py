@@ -11,6 +11,7 @@ creates a decoder, and all types given to `msgspec.convert` pass through `analys
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from threading import RLock
@@ -47,3 +48,38 @@ def analysed(form: type[T]) -> type[T]:
     """Return `form`, which any thread may pass to `msgspec.convert` from now on."""
     msgpack_decoder(form)
     return form
+
+
+def read_json(data: bytes, form: type[T], max_bytes: int) -> T:
+    """Read JSON of type `form` from strangers.
+
+    Raises ValueError that names the field, for example `$.size`, and quotes no value.
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"{len(data)} bytes of JSON, at most {max_bytes} are allowed")
+    try:
+        return cast("T", json_decoder(form).decode(data))
+    except (ValueError, RecursionError) as error:  # ValidationError, DecodeError; text that is not UTF-8
+        raise ValueError(fault_of(error, form)) from None
+
+
+# msgspec quotes a wrong value or an unknown field before the path. The quoted text is the sender's and may look like a
+# path, so only the end of the message counts as one.
+_PATH = re.compile(r" - at (?:`key` in )?`\$[^`]*`\Z")
+_QUOTED_VALUE = re.compile(r"\A(Invalid (?:enum )?value) .*", re.DOTALL)
+_MAX_FAULT_CHARACTERS = 160
+
+
+def fault_of(error: ValueError | RecursionError, form: Any) -> str:
+    """Return an error of msgspec with the name of the faulty field, `$.tokens` for `$[3]`, and no value of the sender.
+
+    Characters that are not printable ASCII become question marks.
+    """
+    found = _PATH.search(text := str(error))
+    fault, path = (text[: found.start()], found[0]) if found else (text, "")
+    settings = getattr(form, "__struct_config__", None)
+    names: tuple[str, ...] = form.__struct_fields__ if settings is not None and settings.array_like else ()
+    position = re.search(r"`\$\[([0-9]{1,4})\]", path)
+    if position and int(position[1]) < len(names):
+        path = f"{path[: position.start()]}`$.{names[int(position[1])]}{path[position.end() :]}"
+    return re.sub(r"[^ -~]", "?", _QUOTED_VALUE.sub(r"\1", fault)[:_MAX_FAULT_CHARACTERS]) + path

@@ -22,6 +22,11 @@ LATEST_TIME = 10**11  # seconds since 1970
 UnixSeconds = Annotated[float, Meta(ge=0, le=LATEST_TIME)]  # a time in a message: seconds since 1970
 NamedRun = Annotated[RunId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # the run id in a message
 HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a SHA-256 or BLAKE3 in a message
+LARGEST_REAL = 1e300
+PositiveReal = Annotated[float, Meta(gt=0, le=LARGEST_REAL)]
+PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+HexKey = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # an Ed25519 key in a file
+HexSignature = Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]  # an Ed25519 signature in a file
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
@@ -38,15 +43,15 @@ class Role(StrEnum):
 class Architecture:
     """Shape of one Llama-like model; equal values mean interchangeable weights."""
 
-    hidden_size: int
-    layer_count: int
-    head_count: int
-    key_value_head_count: int
-    feed_forward_size: int
-    vocabulary_size: int
-    sequence_length: int
-    rope_theta: float = 10_000.0
-    norm_epsilon: float = 1e-5
+    hidden_size: PositiveCount
+    layer_count: PositiveCount
+    head_count: PositiveCount
+    key_value_head_count: PositiveCount
+    feed_forward_size: PositiveCount
+    vocabulary_size: PositiveCount
+    sequence_length: PositiveCount
+    rope_theta: PositiveReal = 10_000.0
+    norm_epsilon: PositiveReal = 1e-5
 
     @property
     def head_size(self) -> int:

@@ -6,7 +6,6 @@ and the time of a claim. A delegation is valid for a limited time.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from neuroshard.decoders import msgpack_decoder
+from neuroshard.decoders import fault_of, msgpack_decoder
 from neuroshard.errors import DataError
 from neuroshard.identity.node_key import NodeKey, node_id_of
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, verify_signature
@@ -80,29 +79,7 @@ def _decoded(data: bytes | msgspec.Raw, form: Any) -> Any:
     try:
         return msgpack_decoder(form).decode(data)
     except (ValueError, RecursionError) as error:  # ValidationError, DecodeError; text that is not UTF-8
-        raise MalformedClaimError(f"A claim cannot be read: {_described(str(error), form)}.") from None
-
-
-# msgspec quotes a wrong value or an unknown field before the path. The quoted text is the sender's and may look like a
-# path, so only the end of the message counts as one.
-_PATH = re.compile(r" - at (?:`key` in )?`\$[^`]*`\Z")
-_QUOTED_VALUE = re.compile(r"\A(Invalid (?:enum )?value) .*", re.DOTALL)
-_MAX_FAULT_CHARACTERS = 160
-
-
-def _described(text: str, form: Any) -> str:
-    """Return an error of msgspec with the name of the faulty field, `$.tokens` for `$[3]`, and no value of the sender.
-
-    Characters that are not printable ASCII become question marks.
-    """
-    found = _PATH.search(text)
-    fault, path = (text[: found.start()], found[0]) if found else (text, "")
-    settings = getattr(form, "__struct_config__", None)
-    names: tuple[str, ...] = form.__struct_fields__ if settings is not None and settings.array_like else ()
-    position = re.search(r"`\$\[([0-9]{1,4})\]", path)
-    if position and int(position[1]) < len(names):
-        path = f"{path[: position.start()]}`$.{names[int(position[1])]}{path[position.end() :]}"
-    return re.sub(r"[^ -~]", "?", _QUOTED_VALUE.sub(r"\1", fault)[:_MAX_FAULT_CHARACTERS]) + path
+        raise MalformedClaimError(f"A claim cannot be read: {fault_of(error, form)}.") from None
 
 
 class DelegationGrant(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -5,22 +5,18 @@ AcceptanceCheck is a pure function of the manifest, the versions known here and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec import Meta, Struct
+
+from neuroshard.decoders import read_json
 from neuroshard.errors import NeuroShardError
-from neuroshard.identity.signing import SIGNATURE_BYTES, SignatureError, Signer, purpose_message, verify_signature
-from neuroshard.identity.strict_json import (
-    canonical_json,
-    exact_object,
-    hex_field,
-    number_field,
-    parse_json,
-    text_field,
-)
-from neuroshard.types import JsonValue
+from neuroshard.identity.signing import SignatureError, Signer, verify_signature
+from neuroshard.types import HexDigest, HexSignature, UnixSeconds
 
 
 class UpdateRefusedError(NeuroShardError):
@@ -31,119 +27,83 @@ class UpdateFailedError(NeuroShardError):
     """A step of the update failed here; the version from before is in use."""
 
 
-FORMAT = 1
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_ARTEFACT_BYTES = 6 * 10**9
 MAX_UNPACKED_BYTES = 20 * 10**9
 MAX_NOTES_CHARACTERS = 4000
 MAX_PLATFORMS = 32
-_VERSION = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
-_FIELDS = {"format", "version", "minimal_version", "issued_at", "expires_at", "notes", "artefacts"}
+_VERSION = r"\A[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}\Z"
 
 VersionNumber = tuple[int, int, int]
 
 
 def version_number(text: str) -> VersionNumber:
     """`1.2.10` as comparable numbers. Raises ValueError for any other text."""
-    if not _VERSION.fullmatch(text):
+    if not re.search(_VERSION, text):
         raise ValueError(f"{text[:40]!r} is not a version like 1.2.3")
     major, minor, patch = (int(part) for part in text.split("."))
     return major, minor, patch
 
 
-@dataclass(frozen=True)
-class Artefact:
+class Artefact(Struct, frozen=True, forbid_unknown_fields=True):
     """The archive (.tar.gz) of a version for one platform."""
 
-    url: str
-    size: int  # of the archive, in bytes
-    unpacked_size: int  # of all files in it, in bytes
-    sha256: str  # hex
+    url: Annotated[str, Meta(max_length=2000)]
+    size: Annotated[int, Meta(ge=1, le=MAX_ARTEFACT_BYTES)]  # of the archive, in bytes
+    unpacked_size: Annotated[int, Meta(ge=1, le=MAX_UNPACKED_BYTES)]  # of all files in it, in bytes
+    sha256: HexDigest
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an address that may not be fetched."""
+        safe_url(self.url)
 
 
-@dataclass(frozen=True)
-class UpdateManifest:
+class UpdateManifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The newest version by the publisher. Times are in seconds since the epoch."""
 
-    version: str
-    minimal_version: str  # older versions cannot update by themselves
-    issued_at: float
-    expires_at: float
-    notes: str
-    artefacts: Mapping[str, Artefact]  # by platform_name()
+    version: Annotated[str, Meta(pattern=_VERSION)]
+    minimal_version: Annotated[str, Meta(pattern=_VERSION)]  # older versions cannot update by themselves
+    issued_at: UnixSeconds
+    expires_at: UnixSeconds
+    notes: Annotated[str, Meta(max_length=MAX_NOTES_CHARACTERS)]
+    artefacts: Annotated[dict[str, Artefact], Meta(max_length=MAX_PLATFORMS)]  # by platform_name()
+    format: Literal[1] = 1
 
-    def to_value(self) -> dict[str, JsonValue]:
-        """The object that is signed."""
-        return {
-            "format": FORMAT,
-            "version": self.version,
-            "minimal_version": self.minimal_version,
-            "issued_at": self.issued_at,
-            "expires_at": self.expires_at,
-            "notes": self.notes,
-            "artefacts": {name: dict(asdict(artefact)) for name, artefact in self.artefacts.items()},
-        }
+    def __post_init__(self) -> None:
+        """Raise ValueError if no moment is both after the issue and before the expiry."""
+        if self.issued_at >= self.expires_at:
+            raise ValueError("it expires before it was issued")
 
     def signed(self, publisher: Signer) -> bytes:
-        """The published file as canonical JSON. Raises ValueError if clients would refuse it."""
-        value = self.to_value()
-        _manifest_of(value)
-        signature = publisher.sign(purpose_message("update-manifest", value)).hex()
-        return canonical_json({"manifest": value, "signature": signature})
+        """The published file. Raises ValueError if clients would refuse it."""
+        body = msgspec.json.encode(self, order="sorted")  # the order that versions up to 0.1 verify
+        read_json(body, UpdateManifest, MAX_MANIFEST_BYTES)
+        return msgspec.json.encode(SignedManifest(msgspec.Raw(body), publisher.sign(_DOMAIN + body).hex()))
+
+
+class SignedManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The published file. The signature covers the bytes of `manifest` as they are in the file."""
+
+    manifest: msgspec.Raw
+    signature: HexSignature
+
+
+_DOMAIN = b"neuroshard/update-manifest/1\0"
 
 
 def read_update_manifest(data: bytes, key: bytes) -> UpdateManifest:
     """Verify and parse a published manifest. Raises UpdateRefusedError with the reason."""
     try:
-        fields = exact_object(parse_json(data, MAX_MANIFEST_BYTES), {"manifest", "signature"}, "the update manifest")
-        signature = hex_field(fields["signature"], SIGNATURE_BYTES, "signature")
-        verify_signature(key, purpose_message("update-manifest", fields["manifest"]), signature)
-        return _manifest_of(fields["manifest"])
+        published = read_json(data, SignedManifest, MAX_MANIFEST_BYTES)
+        body = bytes(published.manifest)
+        verify_signature(key, _DOMAIN + body, bytes.fromhex(published.signature))
+        return read_json(body, UpdateManifest, MAX_MANIFEST_BYTES)
     except SignatureError as error:
         raise UpdateRefusedError(
             "The update manifest is not signed by the publisher's key.", "Nothing was installed. Inform the publisher."
         ) from error
     except ValueError as error:
         raise UpdateRefusedError(f"The update manifest cannot be read: {error}.") from error
-
-
-def _manifest_of(value: JsonValue) -> UpdateManifest:
-    fields = exact_object(value, _FIELDS, "the manifest")
-    if fields["format"] != FORMAT:
-        raise ValueError(f"format {fields['format']!r} is not known to this version")
-    versions = [text_field(fields[name], 14, name) for name in ("version", "minimal_version")]
-    for version in versions:
-        version_number(version)
-    issued_at, expires_at = (number_field(fields[name], name) for name in ("issued_at", "expires_at"))
-    if not 0 <= issued_at < expires_at:
-        raise ValueError("it expires before it was issued")
-    artefacts = fields["artefacts"]
-    if not isinstance(artefacts, Mapping) or len(artefacts) > MAX_PLATFORMS:
-        raise ValueError(f"artefacts must be an object with at most {MAX_PLATFORMS} platforms")
-    return UpdateManifest(
-        version=versions[0],
-        minimal_version=versions[1],
-        issued_at=issued_at,
-        expires_at=expires_at,
-        notes=text_field(fields["notes"], MAX_NOTES_CHARACTERS, "notes"),
-        artefacts={name: _artefact(item, f"the artefact {name[:40]}") for name, item in artefacts.items()},
-    )
-
-
-def _artefact(value: JsonValue, where: str) -> Artefact:
-    fields = exact_object(value, {"url", "size", "unpacked_size", "sha256"}, where)
-    return Artefact(
-        url=safe_url(text_field(fields["url"], 2000, f"url of {where}")),
-        size=_bytes(fields["size"], MAX_ARTEFACT_BYTES, f"size of {where}"),
-        unpacked_size=_bytes(fields["unpacked_size"], MAX_UNPACKED_BYTES, f"unpacked_size of {where}"),
-        sha256=hex_field(fields["sha256"], 32, f"sha256 of {where}").hex(),
-    )
-
-
-def _bytes(value: JsonValue, most: int, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-        raise ValueError(f"{where} must be a whole number of bytes, at most {most}")
-    return value
 
 
 def safe_url(url: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from neuroshard.errors import DataUnavailableError, DiskFullError
 from neuroshard.update import fetching
