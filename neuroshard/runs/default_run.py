@@ -8,23 +8,26 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import anyio
+import msgspec
+from msgspec import Meta, Struct
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.config.state_file import write_atomically
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, parse_manifest
 from neuroshard.data.transfer import FileRequest
+from neuroshard.decoders import read_json
 from neuroshard.errors import DataError, StorageError, UsageError
-from neuroshard.identity import SignatureError, Signer, Wallet, canonical_json, parse_json, sign_json, verify_json
-from neuroshard.identity.strict_json import exact_object, hex_field, text_field
+from neuroshard.identity import SignatureError, Signer, Wallet, canonical_json, sign_json, verify_json
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.runs.creation import OPENING_SECONDS
 from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
 from neuroshard.runs.offer import RunOffer
-from neuroshard.types import JsonValue, RunId
+from neuroshard.types import HexKey, HexSignature, NamedRun
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,34 +35,39 @@ RUN_FILE = "run.json"
 MAX_RUN_FILE_BYTES = 16 * 1024
 MAX_SEEDS = 16
 LOOK_SECONDS = 5.0  # an unresponsive data server must not keep a node from training
-_FIELDS = {"run_id", "owner_public_key", "seeds"}
 
 
-@dataclass(frozen=True)
-class DefaultRun:
+class DefaultRun(Struct, frozen=True, forbid_unknown_fields=True):
     """The run that a node joins if its owner did not name one."""
 
-    run_id: RunId
-    owner_public_key: bytes
-    seeds: tuple[str, ...]  # multiaddrs of nodes that know the run
+    run_id: NamedRun
+    owner_public_key: HexKey
+    seeds: Annotated[tuple[str, ...], Meta(max_length=MAX_SEEDS)]  # multiaddrs of nodes that know the run
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a seed that is not a complete address."""
+        for seed in self.seeds:
+            checked_multiaddr(seed)
+
+
+class SignedDefaultRun(DefaultRun, frozen=True):
+    """The content of run.json. The signature covers the canonical JSON of the other fields."""
+
+    signature: HexSignature
 
 
 def write_default_run(run: DefaultRun, signer: Signer) -> bytes:
     """Return the signed bytes of run.json. Readers require the key that signed the manifest."""
-    value = _value(run)
+    value = msgspec.to_builtins(run)
     return canonical_json({**value, "signature": sign_json(signer, value)})
 
 
 def read_default_run(data: bytes, manifest_key: str) -> DefaultRun:
     """Parse a default run. Raises DataError if it is malformed or not signed by the manifest's key (hex)."""
     try:
-        fields = exact_object(parse_json(data, MAX_RUN_FILE_BYTES), _FIELDS | {"signature"}, RUN_FILE)
-        run = DefaultRun(
-            run_id=RunId(hex_field(fields["run_id"], 32, "run_id").hex()),
-            owner_public_key=hex_field(fields["owner_public_key"], 32, "owner_public_key"),
-            seeds=_seeds(fields["seeds"]),
-        )
-        verify_json(bytes.fromhex(manifest_key), _value(run), text_field(fields["signature"], 128, "signature"))
+        signed = read_json(data, SignedDefaultRun, MAX_RUN_FILE_BYTES)
+        run = DefaultRun(signed.run_id, signed.owner_public_key, signed.seeds)
+        verify_json(bytes.fromhex(manifest_key), msgspec.to_builtins(run), signed.signature)
     except (ValueError, SignatureError) as error:
         raise DataError(f"{RUN_FILE} of the data set cannot be used: {error}") from None
     return run
@@ -80,16 +88,6 @@ async def default_run_of(fetcher: Fetcher, manifest_key: str | None) -> DefaultR
         except DataError as error:
             _LOG.warning("%s", error)
     return None
-
-
-def _seeds(value: JsonValue) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MAX_SEEDS:
-        raise ValueError(f"seeds must be a list of at most {MAX_SEEDS} addresses")
-    return tuple(checked_multiaddr(text_field(seed, 256, "seeds")) for seed in value)
-
-
-def _value(run: DefaultRun) -> dict[str, JsonValue]:
-    return {"run_id": run.run_id, "owner_public_key": run.owner_public_key.hex(), "seeds": list(run.seeds)}
 
 
 _FILE_MODE = 0o644  # it is served with the manifest
@@ -119,7 +117,7 @@ def publish_run(wallet: Wallet, offer: RunOffer, folder: Path, seeds: Sequence[s
         )
     before = _present(folder / RUN_FILE, key)
     _check_data(offer, folder)
-    run = DefaultRun(offer.run_id, offer.initial.owner_public_key, chosen)
+    run = DefaultRun(offer.run_id, offer.initial.owner_public_key.hex(), chosen)
     file = folder / RUN_FILE
     try:
         write_atomically(file, write_default_run(run, wallet), _FILE_MODE)

@@ -130,7 +130,7 @@ class RunFinder:
             words = f"Asking the network for the default run {default.run_id[:16]} of these data"
             counting = partial(self._count_down, words, DEFAULT_RUN_SECONDS, tell, otherwise)
             offer = await accompanied(asking, counting)
-        return offer if offer is not None and offer.initial.owner_public_key == default.owner_public_key else None
+        return offer if offer is not None and offer.initial.owner_public_key.hex() == default.owner_public_key else None
 
     async def _count_down(self, words: str, seconds: float, tell: Tell, otherwise: str) -> None:
         """Report every second the reason for the wait, the seconds left and the state of the network."""

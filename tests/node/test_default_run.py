@@ -39,7 +39,7 @@ STRANGER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
 SEEDS = tuple(
     f"/ip4/192.0.2.{number}/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB" for number in (1, 2)
 )
-RUN = DefaultRun(RunId("12" * 32), b"\x07" * 32, SEEDS)
+RUN = DefaultRun(RunId("12" * 32), "07" * 32, SEEDS)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_source_that_does_not_answer_keeps_nobody_from_training() -> None:
 def test_a_published_run_is_found_beside_its_data(genesis: Path, made: RunOffer) -> None:
     done = publish_run(WALLET, made, genesis, [*SEEDS, SEEDS[0]])
     assert done.replaced is None
-    assert done.run == DefaultRun(made.run_id, STRANGER.public_key, SEEDS)
+    assert done.run == DefaultRun(made.run_id, STRANGER.public_key.hex(), SEEDS)
     assert found_at(genesis) == done.run
     assert done.file == genesis / "run.json"
     assert done.file.stat().st_mode & 0o444 == 0o444
