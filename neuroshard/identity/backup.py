@@ -12,14 +12,18 @@ import json
 import secrets
 import unicodedata
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from msgspec import Meta, Struct
 
+from neuroshard.decoders import read_json
 from neuroshard.errors import StorageError, TokenError
-from neuroshard.identity.strict_json import canonical_json, exact_object, hex_field, parse_json, text_field
+from neuroshard.identity.strict_json import canonical_json
 from neuroshard.identity.wallet import MAX_TOKEN_CHARACTERS, SCRYPT_N, SCRYPT_R
-from neuroshard.types import JsonValue
+from neuroshard.types import HexDigest, JsonValue
 
 MAX_BACKUP_BYTES = 64 * 1024
 LEAST_PASSPHRASE_CHARACTERS = 8
@@ -28,7 +32,40 @@ VERSION = 1
 _SCRYPT_P = 2
 _SCRYPT_MEMORY = 80 * 1024 * 1024  # OpenSSL's limit for scrypt; N r 128 bytes are 64 MiB of it
 _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 16, 12, 16
-_SHOWN = {"format", "version", "wallet_id", "salt", "nonce"}
+
+
+class BackupVersion(Struct, frozen=True):
+    """The fields that every version of the file has."""
+
+    format: str
+    version: int | str | None = None
+
+
+class BackupHead(Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields that anyone can read. They are authenticated with the sealed part."""
+
+    format: Literal["neuroshard identity backup"]
+    version: Literal[1]
+    wallet_id: Annotated[str, Meta(max_length=16)]
+    salt: Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{2 * _SALT_BYTES}}}\Z")]
+    nonce: Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{2 * _NONCE_BYTES}}}\Z")]
+
+
+class BackupFile(BackupHead, frozen=True):
+    """The content of a backup file."""
+
+    sealed: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{2})*\Z", min_length=2 * _TAG_BYTES)]
+    sha256: HexDigest
+
+
+class SealedPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of the sealed part, in JSON."""
+
+    token: Annotated[str, Meta(max_length=MAX_TOKEN_CHARACTERS)]
+    node_key: Annotated[str, Meta(max_length=MAX_BACKUP_BYTES)] | None
+
+    def __repr__(self) -> str:
+        return "SealedPart()"
 
 
 @dataclass(frozen=True)
@@ -45,13 +82,9 @@ def seal(identity: Identity, passphrase: str) -> bytes:
     if len(passphrase) < LEAST_PASSPHRASE_CHARACTERS:
         raise TokenError(f"The passphrase is shorter than {LEAST_PASSPHRASE_CHARACTERS} characters.", "Take a longer.")
     salt, nonce = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
-    shown: dict[str, JsonValue] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "wallet_id": identity.wallet_id,
-        "salt": salt.hex(),
-        "nonce": nonce.hex(),
-    }
+    shown: dict[str, JsonValue] = msgspec.to_builtins(
+        BackupHead(FORMAT, VERSION, identity.wallet_id, salt.hex(), nonce.hex())
+    )
     secret = canonical_json({"token": identity.token, "node_key": identity.node_key})
     sealed = ChaCha20Poly1305(_key(passphrase, salt)).encrypt(nonce, secret, canonical_json(shown))
     content = {**shown, "sealed": sealed.hex()}
@@ -64,38 +97,31 @@ def unseal(data: bytes, passphrase: str) -> Identity:
     Raises StorageError if the file is damaged, cut or of another version, TokenError for a wrong passphrase.
     """
     try:
-        value = parse_json(data, MAX_BACKUP_BYTES)
+        found = read_json(data, BackupVersion, MAX_BACKUP_BYTES)
+        if found.format == FORMAT and found.version != VERSION:
+            version = str(found.version)[:20]
+            raise StorageError(f"The backup has version {version}; known is {VERSION}.", "Use a newer NeuroShard.")
+        backup = read_json(data, BackupFile, MAX_BACKUP_BYTES)
     except ValueError as error:
         raise _damaged(f"it is not a whole backup: {error}") from None
-    if isinstance(value, dict) and value.get("format") == FORMAT and value.get("version") != VERSION:
-        version = str(value.get("version"))[:20]
-        raise StorageError(f"The backup has version {version}; known is {VERSION}.", "Use a newer NeuroShard.")
-    try:
-        content = exact_object(value, {*_SHOWN, "sealed", "sha256"}, "the file")
-        shown = {name: content[name] for name in _SHOWN}
-        salt = hex_field(content["salt"], _SALT_BYTES, "salt")
-        nonce = hex_field(content["nonce"], _NONCE_BYTES, "nonce")
-        sealed = bytes.fromhex(text_field(content["sealed"], MAX_BACKUP_BYTES, "sealed"))
-        wallet_id = text_field(content["wallet_id"], 16, "wallet_id")
-    except ValueError as error:
-        raise _damaged(str(error)) from None
-    if content["format"] != FORMAT or content["sha256"] != _checksum({**shown, "sealed": content["sealed"]}):
+    content = msgspec.to_builtins(backup)
+    checksum, shown = content.pop("sha256"), {name: content[name] for name in BackupHead.__struct_fields__}
+    if checksum != _checksum(content):
         raise _damaged("its checksum is not the one it was written with")
+    salt, nonce, sealed = (bytes.fromhex(text) for text in (backup.salt, backup.nonce, backup.sealed))
     try:
         secret = ChaCha20Poly1305(_key(passphrase, salt)).decrypt(nonce, sealed, canonical_json(shown))
     except InvalidTag:
         raise TokenError("The passphrase is not that of this backup.", "Try again; nothing was changed.") from None
-    return _identity(secret, wallet_id)
+    return _identity(secret, backup.wallet_id)
 
 
 def _identity(secret: bytes, wallet_id: str) -> Identity:
     try:
-        held = exact_object(parse_json(secret, MAX_BACKUP_BYTES), {"token", "node_key"}, "the sealed part")
-        token = text_field(held["token"], MAX_TOKEN_CHARACTERS, "token")
-        node_key = None if held["node_key"] is None else text_field(held["node_key"], MAX_BACKUP_BYTES, "node_key")
+        held = read_json(secret, SealedPart, MAX_BACKUP_BYTES)
     except ValueError as error:
         raise _damaged(str(error)) from None
-    return Identity(token, wallet_id, node_key)
+    return Identity(held.token, wallet_id, held.node_key)
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:

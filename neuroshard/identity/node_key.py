@@ -5,21 +5,23 @@ A node id is the libp2p peer id of an Ed25519 key (libp2p specification "Peer Id
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import stat
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import base58
+import msgspec
+from msgspec import Struct
 
 from neuroshard.config.state_file import write_atomically
+from neuroshard.decoders import read_json
 from neuroshard.errors import StorageError
-from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SEED_BYTES, SigningKey
-from neuroshard.identity.strict_json import exact_object, hex_field, parse_json
-from neuroshard.types import MAX_NODE_ID_CHARACTERS, NodeId
+from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SigningKey
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, HexKey, NodeId
 
 # identity multihash (code 0, length 36) of the protobuf message {Type = Ed25519 (1), Data = 32 bytes}
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
@@ -52,8 +54,18 @@ def public_key_of(node_id: str) -> bytes:
 
 
 MAX_KEY_FILE_BYTES = 4096
-_FORMAT = 1
 _LOG = logging.getLogger(__name__)
+
+
+class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a key file."""
+
+    format: Literal[1]
+    node_id: str
+    private_key: HexKey  # the seed
+
+    def __repr__(self) -> str:
+        return f"KeyFile({self.node_id})"
 
 
 @dataclass(frozen=True)
@@ -105,8 +117,8 @@ class NodeKey:
         return self._key.sign(message)
 
     def _file_content(self) -> bytes:
-        value = {"format": _FORMAT, "node_id": self.node_id, "private_key": self._key.seed.hex()}
-        return json.dumps(value, indent=1).encode() + b"\n"
+        held = KeyFile(1, self.node_id, self._key.seed.hex())
+        return msgspec.json.format(msgspec.json.encode(held), indent=1) + b"\n"
 
 
 def _make_private(path: Path) -> None:
@@ -128,10 +140,8 @@ def _parse(path: Path, data: bytes) -> SigningKey:
 
 
 def _read_key(data: bytes) -> SigningKey:
-    fields = exact_object(parse_json(data, MAX_KEY_FILE_BYTES), {"format", "node_id", "private_key"}, "the file")
-    if fields["format"] != _FORMAT:
-        raise ValueError(f"its format is not {_FORMAT}")
-    key = SigningKey.from_seed(hex_field(fields["private_key"], SEED_BYTES, "private_key"))
-    if node_id_of(key.public_key) != fields["node_id"]:
+    held = read_json(data, KeyFile, MAX_KEY_FILE_BYTES)
+    key = SigningKey.from_seed(bytes.fromhex(held.private_key))
+    if node_id_of(key.public_key) != held.node_id:
         raise ValueError("the key is not that of its node id")
     return key
