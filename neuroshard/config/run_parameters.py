@@ -1,5 +1,7 @@
 """RunParameters: everything that all nodes of a run must agree on. The run's owner signs them.
 
+The annotations are the bounds of every value; `neuroshard/identity/run_parameters.py` checks how values fit together.
+
 A run's id is a hash of its parameters, so a field added later must not change the JSON of runs that do not use it. Its
 metadata `since` is the first format with the field, and JSON omits the field while it has its default.
 """
@@ -7,76 +9,84 @@ metadata `since` is the first format with the field, and JSON omits the field wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from neuroshard.types import Architecture
+from msgspec import Meta
+
+from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, PositiveCount, PositiveReal
 
 MAX_SEEDS = 16
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk", "powersgd"]
 StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
+_Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_BelowOne: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
 class GenesisPins:
     """The pinned data of a run. The pins do not change when the data set grows, so the run does not change either."""
 
-    root: str  # hex; hash over tokenizer and digest pages, or of the minimal manifest when unsigned
-    total_shards: int
-    signing_key: str | None  # hex Ed25519 key of the manifest, None for unverified data
-    tokenizer_sha256: str
-    next_merge_id: int  # ids at or above this are not part of the run's vocabulary
+    root: HexDigest  # hash over tokenizer and digest pages, or of the minimal manifest when unsigned
+    total_shards: PositiveCount
+    signing_key: HexKey | None  # Ed25519 key of the manifest, None for unverified data
+    tokenizer_sha256: HexDigest
+    next_merge_id: _Whole  # ids at or above this are not part of the run's vocabulary
 
 
 @dataclass(frozen=True)
 class InnerOptimization:
     """Settings of AdamW and of its learning-rate schedule."""
 
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.1  # on matrices only
-    max_grad_norm: float = 1.0
-    warmup_steps: int = 100
+    learning_rate: PositiveReal = 1e-4
+    beta1: _BelowOne = 0.9
+    beta2: _BelowOne = 0.95
+    weight_decay: Annotated[float, Meta(ge=0, le=LARGEST_REAL)] = 0.1  # on matrices only
+    max_grad_norm: PositiveReal = 1.0
+    warmup_steps: _Whole = 100
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    decay_steps: int = 100_000
-    final_fraction: float = 0.1  # share of the learning rate that is left after the decay
+    decay_steps: _Whole = 100_000
+    final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # share of the learning rate that is left after the decay
 
 
 @dataclass(frozen=True)
 class OuterOptimization:
     """Settings of the synchronisation between replicas: DiLoCo's outer step, or that of another strategy."""
 
-    inner_steps: int = 500
-    learning_rate: float = 0.7
-    momentum: float = 0.9
+    inner_steps: PositiveCount = 500
+    learning_rate: PositiveReal = 0.7
+    momentum: _BelowOne = 0.9
     lone_outer: Literal["keep", "apply"] = "keep"
     aggregator: Literal["trimmed_mean", "median", "mean", "krum", "multi_krum", "centred_clipping"] = "trimmed_mean"
-    trim_fraction: float = 0.1
+    trim_fraction: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
     codec: CodecName = "int8"  # encoding of the contributions in a round with several nodes
-    max_round_seconds: float = 3600.0
+    max_round_seconds: PositiveReal = 3600.0
     strategy: StrategyName = field(default="diloco", metadata={"since": 4})
     overlap: bool = field(default=False, metadata={"since": 4})  # inner steps continue during a round with others
-    averaged_sequences: int = field(default=1024, metadata={"since": 4})  # of the group, per averaged gradient step
-    rank: int = field(default=64, metadata={"since": 4})  # rank of powersgd's factors
+    averaged_sequences: PositiveCount = field(
+        default=1024, metadata={"since": 4}
+    )  # of the group, per averaged gradient step
+    rank: PositiveCount = field(default=64, metadata={"since": 4})  # rank of powersgd's factors
 
 
 @dataclass(frozen=True)
 class RunParameters:
     """A run: its architecture, stages, optimisation and data."""
 
-    name: str
-    version: int
+    name: Annotated[str, Meta(max_length=256)]
+    version: PositiveCount
     architecture: Architecture
-    stage_count: int
-    batch_size: int  # sequences per microbatch
-    sequences_per_step: int  # sequences per inner step of one stage
-    initial_weights_seed: int
+    stage_count: PositiveCount
+    batch_size: PositiveCount  # sequences per microbatch
+    sequences_per_step: PositiveCount  # sequences per inner step of one stage
+    initial_weights_seed: _Whole
     genesis: GenesisPins
     inner: InnerOptimization = field(default_factory=InnerOptimization)
     outer: OuterOptimization = field(default_factory=OuterOptimization)
     admission: Literal["friends", "strangers"] = field(default="friends", metadata={"since": 2})
-    holds_from_outer_step: int = field(default=0, metadata={"since": 2})  # a later version applies from this step
-    seeds: tuple[str, ...] = field(default=(), metadata={"since": 2})  # multiaddrs of nodes that know the run
+    holds_from_outer_step: _Whole = field(default=0, metadata={"since": 2})  # a later version applies from this step
+    seeds: Annotated[tuple[str, ...], Meta(max_length=MAX_SEEDS)] = field(
+        default=(), metadata={"since": 2}
+    )  # multiaddrs of nodes that know the run
     # Encoding of activations and their gradients between stages, and how drivers choose among a stage's replicas.
     wire_precision: Literal["fp32", "bf16", "int8"] = field(default="fp32", metadata={"since": 3})
     routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})

@@ -19,6 +19,7 @@ from neuroshard.identity.claims import (
 from neuroshard.identity.node_key import NodeKey, node_id_of, public_key_of
 from neuroshard.identity.run_parameters import (
     RunParametersError,
+    SignedForm,
     SignedRunParameters,
     architecture_from_json,
     genesis_pins_from_json,
@@ -44,6 +45,7 @@ __all__ = [
     "SignatureError",
     "Signed",
     "SignedClaim",
+    "SignedForm",
     "SignedRunParameters",
     "Signer",
     "TokenSecret",

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from math import isfinite
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
-import msgspec
-
-from neuroshard.decoders import analysed
 from neuroshard.types import JsonValue
 
 MAX_JSON_DEPTH = 64
@@ -91,59 +87,15 @@ def _finite_float(text: str) -> float:
     return value
 
 
-_T = TypeVar("_T")
-
-
-def declared(value: JsonValue, form: type[_T]) -> _T:
-    """Convert `value` to the dataclass whose annotations are its bounds. Raises ValueError that names the field."""
-    if isinstance(value, Mapping):
-        for name in sorted(value.keys() - {field.name for field in fields(cast("Any", form))}):
-            raise ValueError(f"unknown field - at `$.{name[:40]}`")
-    return msgspec.convert(value, analysed(form))
-
-
-MAX_NUMBER = 10**300
-
-
 def exact_object(value: JsonValue, names: set[str], where: str) -> Mapping[str, JsonValue]:
     """Return `value` as an object with exactly these fields. Raises ValueError that names the wrong field."""
-    return object_fields(value, names, set(), where)
-
-
-def object_fields(value: JsonValue, names: set[str], optional: set[str], where: str) -> Mapping[str, JsonValue]:
-    """Return `value` as an object with these fields and perhaps the optional ones.
-
-    Raises ValueError that names the missing or unknown field.
-    """
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a JSON object")  # noqa: TRY004 - malformed input, not a wrong call
     for name in sorted(names - value.keys()):
         raise ValueError(f"{where} does not have the field {name!r}")
-    for name in sorted(value.keys() - names - optional):
+    for name in sorted(value.keys() - names):
         raise ValueError(f"{where} has the unknown field {name[:40]!r}")
     return value
-
-
-def hex_field(value: JsonValue, length: int, where: str) -> bytes:
-    """Read exactly `length` bytes in lower-case hex digits. Raises ValueError that names the field."""
-    if not isinstance(value, str) or len(value) != 2 * length or value != value.lower():
-        raise ValueError(f"{where} must be {2 * length} lower-case hex digits")
-    try:
-        data = bytes.fromhex(value)
-    except ValueError:
-        raise ValueError(f"{where} must be {2 * length} lower-case hex digits") from None
-    if len(data) != length:  # fromhex skips spaces
-        raise ValueError(f"{where} must be {2 * length} lower-case hex digits")
-    return data
-
-
-def number_field(value: JsonValue, where: str) -> float:
-    """Read a finite number. Raises ValueError that names the field."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where} must be a number")  # noqa: TRY004 - malformed input, not a wrong call
-    if abs(value) > MAX_NUMBER:  # a whole number may be too large for a float
-        raise ValueError(f"{where} is too large a number")
-    return float(value)
 
 
 def flag_field(value: JsonValue, where: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
@@ -89,7 +90,7 @@ def write_offer(offer: RunOffer, path: Path) -> None:
 
 
 def _for_people(offer: RunOffer) -> bytes:
-    return f"{json.dumps(offer.to_value(), indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
+    return f"{json.dumps(msgspec.to_builtins(offer.form), indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
 def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:

@@ -8,18 +8,19 @@ at any outer step, or is behind, therefore knows the parameters of every step. N
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.decoders import read_json
 from neuroshard.errors import DataError
-from neuroshard.identity import SignedRunParameters, canonical_json, parse_json, run_id
-from neuroshard.identity.strict_json import object_fields
-from neuroshard.types import HexDigest, JsonValue, RunId, WalletId
+from neuroshard.identity import SignedForm, SignedRunParameters, canonical_json, run_id
+from neuroshard.types import HexDigest, NamedRun, RunId, WalletId
 
 MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
 # Fields that a later version may change. All others define the run itself; seeds only say where its nodes are.
@@ -49,6 +50,15 @@ class RunAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     """The offer of a run, as its owner signed it."""
 
     offer: Annotated[bytes, Meta(max_length=MAX_OFFER_BYTES)]
+
+
+class OfferForm(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """JSON form of an offer."""
+
+    run_id: NamedRun  # informative only: readers compute it again
+    initial: SignedForm
+    current: SignedForm
+    between: tuple[SignedForm, ...] = ()
 
 
 class RunOfferError(DataError):
@@ -96,21 +106,22 @@ class RunOffer:
 
     def with_version(self, signed: SignedRunParameters) -> RunOffer:
         """Add a version. It replaces the versions that would apply only from the same or a later outer step."""
-        return _offer_of((*self.versions, signed))
+        return _joined((*self.versions, signed))
 
-    def to_value(self) -> Mapping[str, JsonValue]:
-        """The offer as a JSON object. Its run id is informative only: `read_offer` computes it again."""
-        value = {"run_id": self.run_id, "initial": self.initial.to_value(), "current": self.current.to_value()}
-        return {**value, "between": [signed.to_value() for signed in self.between]} if self.between else value
+    @property
+    def form(self) -> OfferForm:
+        """The JSON form."""
+        between = tuple(signed.form for signed in self.between)
+        return OfferForm(self.run_id, self.initial.form, self.current.form, between)
 
     def to_json(self) -> bytes:
-        """Encode `to_value` as canonical JSON. Readers reject more than MAX_OFFER_BYTES."""
+        """Encode `form` as canonical JSON. Readers reject more than MAX_OFFER_BYTES."""
         return self._json
 
     @cached_property
     def _json(self) -> bytes:
         """Encoded once: a node sends it to every peer that asks and compares it with every peer's answer."""
-        return canonical_json(self.to_value())
+        return canonical_json(msgspec.to_builtins(self.form))
 
 
 @dataclass(frozen=True)
@@ -127,30 +138,37 @@ def checked_offer(expected: RunId, data: bytes) -> RunOffer:
 
     Raises RunOfferError, RunParametersError or SignatureError, all of them DataErrors that name the defect.
     """
-    offer = read_offer(data)
-    if offer.run_id != expected:
-        raise RunOfferError(f"An offer is of run {offer.run_id[:16]}, expected {expected[:16]}.")
-    return offer
+    return offer_of(expected, _form_in(data))
 
 
 def read_offer(data: bytes) -> RunOffer:
     """Parse an offer of any run and verify its id, signatures, owner and changes. Raises like `checked_offer`."""
+    return _verified(_form_in(data))
+
+
+def offer_of(expected: RunId, form: OfferForm) -> RunOffer:
+    """Verify the JSON form of an offer of one run. Raises like `checked_offer`."""
+    if form.run_id != expected:
+        raise RunOfferError(f"An offer is of run {form.run_id[:16]}, expected {expected[:16]}.")
+    return _verified(form)
+
+
+def _form_in(data: bytes) -> OfferForm:
     try:
-        names = {"run_id", "initial", "current"}
-        fields = object_fields(parse_json(data, MAX_OFFER_BYTES), names, {"between"}, "run offer")
-        listed = _list_field(fields.get("between", []), "between")
+        return read_json(data, OfferForm, MAX_OFFER_BYTES)
     except ValueError as error:
         raise RunOfferError(f"An offer of a run cannot be read: {error}.") from None
-    initial = SignedRunParameters.from_value(fields["initial"])
-    current = initial
-    if fields["current"] != fields["initial"]:
-        current = SignedRunParameters.from_value(fields["current"])
-    offer = RunOffer(initial, current, tuple(map(SignedRunParameters.from_value, listed)))
-    if fields["run_id"] != offer.run_id:
+
+
+def _verified(form: OfferForm) -> RunOffer:
+    initial = SignedRunParameters.from_form(form.initial)
+    current = initial if form.current == form.initial else SignedRunParameters.from_form(form.current)
+    offer = RunOffer(initial, current, tuple(map(SignedRunParameters.from_form, form.between)))
+    if form.run_id != offer.run_id:
         raise RunOfferError("An offer names another run id than its initial parameters lead to.")
     for signed in (current, *offer.between):
         check_succession(initial, signed)
-    if offer != _offer_of((initial, *offer.between, current)):
+    if offer != _joined((initial, *offer.between, current)):
         raise RunOfferError("The versions in an offer must each hold after the one before, from a later outer step.")
     return offer
 
@@ -194,7 +212,7 @@ def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:
     """
     if held.run_id != offered.run_id:
         raise ValueError(f"offers of different runs, {held.run_id[:16]} and {offered.run_id[:16]}")
-    both = _offer_of((*held.versions, *offered.versions))
+    both = _joined((*held.versions, *offered.versions))
     if both != held and len(both.to_json()) <= MAX_OFFER_BYTES:
         return OfferChoice(both, is_new=True)
     return OfferChoice(held, is_new=False, reason=_why_not(held, offered))
@@ -219,13 +237,7 @@ def _why_not(held: RunOffer, offered: RunOffer) -> str:
     return ""
 
 
-def _list_field(value: JsonValue, where: str) -> Sequence[JsonValue]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where} must be a list")  # noqa: TRY004 - malformed input, not a wrong call
-    return value
-
-
-def _offer_of(versions: Iterable[SignedRunParameters]) -> RunOffer:
+def _joined(versions: Iterable[SignedRunParameters]) -> RunOffer:
     """Build an offer from versions that include the initial one. For equal numbers the first one wins.
 
     A version that a higher one replaces before it applies is left out: it never applies.

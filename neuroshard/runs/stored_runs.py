@@ -9,16 +9,17 @@ from pathlib import Path
 from msgspec import Struct
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
-from neuroshard.config.state_file import StateFile, make_folder, read_bounded, write_atomically
+from neuroshard.config.state_file import StateFile, read_bounded
 from neuroshard.errors import DataError, StorageError
-from neuroshard.identity import SignedRunParameters, Wallet, hash_parts
+from neuroshard.identity import SignedForm, SignedRunParameters, Wallet, hash_parts
 from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,
     OfferChoice,
+    OfferForm,
     RunOffer,
     RunOfferError,
     better_of,
-    checked_offer,
+    offer_of,
     read_offer,
 )
 from neuroshard.types import RunId
@@ -41,10 +42,10 @@ class JoinedRuns:
             return None
         file = self._file(run_id)
         try:
-            data = _read(file)
-            return None if data is None else checked_offer(run_id, data)
-        except (OSError, DataError) as error:
-            _LOG.warning("The stored run %s cannot be used: %s", file, error)
+            form = file.read()
+            return None if form is None else offer_of(run_id, form)
+        except (StorageError, DataError) as error:
+            _LOG.warning("The stored run %s cannot be used: %s", file.path, error)
             return None
 
     def keep(self, offer: RunOffer) -> OfferChoice:
@@ -52,16 +53,18 @@ class JoinedRuns:
         held = self.load(offer.run_id)
         choice = OfferChoice(offer, is_new=True) if held is None else better_of(held, offer)
         if choice.is_new:
-            file = self._file(offer.run_id)
-            try:
-                make_folder(file.parent, self._data_dir)
-                write_atomically(file, offer.to_json())
-            except OSError as error:
-                raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
+            self._file(offer.run_id).write(choice.offer.form)
         return choice
 
-    def _file(self, run_id: RunId) -> Path:
-        return self._folder / f"{run_id}.json"
+    def _file(self, run_id: RunId) -> StateFile[OfferForm]:
+        return StateFile(
+            self._folder / f"{run_id}.json",
+            OfferForm,
+            on_damage="ignore",
+            if_damaged="peers can send it again",
+            max_bytes=MAX_OFFER_BYTES,
+            data_dir=self._data_dir,
+        )
 
 
 def is_run_id(text: str) -> bool:
@@ -71,25 +74,13 @@ def is_run_id(text: str) -> bool:
 
 def read_offer_file(file: Path) -> RunOffer:
     """Read and verify an offer. Raises StorageError if the file cannot be read, DataError if it is not an offer."""
-    try:
-        data = _read(file)
-    except OSError as error:
-        raise StorageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
+    data = read_bounded(file, MAX_OFFER_BYTES)
     if data is None:
         raise StorageError(f"{file} is not there.", "Check the path.")
     try:
         return read_offer(data)
     except DataError as error:
         raise RunOfferError(f"{file} is not a run as its owner signed it. {error.message}", error.action) from error
-
-
-def _read(file: Path) -> bytes | None:
-    """Read at most one byte more than an offer may have, so that the parser rejects a larger file. Raises OSError."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(MAX_OFFER_BYTES + 1)
-    except FileNotFoundError:
-        return None
 
 
 MAX_POINTER_BYTES = 4096
@@ -146,7 +137,7 @@ class LocalRuns:
     def create(self, parameters: RunParameters) -> LocalRun:
         """Sign and store a new run. Raises StorageError if it cannot be written."""
         signed = SignedRunParameters.sign(self._wallet, parameters)
-        _write(self._folder / _data_file(parameters.genesis), signed.to_json())
+        _own_file(self._folder / _data_file(parameters.genesis)).write(signed.form)
         return LocalRun.of(RunOffer.of_new_run(signed))
 
     def remember_source(self, source: str, run: LocalRun) -> None:
@@ -163,16 +154,16 @@ class LocalRuns:
         )
 
     def _load(self, name: str) -> LocalRun | None:
-        file = self._folder / name
-        content = read_bounded(file, MAX_RUN_BYTES)
-        if content is None:
+        file = _own_file(self._folder / name)
+        form = file.read()
+        if form is None:
             return None
         try:
-            signed = SignedRunParameters.from_json(content)
+            signed = SignedRunParameters.from_form(form)
         except DataError as error:
-            raise StorageError(f"The run in {file} cannot be used: {error}", _START_ANEW) from error
+            raise StorageError(f"The run in {file.path} cannot be used: {error}", _START_ANEW) from error
         if signed.owner_public_key != self._wallet.public_key:
-            raise StorageError(f"{file} belongs to another wallet.", _START_ANEW)
+            raise StorageError(f"{file.path} belongs to another wallet.", _START_ANEW)
         offer = RunOffer.of_new_run(signed)
         later = self._known.load(offer.run_id)
         return LocalRun.of(offer if later is None else better_of(offer, later).offer)
@@ -185,11 +176,12 @@ def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
         return offer
     for file in (data_dir / "runs").glob("*/own-*.json"):
         try:
-            own = RunOffer.of_new_run(SignedRunParameters.from_json(read_bounded(file, MAX_RUN_BYTES) or b""))
+            form = _own_file(file).read()
+            own = None if form is None else RunOffer.of_new_run(SignedRunParameters.from_form(form))
         except (StorageError, DataError) as error:
             _LOG.warning("The stored run %s cannot be used: %s", file, error)
             continue
-        if own.run_id == run_id:
+        if own is not None and own.run_id == run_id:
             return own
     return None
 
@@ -199,9 +191,6 @@ def _data_file(pins: GenesisPins) -> str:
     return f"own-{key.hex()[:16]}.json"
 
 
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-    except OSError as error:
-        raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable or free space.") from error
+def _own_file(path: Path) -> StateFile[SignedForm]:
+    """A run that a wallet created. Damage stops the start, because a new run would begin from random weights."""
+    return StateFile(path, SignedForm, on_damage="fail", if_damaged=_START_ANEW, max_bytes=MAX_RUN_BYTES)

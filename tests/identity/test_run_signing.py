@@ -106,52 +106,53 @@ def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_w
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("architecture.hidden_size", ..., "does not have the field 'hidden_size'"),
-        ("outer.momentum", ..., "does not have the field 'momentum'"),
-        ("outer.nesterov", True, "unknown field 'nesterov'"),
-        ("batch_size", "4", "batch_size must be a whole number"),
-        ("batch_size", True, "batch_size must be a whole number"),
-        ("batch_size", 4.0, "batch_size must be a whole number"),
-        ("batch_size", -1, "batch_size must be a whole number"),
-        ("batch_size", 0, "batch_size must be at least 1"),
-        ("architecture.layer_count", 10**30, "layer_count must be a whole number"),
+        ("architecture.hidden_size", ..., r"missing required field `hidden_size` - at `\$\.architecture`"),
+        ("outer.momentum", ..., r"missing required field `momentum` - at `\$\.outer`"),
+        ("outer.nesterov", True, r"unknown field `nesterov` - at `\$\.outer`"),
+        ("batch_size", "4", r"Expected `int`.* - at `\$\.batch_size`"),
+        ("batch_size", True, r"Expected `int`.* - at `\$\.batch_size`"),
+        ("batch_size", 4.0, r"Expected `int`.* - at `\$\.batch_size`"),
+        ("batch_size", -1, r"Expected `int` >= 1 - at `\$\.batch_size`"),
+        ("batch_size", 0, r"Expected `int` >= 1 - at `\$\.batch_size`"),
+        ("architecture.layer_count", 10**30, r"Expected `int` <= .* - at `\$\.architecture\.layer_count`"),
         ("architecture.head_count", 3, "head_count must divide"),
         ("stage_count", 3, "stage_count must not exceed"),
-        ("inner.schedule", "step", "schedule must be one of cosine, linear, constant"),
-        ("inner.schedule", ["cosine"], "schedule must be one of"),
-        ("inner.learning_rate", None, "learning_rate must be a number"),
-        ("inner.learning_rate", 10**400, "learning_rate is too large"),
-        ("outer.trim_fraction", 0.5, "trim_fraction"),
-        ("genesis.signing_key", 5, "signing_key must be text"),
-        ("genesis.root", "0" * 257, "root must be text of at most 256"),
-        ("genesis.root", "/../" * 16, "root must be 64 lower-case hex digits"),
-        ("genesis.tokenizer_sha256", "../../keys/node", "tokenizer_sha256 must be 64 lower-case hex digits"),
-        ("genesis.signing_key", "AB" * 32, "signing_key must be 64 lower-case hex digits"),
-        ("name", None, "name must be text"),
-        ("inner", [], "inner must be a JSON object"),
-        ("version", 0, "version must be at least 1"),
-        ("admission", "everybody", "admission must be one of friends, strangers"),
-        ("admission", None, "admission must be one of"),
-        ("holds_from_outer_step", -1, "holds_from_outer_step must be a whole number"),
-        ("seeds", SEED, "seeds must be a list"),
-        ("seeds", [7], "an item of seeds must be text"),
+        ("inner.schedule", "step", r"Expected one of cosine, linear, constant - at `\$\.inner\.schedule`"),
+        ("inner.schedule", ["cosine"], "Expected one of cosine"),
+        ("inner.learning_rate", None, r"Expected `float`, got `null` - at `\$\.inner\.learning_rate`"),
+        ("inner.learning_rate", 10**400, r"`\$\.inner\.learning_rate`"),
+        ("inner.learning_rate", float("inf"), r"`\$\.inner\.learning_rate`"),
+        ("outer.trim_fraction", 0.5, r"`\$\.outer\.trim_fraction`"),
+        ("genesis.signing_key", 5, r"Expected `str \| null`, got `int` - at `\$\.genesis\.signing_key`"),
+        ("genesis.root", "0" * 65, r"matching regex .* - at `\$\.genesis\.root`"),
+        ("genesis.root", "/../" * 16, r"matching regex .* - at `\$\.genesis\.root`"),
+        ("genesis.tokenizer_sha256", "../../keys/node", r"matching regex .* - at `\$\.genesis\.tokenizer_sha256`"),
+        ("genesis.signing_key", "AB" * 32, r"matching regex .* - at `\$\.genesis\.signing_key`"),
+        ("name", None, r"`\$\.name`"),
+        ("name", "n" * 257, r"length <= 256 - at `\$\.name`"),
+        ("inner", [], r"Expected `object`, got `array` - at `\$\.inner`"),
+        ("version", 0, r"Expected `int` >= 1 - at `\$\.version`"),
+        ("admission", "everybody", "Expected one of friends, strangers"),
+        ("admission", None, "Expected one of friends, strangers"),
+        ("holds_from_outer_step", -1, r"Expected `int` >= 0 - at `\$\.holds_from_outer_step`"),
+        ("seeds", SEED, r"Expected `array`, got `str` - at `\$\.seeds`"),
+        ("seeds", [7], r"Expected `str`, got `int` - at `\$\.seeds\[0\]`"),
         ("seeds", ["/ip4/192.0.2.1"], "has no /tcp/"),
-        ("seeds", [SEED] * (MAX_SEEDS + 1), "seeds must be at most 16"),
-        ("seeds", [SEED] * 1000, "seeds must be a list of at most"),
-        ("strangers", True, "unknown field 'strangers'"),
-        ("wire_precision", "fp16", "wire_precision must be one of fp32, bf16, int8"),
-        ("routing", "random", "routing must be one of lanes, balanced"),
+        ("seeds", [SEED] * (MAX_SEEDS + 1), r"length <= 16 - at `\$\.seeds`"),
+        ("strangers", True, "unknown field `strangers`"),
+        ("wire_precision", "fp16", r"Expected one of fp32, bf16, int8 - at `\$\.wire_precision`"),
+        ("routing", "random", r"Expected one of lanes, balanced - at `\$\.routing`"),
         ("architecture.hidden_size", 66, "must be even"),
-        ("architecture.rope_theta", 0, "rope_theta must be more than 0"),
-        ("inner.learning_rate", -1.0, "inner learning_rate must be more than 0"),
-        ("inner.max_grad_norm", 0, "max_grad_norm must be more than 0"),
-        ("inner.beta2", 1, "beta2 must be in"),
-        ("inner.final_fraction", 1.5, "final_fraction must be in"),
-        ("inner.weight_decay", -0.1, "weight_decay must not be negative"),
-        ("outer.momentum", 1.0, "outer momentum must be in"),
-        ("outer.learning_rate", float("nan"), "outer learning_rate must be more than 0"),
-        ("outer.max_round_seconds", 0.0, "max_round_seconds must be more than 0"),
-        ("outer.overlap", 1, "overlap must be true or false"),
+        ("architecture.rope_theta", 0, r"> 0.* - at `\$\.architecture\.rope_theta`"),
+        ("inner.learning_rate", -1.0, r"> 0.* - at `\$\.inner\.learning_rate`"),
+        ("inner.max_grad_norm", 0, r"> 0.* - at `\$\.inner\.max_grad_norm`"),
+        ("inner.beta2", 1, r"< 1.* - at `\$\.inner\.beta2`"),
+        ("inner.final_fraction", 1.5, r"<= 1.* - at `\$\.inner\.final_fraction`"),
+        ("inner.weight_decay", -0.1, r">= 0.* - at `\$\.inner\.weight_decay`"),
+        ("outer.momentum", 1.0, r"< 1.* - at `\$\.outer\.momentum`"),
+        ("outer.learning_rate", float("nan"), r"`\$\.outer\.learning_rate`"),
+        ("outer.max_round_seconds", 0.0, r"> 0.* - at `\$\.outer\.max_round_seconds`"),
+        ("outer.overlap", 1, r"Expected `bool`, got `int` - at `\$\.outer\.overlap`"),
         ("genesis.next_merge_id", 513, "next_merge_id must not exceed vocabulary_size"),
     ],
 )
@@ -168,10 +169,10 @@ def test_nobody_signs_what_nobody_would_accept() -> None:
 def test_pins_are_read_alone() -> None:
     value = run_parameters_to_json(PARAMETERS)["genesis"]
     assert genesis_pins_from_json(value) == PARAMETERS.genesis
-    with pytest.raises(RunParametersError, match="genesis must be a JSON object"):
+    with pytest.raises(RunParametersError, match="Expected `object`, got `array`"):
         genesis_pins_from_json([value])
     assert isinstance(value, dict)
-    with pytest.raises(RunParametersError, match="root must be 64"):
+    with pytest.raises(RunParametersError, match=r"`\$\.root`"):
         genesis_pins_from_json({**value, "root": "x"})
 
 
@@ -180,7 +181,7 @@ def test_parameters_that_the_owner_did_not_sign_are_refused() -> None:
     value["parameters"]["outer"]["momentum"] = 0.99
     with pytest.raises(SignatureError):
         SignedRunParameters.from_json(json.dumps(value).encode())
-    with pytest.raises(RunParametersError, match="'signature'"):
+    with pytest.raises(RunParametersError, match="missing required field `signature`"):
         SignedRunParameters.from_json(json.dumps({k: v for k, v in value.items() if k != "signature"}).encode())
     with pytest.raises(RunParametersError, match="at most"):
         SignedRunParameters.from_json(b" " * 100_000)

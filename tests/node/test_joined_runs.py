@@ -74,7 +74,7 @@ def test_what_is_no_run_id_is_no_file(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
-    with pytest.raises(StorageError, match="Cannot write"):
+    with pytest.raises(StorageError, match="cannot be written"):
         JoinedRuns(tmp_path).keep(offer())
 
 
