@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -11,13 +10,13 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.state_file import read_bounded, set_damaged_aside, write_atomically
-from neuroshard.identity.strict_json import parse_json
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import StorageError
 from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import NodeState, NodeStatus
-from neuroshard.telemetry.work_history import WorkHistory
+from neuroshard.telemetry.work_history import WorkHistory, WorkRecord
 from neuroshard.types import LayerRange
 
 _LOG = logging.getLogger(__name__)
@@ -81,13 +80,13 @@ class ContributionRecorder:
         self, data_dir: Path, board: StatusBoard, publisher: Publisher, clock: Callable[[], float] = time.time
     ) -> None:
         """`clock` returns seconds since the epoch."""
-        self._path = data_dir / FILE_NAME
+        self._file = record_file(data_dir)
         self._board = board
         self._publisher = publisher
         self._clock = clock
         self._meter = WorkMeter()
-        self._record, warnings = read_record(self._path)
-        publisher.warn(*warnings)
+        record = self._file.read(publisher.warn)
+        self._history = WorkHistory() if record is None else WorkHistory.of(record)
         self._is_saved = True
         self._has_failed = False
 
@@ -112,11 +111,11 @@ class ContributionRecorder:
     def _look(self) -> None:
         work = self._meter.look(self._board.current())
         if work is not None:
-            self._record.add(work)
+            self._history.add(work)
             self._is_saved = False
 
     def _show(self) -> None:
-        status = self._record.status(self._clock())
+        status = self._history.status(self._clock())
         if status != self._board.current().contribution:
             self._publisher.change(contribution=status)
 
@@ -124,26 +123,24 @@ class ContributionRecorder:
         """Write the record if it has changed. After a disk error the next call tries again."""
         if self._is_saved:
             return
-        content = json.dumps(self._record.to_json(self._clock()), separators=(",", ":")).encode()
+        record = self._history.record(self._clock())
         try:
-            await anyio.to_thread.run_sync(write_atomically, self._path, content)
-        except OSError as error:
+            await anyio.to_thread.run_sync(self._file.write, record)
+        except StorageError as error:
             if not self._has_failed:  # warn once: a full disk stays full for hours
-                _LOG.warning("The record of your contribution cannot be saved in %s: %s.", self._path, error.strerror)
+                _LOG.warning("The record of your contribution cannot be saved: %s", error)
             self._has_failed = True
             return
         self._is_saved, self._has_failed = True, False
 
 
-def read_record(path: Path) -> tuple[WorkHistory, tuple[str, ...]]:
-    """Return the record of earlier starts, and warnings. A damaged record is set aside, and a new one begins.
-
-    Raises StorageError if the file cannot be read.
-    """
-    content = read_bounded(path, MOST_BYTES)
-    if content is None:
-        return WorkHistory(), ()
-    try:
-        return WorkHistory.from_json(parse_json(content, MOST_BYTES)), ()
-    except ValueError as error:
-        return WorkHistory(), (set_damaged_aside(path, str(error), "a new record of your contribution begins"),)
+def record_file(data_dir: Path) -> StateFile[WorkRecord]:
+    """The record of a data folder."""
+    return StateFile(
+        data_dir / FILE_NAME,
+        WorkRecord,
+        on_damage="set_aside",
+        if_damaged="a new record of your contribution begins",
+        max_bytes=MOST_BYTES,
+        data_dir=data_dir,
+    )

@@ -1,15 +1,16 @@
-"""The work of this computer over time: three spans in bounded memory, and their JSON form."""
+"""The work of this computer over time: three spans in bounded memory, and their form on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import astuple, replace
 from itertools import pairwise
-from math import floor, isfinite
-from typing import Final, Self
+from math import floor
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from msgspec import Meta, Struct, structs
 
 from neuroshard.status.history import WorkDone, WorkHistoryStatus, WorkSpan
-from neuroshard.types import JsonValue
 
 DAY_SECONDS: Final = 300.0  # width of an interval; a day has 288
 WEEK_SECONDS: Final = 3_600.0
@@ -17,12 +18,40 @@ ALL_SECONDS: Final = 600.0  # initial width; it doubles when there are too many 
 DAY_STRETCHES: Final = 288
 WEEK_STRETCHES: Final = 168
 MOST_STRETCHES: Final = 400  # limit of intervals in the span of all time
-FORMAT: Final = 1
-_LARGEST: Final = 2.0**62
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+_Amount: TypeAlias = Annotated[float, Meta(ge=0, le=2.0**62)]
 
 
-class MalformedWorkHistoryError(ValueError):
-    """The data is not a record of work. The message contains the reason."""
+class WorkRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Work of one period, as WorkDone: a list in the file."""
+
+    start: _Amount
+    tokens: _Count
+    steps: _Count
+    bytes_sent: _Count
+    bytes_received: _Count
+    training_seconds: _Amount
+    loss: _Amount | None
+
+
+class WorkRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """A work history in the file contribution.json."""
+
+    total: WorkRow | None
+    day: Annotated[list[WorkRow], Meta(max_length=DAY_STRETCHES)]
+    week: Annotated[list[WorkRow], Meta(max_length=WEEK_STRETCHES)]
+    all: Annotated[list[WorkRow], Meta(max_length=MOST_STRETCHES)]
+    all_width_seconds: float
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for periods out of order, or of a width that no history has."""
+        if self.all_width_seconds not in {ALL_SECONDS * 2**power for power in range(40)}:
+            raise ValueError("all_width_seconds is not a width of this record")
+        for name in ("day", "week", "all"):
+            rows: list[WorkRow] = getattr(self, name)
+            if any(later.start <= earlier.start for earlier, later in pairwise(rows)):
+                raise ValueError(f"the periods in {name} are out of order")
 
 
 def together(first: WorkDone, second: WorkDone) -> WorkDone:
@@ -100,33 +129,26 @@ class WorkHistory:
         """The work for the snapshot at `now`, in seconds since the epoch."""
         return WorkHistoryStatus(self._total, self._day.status(now), self._week.status(now), self._all.status())
 
-    def to_json(self, now: float) -> dict[str, JsonValue]:
-        """Convert the record to its JSON form, which is at most about 100 kB as text."""
+    def record(self, now: float) -> WorkRecord:
+        """The form for the disk, which is at most about 100 kB as JSON."""
         status = self.status(now)
-        return {
-            "format": FORMAT,
-            "total": None if status.total is None else _row(status.total),
-            "day": [_row(point) for point in status.day.points],
-            "week": [_row(point) for point in status.week.points],
-            "all": [_row(point) for point in status.all.points],
-            "all_width_seconds": status.all.width_seconds,
-        }
+        return WorkRecord(
+            None if status.total is None else _row(status.total),
+            [_row(point) for point in status.day.points],
+            [_row(point) for point in status.week.points],
+            [_row(point) for point in status.all.points],
+            status.all.width_seconds,
+        )
 
     @classmethod
-    def from_json(cls, value: JsonValue) -> Self:
-        """Read the JSON form. Raises MalformedWorkHistoryError."""
-        record = cls()
-        match value:
-            case {"format": 1, "total": total, "all_width_seconds": int() | float() as width, **spans} if width in {
-                ALL_SECONDS * 2**power for power in range(40)
-            }:
-                record._total = None if total is None else _work(total)
-                record._day = RecentSpan(DAY_SECONDS, DAY_STRETCHES, _points(spans, "day", DAY_STRETCHES))
-                record._week = RecentSpan(WEEK_SECONDS, WEEK_STRETCHES, _points(spans, "week", WEEK_STRETCHES))
-                record._all = WholeSpan(float(width), MOST_STRETCHES, _points(spans, "all", MOST_STRETCHES))
-                return record
-            case _:
-                raise MalformedWorkHistoryError("it has other members than a record of work")
+    def of(cls, record: WorkRecord) -> Self:
+        """The history that was written down as this record."""
+        history = cls()
+        history._total = None if record.total is None else _work(record.total)
+        history._day = RecentSpan(DAY_SECONDS, DAY_STRETCHES, map(_work, record.day))
+        history._week = RecentSpan(WEEK_SECONDS, WEEK_STRETCHES, map(_work, record.week))
+        history._all = WholeSpan(record.all_width_seconds, MOST_STRETCHES, map(_work, record.all))
+        return history
 
 
 def with_work(points: list[WorkDone], work: WorkDone, width_seconds: float) -> list[WorkDone]:
@@ -152,36 +174,10 @@ def _mean_loss(first: WorkDone, second: WorkDone) -> float | None:
     return (first.loss * first.tokens + second.loss * second.tokens) / tokens
 
 
-def _row(work: WorkDone) -> list[JsonValue]:
+def _row(work: WorkDone) -> WorkRow:
     seconds, loss = round(work.training_seconds, 1), None if work.loss is None else round(work.loss, 5)
-    return list(astuple(replace(work, training_seconds=seconds, loss=loss)))
+    return WorkRow(*astuple(replace(work, training_seconds=seconds, loss=loss)))
 
 
-def _points(spans: Mapping[str, JsonValue], name: str, most: int) -> list[WorkDone]:
-    rows = spans.get(name)
-    if not isinstance(rows, list) or len(rows) > most:
-        raise MalformedWorkHistoryError(f"it has no list of at most {most} stretches of {name}")
-    points = [_work(row) for row in rows]
-    if any(later.start <= earlier.start for earlier, later in pairwise(points)):
-        raise MalformedWorkHistoryError("its stretches are out of order")
-    return points
-
-
-def _work(row: JsonValue) -> WorkDone:
-    match row:
-        case [
-            int() | float() as start,
-            int() as tokens,
-            int() as steps,
-            int() as sent,
-            int() as received,
-            int() | float() as seconds,
-            int() | float() | None as loss,
-        ] if all(_is_amount(value) for value in (start, tokens, steps, sent, received, seconds, loss or 0)):
-            return WorkDone(float(start), tokens, steps, sent, received, float(seconds), loss)
-        case _:
-            raise MalformedWorkHistoryError("a stretch has unexpected fields")
-
-
-def _is_amount(value: float) -> bool:
-    return not isinstance(value, bool) and isfinite(value) and 0 <= value < _LARGEST
+def _work(row: WorkRow) -> WorkDone:
+    return WorkDone(*structs.astuple(row))

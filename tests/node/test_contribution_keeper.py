@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from neuroshard.errors import StorageError
-from neuroshard.host.contribution_recorder import FILE_NAME, SAVE_SECONDS, ContributionRecorder, WorkMeter, read_record
+from neuroshard.host.contribution_recorder import FILE_NAME, SAVE_SECONDS, ContributionRecorder, WorkMeter, record_file
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import ModelStatus, NetworkStatus, NodeState, NodeStatus, TrainingStatus
@@ -96,7 +96,8 @@ def live(node: Node, seconds: int) -> None:
 
 
 def tokens_of(path: Path) -> int:
-    total = read_record(path)[0].status(START).total
+    record = record_file(path.parent).read()
+    total = None if record is None else record.total
     return 0 if total is None else total.tokens
 
 
@@ -151,5 +152,5 @@ def test_a_disk_that_refuses_is_told_once_and_nothing_stops(tmp_path: Path, capl
 def test_a_record_that_cannot_be_read_is_not_set_aside(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(StorageError, match="cannot be read"):
-        read_record(tmp_path / FILE_NAME)
+        Node(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis.strategies import builds, floats, integers, lists, none
 
+from neuroshard.decoders import read_json
+from neuroshard.host.contribution_recorder import MOST_BYTES
 from neuroshard.status.history import WorkDone, WorkSpan
 from neuroshard.telemetry.work_history import (
     ALL_SECONDS,
     DAY_STRETCHES,
     MOST_STRETCHES,
     WEEK_STRETCHES,
-    MalformedWorkHistoryError,
     WorkHistory,
+    WorkRecord,
 )
 
 NOON = 1_800_000_000.0
@@ -80,7 +83,7 @@ def test_ten_years_of_five_minutes_stay_small() -> None:
     assert len(status.day.points) <= DAY_STRETCHES
     assert len(status.week.points) <= WEEK_STRETCHES
     assert status.all.width_seconds > ALL_SECONDS
-    assert len(json.dumps(record.to_json(now))) < 100_000
+    assert len(msgspec.json.encode(record.record(now))) < 100_000
 
 
 def test_a_date_that_was_far_ahead_leaves_nothing_in_the_future() -> None:
@@ -91,9 +94,9 @@ def test_a_date_that_was_far_ahead_leaves_nothing_in_the_future() -> None:
 @given(lists(works, max_size=30))
 def test_what_was_written_down_is_read_again(given_works: list[WorkDone]) -> None:
     record = record_of(*given_works)
-    written = json.loads(json.dumps(record.to_json(2e9)))
-    again = WorkHistory.from_json(written)
-    assert json.loads(json.dumps(again.to_json(2e9))) == written
+    written = msgspec.json.encode(record.record(2e9))
+    again = WorkHistory.of(read_json(written, WorkRecord, MOST_BYTES))
+    assert msgspec.json.encode(again.record(2e9)) == written
     again.add(WorkDone(2e9, tokens=5))
     assert sum(p.tokens for p in again.status(2e9).all.points) == sum(w.tokens for w in given_works) + 5
 
@@ -103,25 +106,26 @@ EMPTY = {"format": 1, "total": None, "day": [], "week": [], "all": [], "all_widt
 
 
 @pytest.mark.parametrize(
-    "damaged",
+    ("damaged", "place"),
     [
-        None,
-        [],
-        {**EMPTY, "format": 2},
-        {**EMPTY, "all_width_seconds": 0},
-        {**EMPTY, "all_width_seconds": 601},
-        {**EMPTY, "day": "many"},
-        {**EMPTY, "day": [ROW, ROW]},
-        {**EMPTY, "day": [[*ROW[:1], -1, *ROW[2:]]]},
-        {**EMPTY, "day": [[*ROW[:1], 2**63, *ROW[2:]]]},
-        {**EMPTY, "day": [[NOON + n * 300, *ROW[1:]] for n in range(DAY_STRETCHES + 1)]},
-        {**EMPTY, "total": [True, *ROW[1:]]},
-        {**EMPTY, "total": ROW[:-1]},
+        (None, "object"),
+        ([], "object"),
+        ({**EMPTY, "format": 2}, r"\$\.format"),
+        ({**EMPTY, "more": 2}, "`more`"),
+        ({**EMPTY, "all_width_seconds": 0}, "all_width_seconds"),
+        ({**EMPTY, "all_width_seconds": 601}, "all_width_seconds"),
+        ({**EMPTY, "day": "many"}, r"\$\.day"),
+        ({**EMPTY, "day": [ROW, ROW]}, "periods in day"),
+        ({**EMPTY, "day": [[*ROW[:1], -1, *ROW[2:]]]}, r"\$\.day\[0\]\[1\]"),
+        ({**EMPTY, "day": [[*ROW[:1], 2**63, *ROW[2:]]]}, r"\$\.day\[0\]\[1\]"),
+        ({**EMPTY, "day": [[NOON + n * 300, *ROW[1:]] for n in range(DAY_STRETCHES + 1)]}, r"\$\.day"),
+        ({**EMPTY, "total": [True, *ROW[1:]]}, r"\$\.total\[0\]"),
+        ({**EMPTY, "total": ROW[:-1]}, r"\$\.total"),
     ],
 )
-def test_what_is_no_record_is_refused(damaged: object) -> None:
-    with pytest.raises(MalformedWorkHistoryError):
-        WorkHistory.from_json(damaged)  # type: ignore[arg-type]
+def test_what_is_no_record_is_refused(damaged: object, place: str) -> None:
+    with pytest.raises(ValueError, match=place):
+        read_json(json.dumps(damaged).encode(), WorkRecord, MOST_BYTES)
 
 
 def test_a_loss_that_nobody_told_does_not_count() -> None:
