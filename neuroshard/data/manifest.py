@@ -6,135 +6,142 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
-from typing import cast
+from typing import Annotated, Literal, TypeAlias, cast
+
+import msgspec
+from msgspec import Meta, Struct, structs
 
 from neuroshard.data.shard_file import ShardForm, ShardFormat
+from neuroshard.decoders import analysed, fault_of
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import SignatureError, Signer, hash_parts, sign_json, verify_json
 from neuroshard.identity.strict_json import canonical_json, parse_json
-from neuroshard.types import JsonValue, ShardId
+from neuroshard.types import HexDigest, HexKey, HexSignature, JsonValue, ShardId
 
-_MAX_LABEL = 200
-_NOTHING: Mapping[str, JsonValue] = {}
-_LOWER_HEX = re.compile(r"[0-9a-f]*")
-
-
-class MalformedFieldError(ValueError):
-    """A field that is missing, of the wrong type, out of range or unknown; the message names it."""
-
-
-class Fields:
-    """One JSON object with its place in the document; remembers which fields were read."""
-
-    def __init__(self, value: JsonValue, place: str) -> None:
-        if not isinstance(value, Mapping):
-            raise MalformedFieldError(f"{place} is not an object")
-        self._value = value
-        self._place = place
-        self._read: set[str] = set()
-
-    def has(self, name: str) -> bool:
-        return name in self._value
-
-    def integer(self, name: str, lowest: int, highest: int, default: int | None = None) -> int:
-        """An integer within limits; booleans and floats are not integers."""
-        if default is not None and not self.has(name):
-            return default
-        value = self._take(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise MalformedFieldError(f"{self._place}.{name} must be an integer from {lowest} to {highest}")
-        return value
-
-    def label(self, name: str) -> str:
-        """Return a short text; numbers become text, an absent field is empty (dates and versions vary in form)."""
-        value = self._take(name) if self.has(name) else ""
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise MalformedFieldError(f"{self._place}.{name} must be text")
-        text = str(value)
-        if len(text) > _MAX_LABEL or not text.isprintable():
-            raise MalformedFieldError(f"{self._place}.{name} must be printable text of at most {_MAX_LABEL} characters")
-        return text
-
-    def hexadecimal(self, name: str, byte_count: int) -> str:
-        """Return lower-case hex digits of exactly `byte_count` bytes."""
-        return self._hex(self._take(name), f"{self._place}.{name}", byte_count)
-
-    def hexadecimals(self, name: str, byte_count: int, count: int) -> tuple[str, ...]:
-        """Return a list of exactly `count` hex values of `byte_count` bytes each."""
-        items = self.sequence(name, count, count)
-        return tuple(self._hex(item, f"{self._place}.{name}[{i}]", byte_count) for i, item in enumerate(items))
-
-    def mapping(self, name: str) -> Mapping[str, JsonValue]:
-        """Return an object, empty when the field is absent."""
-        value = self._take(name) if self.has(name) else _NOTHING
-        if not isinstance(value, Mapping):
-            raise MalformedFieldError(f"{self._place}.{name} must be an object")
-        return value
-
-    def sequence(self, name: str, shortest: int, longest: int) -> Sequence[JsonValue]:
-        """Return a list whose length is within limits."""
-        value = self._take(name)
-        if not isinstance(value, Sequence) or isinstance(value, str) or not shortest <= len(value) <= longest:
-            wanted = str(shortest) if shortest == longest else f"{shortest} to {longest}"
-            raise MalformedFieldError(f"{self._place}.{name} must be a list of {wanted} items")
-        return value
-
-    def skip(self, name: str) -> None:
-        """Accept a field that is read elsewhere."""
-        self._read.add(name)
-
-    def refuse_unknown(self) -> None:
-        """Raise MalformedFieldError when the object has fields that were not read."""
-        unknown = sorted(self._value.keys() - self._read)
-        if unknown:
-            raise MalformedFieldError(f"{self._place} has the unknown field {unknown[0][:40]!r}")
-
-    def _take(self, name: str) -> JsonValue:
-        if name not in self._value:
-            raise MalformedFieldError(f"{self._place}.{name} is missing")
-        self._read.add(name)
-        return self._value[name]
-
-    @staticmethod
-    def _hex(value: JsonValue, place: str, byte_count: int) -> str:
-        if not isinstance(value, str) or len(value) != 2 * byte_count or not _LOWER_HEX.fullmatch(value):
-            raise MalformedFieldError(f"{place} must be {2 * byte_count} lower-case hex digits")
-        return value
-
-
-MANIFEST_VERSIONS: Mapping[ShardFormat, int] = {"pt": 1, "bin": 2}  # `format_version`, by the form of the shards
+MANIFEST_VERSIONS: Mapping[ShardFormat, Literal[1, 2]] = {
+    "pt": 1,
+    "bin": 2,
+}  # `format_version`, by the form of the shards
+SHARD_FORMATS: Mapping[int, ShardFormat] = {number: form for form, number in MANIFEST_VERSIONS.items()}
 PAGE_DIGESTS = 4096  # SHA-256 digests per page
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_SHARD_TOKENS = 16_000_000  # at most 64 MB per `.bin` file
 DEFAULT_SHARD_TOKENS = 2_500_000
 MAX_SHARDS = 16_000_000
-_MAX_TOKENIZERS = 4096
-_MAX_COUNT = 2**63 - 1
 _ROOT_DOMAIN = "neuroshard/genesis-root"
 _UNVERIFIED_DOMAIN = "neuroshard/genesis-unverified"
 
 
-@dataclass(frozen=True)
-class TokenizerEntry:
+Label: TypeAlias = Annotated[str, Meta(max_length=200)] | int | float  # dates and versions vary in form
+StoredCount: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+ShardNumber: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_SHARDS)]  # -1: no shard yet
+ShardCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SHARDS)]
+ShardTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SHARD_TOKENS)]
+
+
+def label_text(label: Label) -> str:
+    """Return a label as text. Raises ValueError if it is not printable."""
+    text = str(label)
+    if not text.isprintable():
+        raise ValueError("a label is not printable text")
+    return text
+
+
+class TokenizerTableName(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tokenizer table in a file."""
+
+    next_merge_id: Annotated[int, Meta(ge=266, le=2**31)]
+    sha256: HexDigest  # of tokenizer.json
+
+
+class TokenizerEntry(TokenizerTableName, frozen=True):
     """The tokenizer table that made shard `first_shard` and those after it, up to the next entry."""
 
-    next_merge_id: int
-    sha256: str  # of tokenizer.json
-    first_shard: int
+    first_shard: ShardCount
 
 
 @dataclass(frozen=True)
 class SourceCount:
     """Documents and shards that one text source contributed to the data set."""
 
-    shards: int = 0
-    tokens: int = 0
-    documents_processed: int = 0
-    last_shard_id: int = -1
+    shards: ShardCount = 0
+    tokens: StoredCount = 0
+    documents_processed: StoredCount = 0
+    last_shard_id: ShardNumber = -1
+
+
+class ManifestSignature(Struct, frozen=True, forbid_unknown_fields=True):
+    """The signature in a manifest: over the canonical JSON of the other fields."""
+
+    public_key: HexKey
+    value: HexSignature
+
+
+class MinimalManifest(Struct, frozen=True, kw_only=True):
+    """The minimal form of manifest.json. It is older than ours, so it may have fields of others."""
+
+    total_shards: Annotated[int, Meta(ge=1, le=MAX_SHARDS)]
+    total_tokens: StoredCount = 0
+    total_size_bytes: StoredCount = 0
+    tokenizer_version: Label = ""
+    sources: dict[str, SourceCount] = {}
+    created_at: Label = ""
+    updated_at: Label = ""
+    signature: ManifestSignature | None = None
+
+    def manifest(self) -> DataSetManifest:
+        """The contents. Raises ValueError for text that is not printable."""
+        return DataSetManifest(
+            self.total_shards,
+            self.total_tokens,
+            self.total_size_bytes,
+            label_text(self.tokenizer_version),
+            self.sources,
+            label_text(self.created_at),
+            label_text(self.updated_at),
+        )
+
+
+class DigestPages(Struct, frozen=True, forbid_unknown_fields=True):
+    """The digest pages of a data set."""
+
+    size: Literal[4096]  # PAGE_DIGESTS
+    sha256: tuple[HexDigest, ...]
+
+
+class FullManifest(MinimalManifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The full form of manifest.json."""
+
+    format_version: Literal[1, 2]  # MANIFEST_VERSIONS
+    tokens_per_shard: ShardTokens
+    tokenizer: TokenizerTableName  # the newest
+    tokenizers: Annotated[tuple[TokenizerEntry, ...], Meta(min_length=1, max_length=4096)]
+    pages: DigestPages
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for fields that contradict each other."""
+        starts = [entry.first_shard for entry in self.tokenizers]
+        if starts[0] != 0 or starts[-1] >= self.total_shards or any(a >= b for a, b in pairwise(starts)):
+            raise ValueError("tokenizers must begin at shard 0 and ascend")
+        newest = self.tokenizers[-1]
+        if self.tokenizer != TokenizerTableName(newest.next_merge_id, newest.sha256):
+            raise ValueError("tokenizer is not the last of tokenizers")
+        if len(self.pages.sha256) != (count := -(-self.total_shards // PAGE_DIGESTS)):
+            raise ValueError(f"pages.sha256 must be a list of {count} items")
+
+    def manifest(self) -> DataSetManifest:
+        """The contents. Raises ValueError for text that is not printable."""
+        return replace(
+            super().manifest(),
+            shard_format=SHARD_FORMATS[self.format_version],
+            tokens_per_shard=self.tokens_per_shard,
+            tokenizers=self.tokenizers,
+            pages=self.pages.sha256,
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,7 @@ class DataSetManifest:
             "format_version": MANIFEST_VERSIONS[self.shard_format],
             "tokens_per_shard": self.tokens_per_shard,
             "tokenizer": {"sha256": newest.sha256, "next_merge_id": newest.next_merge_id},
-            "tokenizers": [dict(vars(entry)) for entry in self.tokenizers],
+            "tokenizers": [structs.asdict(entry) for entry in self.tokenizers],
             "pages": {"size": PAGE_DIGESTS, "sha256": list(self.pages)},
         }
 
@@ -229,7 +236,7 @@ def genesis_root(manifest: DataSetManifest) -> str:
         "format_version": MANIFEST_VERSIONS[manifest.shard_format],
         "total_shards": manifest.total_shards,
         "tokens_per_shard": manifest.tokens_per_shard,
-        "tokenizers": [dict(vars(entry)) for entry in manifest.tokenizers],
+        "tokenizers": [structs.asdict(entry) for entry in manifest.tokenizers],
         "pages": list(manifest.pages),
     }
     return hash_parts(_ROOT_DOMAIN, canonical_json(value)).hex()
@@ -252,11 +259,15 @@ def parse_manifest(data: bytes, trust: ManifestTrust = UNKNOWN_SOURCE) -> DataSe
     """
     try:
         value = parse_json(data, MAX_MANIFEST_BYTES)
-        manifest = _read_fields(value)
+        form: type[MinimalManifest] = MinimalManifest
+        if isinstance(value, Mapping) and "format_version" in value:
+            form = FullManifest
+        file = _converted(value, form)
+        manifest = file.manifest()
         canonical = canonical_json(value)  # refuses text that is not Unicode
     except ValueError as error:
         raise DataError(f"The Genesis manifest is malformed: {error}.") from error
-    key = _checked_key(cast("Mapping[str, JsonValue]", value), trust)
+    key = _checked_key(cast("Mapping[str, JsonValue]", value), file.signature, trust)
     if key is None:
         if manifest.pages:
             return manifest
@@ -266,9 +277,17 @@ def parse_manifest(data: bytes, trust: ManifestTrust = UNKNOWN_SOURCE) -> DataSe
     return replace(manifest, signing_key=key)
 
 
-def _checked_key(value: Mapping[str, JsonValue], trust: ManifestTrust) -> str | None:
+def _converted(value: JsonValue, form: type[MinimalManifest]) -> MinimalManifest:
+    try:
+        return msgspec.convert(value, analysed(form))
+    except ValueError as error:
+        raise ValueError(fault_of(error, form)) from None
+
+
+def _checked_key(
+    value: Mapping[str, JsonValue], signature: ManifestSignature | None, trust: ManifestTrust
+) -> str | None:
     """Return the hex key of a valid signature, None for a permitted unsigned manifest; otherwise raise DataError."""
-    signature = value.get("signature")
     if signature is None:
         if trust.was_signed or trust.signing_key is not None:
             raise DataError(
@@ -276,100 +295,15 @@ def _checked_key(value: Mapping[str, JsonValue], trust: ManifestTrust) -> str | 
                 "It may have been replaced. Ask the publisher of the data.",
             )
         return None
-    try:
-        fields = Fields(signature, "signature")
-        key, hexadecimal = fields.hexadecimal("public_key", 32), fields.hexadecimal("value", 64)
-        fields.refuse_unknown()
-    except MalformedFieldError as error:
-        raise DataError(f"The Genesis manifest is malformed: {error}.") from error
+    key = signature.public_key
     if trust.signing_key is not None and key != trust.signing_key:
         raise DataError(f"The Genesis manifest is signed by {key[:16]}, this run trusts {trust.signing_key[:16]} only.")
     unsigned = {name: item for name, item in value.items() if name != "signature"}
     try:
-        verify_json(bytes.fromhex(key), unsigned, hexadecimal)
+        verify_json(bytes.fromhex(key), unsigned, signature.value)
     except SignatureError as error:
         raise DataError(f"The signature of the Genesis manifest is wrong: {error}") from error
     return key
-
-
-def _read_fields(value: JsonValue) -> DataSetManifest:
-    fields = Fields(value, "manifest")
-    minimal = DataSetManifest(
-        total_shards=fields.integer("total_shards", 1, MAX_SHARDS),
-        total_tokens=fields.integer("total_tokens", 0, _MAX_COUNT, default=0),
-        total_size_bytes=fields.integer("total_size_bytes", 0, _MAX_COUNT, default=0),
-        tokenizer_version=fields.label("tokenizer_version"),
-        sources=_read_sources(fields),
-        created_at=fields.label("created_at"),
-        updated_at=fields.label("updated_at"),
-    )
-    if not fields.has("format_version"):
-        return minimal  # foreign keys are tolerated here: this form is older than ours
-    full = replace(
-        minimal,
-        shard_format=read_shard_format(fields),
-        tokens_per_shard=fields.integer("tokens_per_shard", 1, MAX_SHARD_TOKENS),
-        tokenizers=_read_tokenizers(fields, minimal.total_shards),
-        pages=_read_pages(fields, minimal.total_shards),
-    )
-    fields.skip("signature")
-    fields.refuse_unknown()
-    return full
-
-
-def read_shard_format(fields: Fields) -> ShardFormat:
-    """Return the form of the shards from the field `format_version`."""
-    lowest, highest = min(MANIFEST_VERSIONS.values()), max(MANIFEST_VERSIONS.values())
-    version = fields.integer("format_version", lowest, highest)
-    return next(form for form, number in MANIFEST_VERSIONS.items() if number == version)
-
-
-def _read_sources(fields: Fields) -> dict[str, SourceCount]:
-    sources: dict[str, SourceCount] = {}
-    for name, item in fields.mapping("sources").items():
-        source = Fields(item, f"sources.{name[:40]}")
-        sources[name] = SourceCount(
-            shards=source.integer("shards", 0, MAX_SHARDS, default=0),
-            tokens=source.integer("tokens", 0, _MAX_COUNT, default=0),
-            documents_processed=source.integer("documents_processed", 0, _MAX_COUNT, default=0),
-            last_shard_id=source.integer("last_shard_id", -1, MAX_SHARDS, default=-1),
-        )
-    return sources
-
-
-def _read_tokenizers(fields: Fields, total_shards: int) -> tuple[TokenizerEntry, ...]:
-    items = fields.sequence("tokenizers", 1, _MAX_TOKENIZERS)
-    entries: list[TokenizerEntry] = []
-    for position, item in enumerate(items):
-        entry = Fields(item, f"tokenizers[{position}]")
-        entries.append(
-            TokenizerEntry(
-                next_merge_id=entry.integer("next_merge_id", 266, 2**31),
-                sha256=entry.hexadecimal("sha256", 32),
-                first_shard=entry.integer("first_shard", 0, total_shards - 1),
-            )
-        )
-        entry.refuse_unknown()
-    starts = [entry.first_shard for entry in entries]
-    if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
-        raise MalformedFieldError("tokenizers must begin at shard 0 and ascend")
-    newest = Fields(fields.mapping("tokenizer"), "tokenizer")
-    if (newest.hexadecimal("sha256", 32), newest.integer("next_merge_id", 266, 2**31)) != (
-        entries[-1].sha256,
-        entries[-1].next_merge_id,
-    ):
-        raise MalformedFieldError("tokenizer is not the last of tokenizers")
-    newest.refuse_unknown()
-    return tuple(entries)
-
-
-def _read_pages(fields: Fields, total_shards: int) -> tuple[str, ...]:
-    pages = Fields(fields.mapping("pages"), "pages")
-    pages.integer("size", PAGE_DIGESTS, PAGE_DIGESTS)
-    count = -(-total_shards // PAGE_DIGESTS)
-    digests = pages.hexadecimals("sha256", 32, count)
-    pages.refuse_unknown()
-    return digests
 
 
 MANIFEST_NAME = "manifest.json"

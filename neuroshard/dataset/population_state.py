@@ -1,12 +1,6 @@
 """The state of a population: checkpoints.json, and the ledger that writes shards, tables and manifest in a safe order.
 
-The process may be killed between any two writes.
-
-{"format_version" (that of the manifest), "tokens_per_shard", "total_shards", "total_size_bytes",
-"tokenizer": {"sha256", "next_merge_id"}, "unpublished": [SHA-256 of the newest shards, at least of those that the
-manifest does not name], "sources": {name: {documents_processed, last_shard_id, leftover_tokens, timestamp, shards,
-target_shards, skipped, origin, position, character, merges}}}; `merges` is how many the source was asked for when the
-table was learned."""
+The process may be killed between any two writes."""
 
 from __future__ import annotations
 
@@ -14,22 +8,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import cast
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from neuroshard.data.manifest import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
     MANIFEST_VERSIONS,
     MAX_MANIFEST_BYTES,
-    MAX_SHARD_TOKENS,
-    MAX_SHARDS,
-    Fields,
-    MalformedFieldError,
+    SHARD_FORMATS,
+    Label,
+    ShardCount,
+    ShardNumber,
+    ShardTokens,
     SourceCount,
+    StoredCount,
     archived_tokenizer_name,
-    read_shard_format,
+    label_text,
 )
 from neuroshard.data.shard_file import ShardFormat
 from neuroshard.data.tokenizer import TokenizerTable
@@ -40,13 +38,12 @@ from neuroshard.dataset.object_store import Condition, ExpectedVersion, put_once
 from neuroshard.dataset.packing import MIN_SHARDS
 from neuroshard.dataset.records import PopulationSource
 from neuroshard.dataset.writer import GenesisWriter, Unpublished
+from neuroshard.decoders import read_json
 from neuroshard.errors import DataError
 from neuroshard.identity.signing import Signer
-from neuroshard.identity.strict_json import parse_json
-from neuroshard.types import JsonValue
+from neuroshard.types import HexDigest
 
 MAX_CHECKPOINTS_BYTES = 256 << 20
-_MAX_COUNT = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -78,90 +75,105 @@ class Checkpoints:
 
     def to_json(self) -> bytes:
         """The bytes of checkpoints.json."""
-        value: dict[str, JsonValue] = {
-            "format_version": MANIFEST_VERSIONS[self.shard_format],
-            "tokens_per_shard": self.tokens_per_shard,
-            "total_shards": self.total_shards,
-            "total_size_bytes": self.total_size_bytes,
-            "tokenizer": {"sha256": self.tokenizer_sha256, "next_merge_id": self.next_merge_id},
-            "unpublished": [digest.hex() for digest in self.unpublished],
-            "sources": {name: _source_json(source) for name, source in sorted(self.sources.items())},
-        }
-        return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+        file = CheckpointsFile(
+            MANIFEST_VERSIONS[self.shard_format],
+            self.tokens_per_shard,
+            self.total_shards,
+            self.total_size_bytes,
+            CheckpointTable(self.tokenizer_sha256, self.next_merge_id),
+            tuple(digest.hex() for digest in self.unpublished),
+            {name: _written(source) for name, source in sorted(self.sources.items())},
+        )
+        return json.dumps(msgspec.to_builtins(file), separators=(",", ":"), sort_keys=True).encode()
+
+
+class CheckpointTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer table for the next shards."""
+
+    sha256: HexDigest
+    next_merge_id: Annotated[int, Meta(ge=FIRST_MERGE_ID, le=MAX_VOCABULARY)]
+
+
+class StoredSource(Struct, frozen=True, forbid_unknown_fields=True):
+    """A SourceCheckpoint in checkpoints.json."""
+
+    documents_processed: StoredCount
+    last_shard_id: ShardNumber
+    leftover_tokens: list[Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]]
+    timestamp: Label
+    shards: ShardCount
+    target_shards: ShardCount
+    skipped: StoredCount
+    origin: Label
+    position: dict[str, Any]
+    character: StoredCount
+    merges: Annotated[int, Meta(ge=0, le=MAX_VOCABULARY)]  # asked of the source when the table was learned
+
+
+class CheckpointsFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of checkpoints.json."""
+
+    format_version: Literal[1, 2]  # that of the manifest
+    tokens_per_shard: ShardTokens | None
+    total_shards: ShardCount
+    total_size_bytes: StoredCount
+    tokenizer: CheckpointTable
+    unpublished: tuple[HexDigest, ...]  # of the newest shards, at least of those that the manifest does not name
+    sources: dict[str, StoredSource]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for fields that contradict each other."""
+        if self.total_shards and self.tokens_per_shard is None:
+            raise ValueError("tokens_per_shard is missing")
+        if len(self.unpublished) > self.total_shards:
+            raise ValueError("unpublished names more shards than there are")
 
 
 def parse_checkpoints(data: bytes) -> Checkpoints:
     """Parse the file strictly. Raises DataError that names the problem."""
     try:
-        return _read(Fields(parse_json(data, MAX_CHECKPOINTS_BYTES), "checkpoints"))
+        file = read_json(data, CheckpointsFile, MAX_CHECKPOINTS_BYTES)
+        return Checkpoints(
+            file.tokenizer.sha256,
+            file.tokenizer.next_merge_id,
+            file.tokens_per_shard if file.total_shards else None,
+            file.total_shards,
+            file.total_size_bytes,
+            tuple(map(bytes.fromhex, file.unpublished)),
+            {name: _read(source) for name, source in file.sources.items()},
+            SHARD_FORMATS[file.format_version],
+        )
     except ValueError as error:
         raise DataError(f"{CHECKPOINTS_NAME} is damaged: {error}.", "Build into a new folder.") from error
 
 
-def _source_json(source: SourceCheckpoint) -> dict[str, JsonValue]:
-    return {
-        "documents_processed": source.mark.documents,
-        "last_shard_id": source.last_shard_id,
-        "leftover_tokens": cast("list[JsonValue]", source.leftover.tolist()),
-        "timestamp": source.timestamp,
-        "shards": source.shards,
-        "target_shards": source.target_shards,
-        "skipped": source.mark.skipped,
-        "origin": source.origin,
-        "position": source.mark.position,
-        "character": source.mark.character,
-        "merges": source.merges,
-    }
-
-
-def _read(fields: Fields) -> Checkpoints:
-    shard_format = read_shard_format(fields)
-    total = fields.integer("total_shards", 0, MAX_SHARDS)
-    size = fields.integer("tokens_per_shard", 1, MAX_SHARD_TOKENS) if total else None
-    fields.skip("tokens_per_shard")
-    tokenizer = Fields(fields.mapping("tokenizer"), "tokenizer")
-    count = len(fields.sequence("unpublished", 0, total))
-    unpublished = tuple(bytes.fromhex(digest) for digest in fields.hexadecimals("unpublished", 32, count))
-    checkpoints = Checkpoints(
-        tokenizer_sha256=tokenizer.hexadecimal("sha256", 32),
-        next_merge_id=tokenizer.integer("next_merge_id", FIRST_MERGE_ID, MAX_VOCABULARY),
-        tokens_per_shard=size,
-        total_shards=total,
-        total_size_bytes=fields.integer("total_size_bytes", 0, _MAX_COUNT),
-        unpublished=unpublished,
-        sources={name: _read_source(Fields(item, name)) for name, item in fields.mapping("sources").items()},
-        shard_format=shard_format,
+def _written(source: SourceCheckpoint) -> StoredSource:
+    return StoredSource(
+        documents_processed=source.mark.documents,
+        last_shard_id=source.last_shard_id,
+        leftover_tokens=cast("list[int]", source.leftover.tolist()),
+        timestamp=source.timestamp,
+        shards=source.shards,
+        target_shards=source.target_shards,
+        skipped=source.mark.skipped,
+        origin=source.origin,
+        position=dict(source.mark.position),
+        character=source.mark.character,
+        merges=source.merges,
     )
-    tokenizer.refuse_unknown()
-    fields.refuse_unknown()
-    return checkpoints
 
 
-def _read_source(fields: Fields) -> SourceCheckpoint:
-    source = SourceCheckpoint(
-        origin=fields.label("origin"),
-        target_shards=fields.integer("target_shards", 0, MAX_SHARDS),
-        mark=Mark(
-            fields.mapping("position"),
-            fields.integer("character", 0, _MAX_COUNT),
-            fields.integer("documents_processed", 0, _MAX_COUNT),
-            fields.integer("skipped", 0, _MAX_COUNT),
-        ),
-        leftover=_read_tokens(fields.sequence("leftover_tokens", 0, MAX_CHECKPOINTS_BYTES)),
-        shards=fields.integer("shards", 0, MAX_SHARDS),
-        last_shard_id=fields.integer("last_shard_id", -1, MAX_SHARDS),
-        timestamp=fields.label("timestamp"),
-        merges=fields.integer("merges", 0, MAX_VOCABULARY),
+def _read(source: StoredSource) -> SourceCheckpoint:
+    return SourceCheckpoint(
+        origin=label_text(source.origin),
+        target_shards=source.target_shards,
+        mark=Mark(source.position, source.character, source.documents_processed, source.skipped),
+        leftover=np.array(source.leftover_tokens, dtype=np.uint32),
+        shards=source.shards,
+        last_shard_id=source.last_shard_id,
+        timestamp=label_text(source.timestamp),
+        merges=source.merges,
     )
-    fields.refuse_unknown()
-    return source
-
-
-def _read_tokens(values: object) -> Ids:
-    tokens = cast("list[JsonValue]", values)
-    if not all(type(token) is int and 0 <= token < MAX_VOCABULARY for token in tokens):
-        raise MalformedFieldError("leftover_tokens must be token ids")
-    return np.array(tokens, dtype=np.uint32)
 
 
 _OTHERWISE_BUILT = "Name a new folder; this one was not made by `genesis build --config`."

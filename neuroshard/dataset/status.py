@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
 
+from msgspec import structs
+
 from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, DataSetManifest, SourceCount, parse_manifest
 from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.object_store import ObjectReader
@@ -65,7 +67,7 @@ class DataSetStatus:
             "created_at": manifest.created_at,
             "updated_at": manifest.updated_at,
             "tokenizer_version": manifest.tokenizer_version,
-            "tokenizers": [asdict(entry) for entry in manifest.tokenizers],
+            "tokenizers": [structs.asdict(entry) for entry in manifest.tokenizers],
         }
 
 
