@@ -10,7 +10,7 @@ from pathlib import Path
 from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.loading import LoadedSettings, load_settings, read_token
 from neuroshard.config.saving import TOKEN_FILE, save_settings
-from neuroshard.config.state_file import sync_folder, write_atomically
+from neuroshard.config.state_file import read_bounded, sync_folder, write_atomically
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal
@@ -60,11 +60,9 @@ def restore_identity(file: Path, passphrase: Callable[[], str], data_dir: Path) 
     Raises ConflictError if the folder contains another wallet or node key; then nothing is overwritten. Raises
     StorageError and TokenError.
     """
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BACKUP_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{file} cannot be read: {error.strerror or error}.", "Check the path.") from error
+    data = read_bounded(file, MAX_BACKUP_BYTES)
+    if data is None:
+        raise StorageError(f"{file} cannot be read: there is no such file.", "Check the path.")
     identity = unseal(data, passphrase())
     prepare_data_dir(data_dir)
     token_file, key = data_dir / TOKEN_FILE, NodePaths.below(data_dir).node_key

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.config.multiaddr import checked_multiaddr
-from neuroshard.config.state_file import write_atomically
+from neuroshard.config.state_file import read_bounded, write_atomically
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, parse_manifest
 from neuroshard.data.transfer import FileRequest
@@ -137,7 +137,7 @@ def _checked_seeds(seeds: Sequence[str]) -> tuple[str, ...]:
 
 def _manifest_key(folder: Path) -> str:
     """Hex key that signed the folder's manifest. Raises DataError if there is no manifest or no signature."""
-    data = _read(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    data = read_bounded(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
     if data is None:
         raise DataError(f"{folder} is not a Genesis folder: it has no {MANIFEST_NAME}.", "Check --genesis.")
     key = parse_manifest(data).signing_key
@@ -148,7 +148,7 @@ def _manifest_key(folder: Path) -> str:
 
 def _present(file: Path, key: str) -> DefaultRun | None:
     """Read the default run that the file names now. Raises UsageError if the file is not a valid run.json."""
-    data = _read(file, MAX_RUN_FILE_BYTES)
+    data = read_bounded(file, MAX_RUN_FILE_BYTES)
     if data is None:
         return None
     try:
@@ -169,14 +169,3 @@ def _check_data(offer: RunOffer, folder: Path) -> None:
             seconds=OPENING_SECONDS,
         )
         anyio.run(opened, backend="trio")
-
-
-def _read(file: Path, most: int) -> bytes | None:
-    """Read at most `most` + 1 bytes, so that the parser rejects a larger file. Raises StorageError."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(most + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise StorageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
