@@ -81,7 +81,7 @@ def nvidia_driver() -> str | None:
     if tool is None:
         return None
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -90,8 +90,8 @@ def nvidia_driver() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = told.stdout.split()
-    return lines[0] if told.returncode == 0 and lines else None
+    lines = output.stdout.split()
+    return lines[0] if output.returncode == 0 and lines else None
 
 
 def make_environment(folder: Path, say: object = print) -> None:
@@ -104,7 +104,7 @@ def make_environment(folder: Path, say: object = print) -> None:
     lock = (folder / LOCK).read_text(encoding="utf-8")
     cuda_file = folder / CUDA_LOCK
     choice = choose_torch(nvidia_driver(), cuda_file.read_text(encoding="utf-8") if cuda_file.exists() else "")
-    tell(say, f"PyTorch: {choice.reason}.")
+    report(say, f"PyTorch: {choice.reason}.")
     run(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder))
     install = ("pip", "install", "--python", str(python), "--require-hashes", "--no-config")
     run(uv, *install, "-r", str(folder / BUILD_LOCK))
@@ -131,9 +131,9 @@ def install_version(payload: Path, root: Path) -> str:
     with replaced(folder):
         shutil.copytree(payload, folder)
         make_environment(folder)
-        told = run(program_of(folder), "--version")
-        if told.split() != ["neuroshard", version]:
-            raise BootstrapError(f"The new program calls itself {told.strip()!r}, not {version}.")
+        output = run(program_of(folder), "--version")
+        if output.split() != ["neuroshard", version]:
+            raise BootstrapError(f"The new program calls itself {output.strip()!r}, not {version}.")
         if hasattr(os, "sync"):
             os.sync()  # a power cut must not leave the mark next to empty files; Windows has no such call
         (folder / COMPLETE).touch()
@@ -201,7 +201,7 @@ def run(program: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def tell(say: object, text: str) -> None:
+def report(say: object, text: str) -> None:
     """Print at once: an installer's window shows it."""
     if callable(say):
         say(text)

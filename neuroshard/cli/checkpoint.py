@@ -289,8 +289,12 @@ def restore_checkpoint(
     set_aside = [str(path) for _, aside in moved for path in aside]
     shared = [_SHARED] if _has_met_others(folder, kept) else []
     if as_json:
-        told = {"goes_on_from": [asdict(generation) for generation in kept], "set_aside": set_aside, "warnings": shared}
-        typer.echo(json.dumps(told))
+        result = {
+            "resumes_from": [asdict(generation) for generation in kept],
+            "set_aside": set_aside,
+            "warnings": shared,
+        }
+        typer.echo(json.dumps(result))
         return
     for generation in kept:
         typer.echo(f"The next start resumes from step {generation.step:,}: {generation.path}")

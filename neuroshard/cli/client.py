@@ -180,16 +180,16 @@ class ReconnectingClient:
 
 def log_records(node: ReconnectingClient, sleep: Callable[[float], None] = time.sleep) -> Iterator[Mapping[str, Any]]:
     """Yield every log record once, without end. After a restart of the node it starts at the node's first record."""
-    after, restarts, told = 0, 0, False
+    after, restarts, is_reported = 0, 0, False
     while True:
         answer = node.get(f"/api/logs?after={after}&limit={MOST_LINES}")
         if answer is None:
-            if not told:
+            if not is_reported:
                 sys.stderr.write(f"{_WAITING}\n")
-            told = True
+            is_reported = True
             sleep(FOLLOW_SECONDS)
             continue
-        told = False
+        is_reported = False
         # A restarted node numbers its records from 1: this answer was asked with the old process's number. Ask again.
         if node.restarts != restarts or answer["last_sequence"] < after:
             after, restarts = 0, node.restarts

@@ -261,9 +261,9 @@ def peers(case: Case) -> Finding:
 def clock(case: Case) -> Finding:
     """Check this computer's clock, by the running node's warnings and by the date of the data source's server."""
     here = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    told = [text for text in (case.status or {}).get("warnings", []) if "clock" in text.lower()]
-    if told:
-        return Finding("clock", is_well=False, detail=f"{here}; {told[0]}", action=_SET_CLOCK)
+    warnings = [text for text in (case.status or {}).get("warnings", []) if "clock" in text.lower()]
+    if warnings:
+        return Finding("clock", is_well=False, detail=f"{here}; {warnings[0]}", action=_SET_CLOCK)
     genesis = str(case.loaded.settings.genesis)
     error = _clock_error(genesis) if genesis.startswith(("http://", "https://")) else None
     if error is None:

@@ -267,7 +267,7 @@ def check_genesis(
         )
     finally:
         opened.close()
-    typer.echo(_as_json(found) if as_json else _told(found))
+    typer.echo(_as_json(found) if as_json else _summary_of(found))
     if not found.is_sound:
         raise DataError("The data set is not sound.", "Build it again, or download it again.")
 
@@ -298,7 +298,7 @@ def _as_json(found: Verification) -> str:
     return json.dumps({**facts, "signed_by": found.signed_by, "problems": found.problems, "notes": found.notes})
 
 
-def _told(found: Verification) -> str:
+def _summary_of(found: Verification) -> str:
     signed = f"signed by {found.signed_by[:16]}" if found.signed_by else "not signed"
     lines = [f"{found.shards_checked:,} of {found.total_shards:,} shards checked; the manifest is {signed}."]
     return "\n".join([*lines, *(f"- {line}" for line in found.problems), *(f"  {note}" for note in found.notes)])

@@ -199,7 +199,7 @@ def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
     if not asks_first(loaded, ends_with_stdin=ends_with_stdin):
         return run_node(loaded, ends_with_stdin=ends_with_stdin)
     ready = run_first(loaded, lambda: load_settings(flags, os.environ))
-    return 0 if ready is None else run_node(ready.loaded, ends_with_stdin=ends_with_stdin, seat=ready.seat)
+    return 0 if ready is None else run_node(ready.loaded, ends_with_stdin=ends_with_stdin, handover=ready.handover)
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:

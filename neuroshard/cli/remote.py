@@ -104,9 +104,9 @@ def end_node(client: NodeClient, say: Callable[[str], None] | None = None) -> No
     """Stop the node and wait until its process has ended. Raises NetworkRefusedError after STOP_SECONDS."""
     from neuroshard.errors import NetworkRefusedError
 
-    told = client.post("/api/shutdown")["message"]
+    message = client.post("/api/shutdown")["message"]
     if say is not None:
-        say(told)
+        say(message)
     deadline = time.monotonic() + STOP_SECONDS
     while client.answers():
         if time.monotonic() > deadline:

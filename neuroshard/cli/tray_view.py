@@ -74,11 +74,11 @@ class TrayNode:
 
     def pause_an_hour(self) -> str:
         """Pause training for an hour. Returns the node's answer, or the reason of a failure."""
-        return self._tell("/api/training/pause", {"duration_seconds": PAUSE_SECONDS})
+        return self._post("/api/training/pause", {"duration_seconds": PAUSE_SECONDS})
 
     def resume(self) -> str:
         """End a pause. Returns the node's answer, or the reason of a failure."""
-        return self._tell("/api/training/resume", {})
+        return self._post("/api/training/resume", {})
 
     def open_dashboard(self) -> str:
         """Open the dashboard in the browser. Returns the reason if that fails."""
@@ -88,7 +88,7 @@ class TrayNode:
             return str(error)
         return ""
 
-    def _tell(self, path: str, body: Mapping[str, object]) -> str:
+    def _post(self, path: str, body: Mapping[str, object]) -> str:
         try:
             return str(self._client().post(path, body).get("message", ""))
         except NeuroShardError as error:

@@ -95,8 +95,8 @@ def backup(
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     identity = back_up(loaded, file, lambda: _passphrase(passphrase_file, is_new=True))
-    told = f"{file} holds wallet {identity.wallet_id}{_and_key(identity)}. Keep it apart from its passphrase."
-    _print_identity(identity, told, as_json=as_json)
+    sentence = f"{file} holds wallet {identity.wallet_id}{_and_key(identity)}. Keep it apart from its passphrase."
+    _print_identity(identity, sentence, as_json=as_json)
 
 
 @app.command("restore")
@@ -116,8 +116,8 @@ def restore_wallet(
     if read_lock_owner(folder) is not None:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.")
     identity = restore_identity(file, lambda: _passphrase(passphrase_file, is_new=False), folder)
-    told = f"{folder} has wallet {identity.wallet_id}{_and_key(identity)}: start with `neuroshard`."
-    _print_identity(identity, told, as_json=as_json)
+    sentence = f"{folder} has wallet {identity.wallet_id}{_and_key(identity)}: start with `neuroshard`."
+    _print_identity(identity, sentence, as_json=as_json)
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> str:

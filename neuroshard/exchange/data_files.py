@@ -333,8 +333,8 @@ class _Chunks:
     It is not a generator: one abandoned half-way would be closed by the garbage collector outside its task.
     """
 
-    def __init__(self, asker: DataClient, peer: NodeId, wanted: DataPartRequest, first: DataPart) -> None:
-        self._asker = asker
+    def __init__(self, client: DataClient, peer: NodeId, wanted: DataPartRequest, first: DataPart) -> None:
+        self._client = client
         self._peer = peer
         self._wanted = wanted
         self._file_bytes = first.file_bytes
@@ -349,10 +349,10 @@ class _Chunks:
         if self._start == self._file_bytes:
             raise StopAsyncIteration
         try:
-            given = self._next or await self._asker.part(self._peer, structs.replace(self._wanted, start=self._start))
+            given = self._next or await self._client.part(self._peer, structs.replace(self._wanted, start=self._start))
             return self._checked(given)
         except _LyingError as error:
-            self._asker.accuse(self._peer, error)
+            self._client.accuse(self._peer, error)
             raise FileDamagedError(f"{self._wanted.name} from node {self._peer} is refused: {error}") from None
 
     def _checked(self, given: DataPart) -> bytes:

@@ -40,8 +40,8 @@ class Configuration:
         with self._lock:
             described, later = self._loaded.describe(), dict(self._later)
         return {
-            key: {**told, "after_restart": later[key]} if key in later and isinstance(told, Mapping) else told
-            for key, told in described.items()
+            key: {**setting, "after_restart": later[key]} if key in later and isinstance(setting, Mapping) else setting
+            for key, setting in described.items()
         }
 
     def change(self, changes: Mapping[str, JsonValue], state: str) -> CommandResult:

@@ -202,7 +202,7 @@ class OwnerPolicyTask:
         self._wall_clock = wall_clock
         self._rules: tuple[Settings, Rules] | None = None
         self._gpu_share = 1.0
-        self._told: OwnerPolicyStatus | None = None
+        self._published: OwnerPolicyStatus | None = None
 
     async def run(self) -> None:
         """Look, decide and apply until cancelled; then close the sensors and save the transfer count."""
@@ -232,11 +232,11 @@ class OwnerPolicyTask:
         # The published decision includes it.
         decision = decide(rules, observed, None, local, self._gpu_share)
         self._loop.obey(decision)
-        told = decision if user is None else decide(rules, observed, user, local)
+        full_decision = decision if user is None else decide(rules, observed, user, local)
         network, moved = NetworkDecision(), 0
         if self._network is not None:
             network, moved = await self._network.look(rules, local)
-        self._tell(OwnerPolicyStatus(told, readings(observed), network, moved // 1_000_000))
+        self._publish(OwnerPolicyStatus(full_decision, readings(observed), network, moved // 1_000_000))
 
     def _present_rules(self) -> Rules:
         settings = self._configuration.settings
@@ -244,14 +244,14 @@ class OwnerPolicyTask:
             self._rules = settings, Rules.of(settings)
         return self._rules[1]
 
-    def _tell(self, status: OwnerPolicyStatus) -> None:
-        if status == self._told:
+    def _publish(self, status: OwnerPolicyStatus) -> None:
+        if status == self._published:
             return
-        decision, before = status.decision, self._told and self._told.decision
+        decision, before = status.decision, self._published and self._published.decision
         is_new = before is None or (before.action, before.rule) != (decision.action, decision.rule)
         if is_new and decision.rule != USER and (before is not None or decision.rule):
             _LOG.info("%s", decision.reason)
-        self._told = status
+        self._published = status
         self._publisher.change(owner_policy=status)
 
 

@@ -184,7 +184,7 @@ MINUTE = 60.0
 
 def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
     """Return one reading in words for each sensor that a rule requires, also if its value is unknown."""
-    told = (
+    texts = (
         ("keyboard and mouse", _idle_words(observed.idle_seconds)),
         ("power", _choice(observed.on_battery, "on battery", "plugged in, or no battery")),
         ("full screen", _choice(observed.full_screen, "a program fills the screen", "no program fills the screen")),
@@ -193,7 +193,7 @@ def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
     )
     return tuple(
         SensorReading(name, value.why, is_known=False) if isinstance(value, Unknown) else SensorReading(name, value)
-        for name, value in told
+        for name, value in texts
         if value is not None
     )
 

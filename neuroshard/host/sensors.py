@@ -352,24 +352,28 @@ class Sensors:
             return windows_idle_seconds()
         if self._system == "darwin":
             return self._aged("idle", macos_idle_seconds)
-        told = Unknown("this system does not report it")
+        reading = Unknown("this system does not report it")
         if self._x11 is not None and not self._is_wayland:  # under Wayland it sees only the input of X11 programs
-            told = self._x11.idle_seconds()
+            reading = self._x11.idle_seconds()
         elif self._is_wayland:
-            told = self._aged("gnome", gnome_idle_seconds)
-        if isinstance(told, Unknown) and self._system == "linux":
+            reading = self._aged("gnome", gnome_idle_seconds)
+        if isinstance(reading, Unknown) and self._system == "linux":
             session = self._aged("logind", logind_idle_seconds)
             has_display = self._x11 is not None or self._is_wayland
-            return Unknown(f"{told.why}; {session.why}") if isinstance(session, Unknown) and has_display else session
-        return told
+            return Unknown(f"{reading.why}; {session.why}") if isinstance(session, Unknown) and has_display else session
+        return reading
 
     def _full_screen(self) -> bool | Unknown:
         if self._system == "win32":
             return windows_is_full_screen()
         if self._x11 is None:
             return Unknown("there is no display" if self._system == "linux" else "this system does not report it")
-        told = self._x11.is_full_screen()
-        return told if told is True or not self._is_wayland else Unknown("Wayland shows older programs' windows only")
+        reading = self._x11.is_full_screen()
+        return (
+            reading
+            if reading is True or not self._is_wayland
+            else Unknown("Wayland shows older programs' windows only")
+        )
 
     def _look_at_gpu(self, uuid: str | None) -> GpuReading | Unknown:
         if uuid is None:
@@ -380,8 +384,8 @@ class Sensors:
 
     def _aged(self, key: str, look: Callable[[], float | Unknown]) -> float | Unknown:
         """The last reading plus its age: an idle user counts as idle until the next reading."""
-        told = self._sometimes(key, look)
-        return told if isinstance(told, Unknown) else told + self._monotonic() - self._kept[key][0]
+        reading = self._sometimes(key, look)
+        return reading if isinstance(reading, Unknown) else reading + self._monotonic() - self._kept[key][0]
 
     def _sometimes(self, key: object, look: Callable[[], Any]) -> Any:
         now = self._monotonic()

@@ -256,7 +256,7 @@ class Networking:
         while True:
             await self._changed.until(lambda: not self._forbidden)
             with anyio.CancelScope() as self._living:
-                await keep_running("The network", self._live, self._tell_failure, is_final=is_final)
+                await keep_running("The network", self._live, self._report_failure, is_final=is_final)
             self._living = None
 
     async def up(self) -> Network:
@@ -377,7 +377,7 @@ class Networking:
                 remember_addresses(self._peers_file, working)
                 remembered = working
 
-    def _tell_failure(self, reason: str, seconds: float) -> None:
+    def _report_failure(self, reason: str, seconds: float) -> None:
         self._failure = f"{reason} Trying again in {seconds:.0f} s."
 
     def _why_alone(self) -> str:

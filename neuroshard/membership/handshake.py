@@ -29,7 +29,7 @@ from neuroshard.network.transport import MAX_RECORD_BYTES, Address
 from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
 
-HANDSHAKE = "hello"
+HANDSHAKE = "handshake"
 MAX_SHARED_ADDRESSES = 32
 MAX_HANDSHAKE_BYTES = 32 * 1024
 HANDSHAKE_TIMEOUT_SECONDS = 10.0
@@ -87,7 +87,7 @@ class Handshaker:
                 self._hear(network, sender, request.read(HandshakeMessage))
             except HandshakeRefusedError as error:
                 raise RequestRefusedError(str(error)) from None
-            return Frame(HANDSHAKE, self._hello(sender))
+            return Frame(HANDSHAKE, self._message_to(sender))
 
         network.transport.serve(HANDSHAKE, answer, HANDSHAKE_LIMITS)
 
@@ -98,14 +98,14 @@ class Handshaker:
         """
         answer = await network.transport.request(
             peer,
-            Frame(HANDSHAKE, self._hello(peer)),
+            Frame(HANDSHAKE, self._message_to(peer)),
             reply=HANDSHAKE_LIMITS,
             timeout_seconds=HANDSHAKE_TIMEOUT_SECONDS,
         )
-        hello = answer.read(HandshakeMessage)
-        self._hear(network, peer, hello)
+        message = answer.read(HandshakeMessage)
+        self._hear(network, peer, message)
         network.reputation.report(peer, ScoreReason.GOOD_ANSWER)
-        return hello.addresses
+        return message.addresses
 
     def announcement(self) -> Announcement:
         """Return this node's announcement as of now."""
@@ -115,19 +115,19 @@ class Handshaker:
         """Sign an announcement of this node and encode it for sending."""
         return signed_announcement(self._identity, announcement, self._now())
 
-    def _hello(self, peer: NodeId) -> HandshakeMessage:
+    def _message_to(self, peer: NodeId) -> HandshakeMessage:
         others = self._membership.addresses(self._random, MAX_SHARED_ADDRESSES, peer)
         return HandshakeMessage(self.signed(self.announcement()), self._membership.own_report, others)
 
-    def _hear(self, network: Network, peer: NodeId, hello: HandshakeMessage) -> None:
-        announced = self._intakes.announcements.take(hello.announcement, peer)
+    def _hear(self, network: Network, peer: NodeId, message: HandshakeMessage) -> None:
+        announced = self._intakes.announcements.take(message.announcement, peer)
         if isinstance(announced, Refusal):
             _score(network, peer, announced)
             raise HandshakeRefusedError(announced.explanation)
         self._membership.hear_announcement(announced)
-        if hello.report is None:
+        if message.report is None:
             return
-        reported = self._intakes.reports.take(hello.report, peer)
+        reported = self._intakes.reports.take(message.report, peer)
         if not isinstance(reported, Refusal):
             self._membership.hear_report(reported, self._now())
         elif reported.reason is not None:
@@ -214,7 +214,7 @@ class Meeting:
 
     def __init__(
         self,
-        greeter: Handshaker,
+        handshaker: Handshaker,
         membership: Membership,
         intake: ClaimIntake[Announcement],
         groups: DirectoryGroups,
@@ -222,7 +222,7 @@ class Meeting:
         *,
         random: Random,
     ) -> None:
-        self._greeter = greeter
+        self._handshaker = handshaker
         self._membership = membership
         self._intake = intake
         self._groups = groups
@@ -232,13 +232,13 @@ class Meeting:
 
     async def handshake_forever(self, network: Network) -> None:
         """Greet new connections. Ends with TransportClosedError when the network closes."""
-        acquaintances = KnownPeers(self._random)
+        known_peers = KnownPeers(self._random)
         async with anyio.create_task_group() as tasks:
             while True:
                 allowed = {peer for peer in network.transport.peers() if not network.reputation.is_banned(peer)}
-                for peer in acquaintances.next_to_greet(allowed, anyio.current_time()):
-                    acquaintances.note_begun(peer)
-                    tasks.start_soon(self._greet, network, peer, acquaintances)
+                for peer in known_peers.next_to_greet(allowed, anyio.current_time()):
+                    known_peers.note_begun(peer)
+                    tasks.start_soon(self._greet, network, peer, known_peers)
                 await sleep_to_tick(LOOK_SECONDS)
 
     async def announce_forever(self, network: Network) -> None:
@@ -257,31 +257,31 @@ class Meeting:
 
         Records that it stored in other namespaces before expire without further action.
         """
-        current = self._greeter.announcement()
+        current = self._handshaker.announcement()
         for namespace in self._groups.of(current.layers):
             before = announced.get(namespace)
             now = anyio.current_time()
             if before is not None and before.words == current and now - before.at < ANNOUNCE_SECONDS:
                 continue
             try:
-                await network.directory.announce(namespace, self._greeter.signed(current))
+                await network.directory.announce(namespace, self._handshaker.signed(current))
             except PeerUnreachableError as error:
                 _LOG.debug("The directory cannot be reached yet: %s", error)
             else:
                 announced[namespace] = _Announced(current, anyio.current_time())
                 self.announced.set()
 
-    async def _greet(self, network: Network, peer: NodeId, acquaintances: KnownPeers) -> None:
+    async def _greet(self, network: Network, peer: NodeId, known_peers: KnownPeers) -> None:
         try:
-            addresses = await self._greeter.greet(network, peer)
+            addresses = await self._handshaker.greet(network, peer)
         except (PeerRefusedError, HandshakeRefusedError, WireError) as error:
-            is_news = acquaintances.note_failure(peer, anyio.current_time()) == 2  # the peer may have just started
+            is_news = known_peers.note_failure(peer, anyio.current_time()) == 2  # the peer may have just started
             _LOG.log(logging.INFO if is_news else logging.DEBUG, "Node %s is not connected: %s", peer, error)
         except PeerUnreachableError as error:
             _LOG.debug("Node %s does not answer the handshake: %s", peer, error)
-            acquaintances.note_failure(peer, anyio.current_time())
+            known_peers.note_failure(peer, anyio.current_time())
         else:
-            acquaintances.note_success(peer, anyio.current_time())
+            known_peers.note_success(peer, anyio.current_time())
             self._learned(addresses)
 
     async def _look_around(self, network: Network, namespace: str, most: int) -> None:

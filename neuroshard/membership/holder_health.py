@@ -19,23 +19,23 @@ class ConfirmedHolders:
     """Records when each node last confirmed that it trains a stage. One object for each node."""
 
     def __init__(self) -> None:
-        self._told_at: dict[tuple[NodeId, int], float] = {}  # by the event loop's clock
+        self._confirmed_at: dict[tuple[NodeId, int], float] = {}  # by the event loop's clock
 
     def add(self, node_id: NodeId, stage: int) -> None:
         """Record that a node has just confirmed that it trains a stage."""
-        self._told_at[node_id, stage] = anyio.current_time()
+        self._confirmed_at[node_id, stage] = anyio.current_time()
 
     def remove(self, node_id: NodeId, stage: int) -> None:
         """Record that a node has just denied that it trains a stage."""
-        self._told_at.pop((node_id, stage), None)
+        self._confirmed_at.pop((node_id, stage), None)
 
     def keep_only(self, nodes: Container[NodeId]) -> None:
         """Forget the confirmations of all other nodes."""
-        self._told_at = {key: at for key, at in self._told_at.items() if key[0] in nodes}
+        self._confirmed_at = {key: at for key, at in self._confirmed_at.items() if key[0] in nodes}
 
     def was_reported_within(self, seconds: float, node_id: NodeId, stage: int) -> bool:
         """Return whether the node confirmed the stage within this time."""
-        at = self._told_at.get((node_id, stage))
+        at = self._confirmed_at.get((node_id, stage))
         return at is not None and anyio.current_time() - at < seconds
 
 
@@ -97,9 +97,9 @@ class SlowStarts:
         overdue = set[NodeId]()
         for member in members:
             if member.report.state is NodeState.STARTING and member.report.layers is not None:
-                now, told = member.last_seen, member.report.ready_percent
+                now, reported = member.last_seen, member.report.ready_percent
                 percent, since = before.get(member.node_id, (-1, now))
-                self._furthest[member.node_id] = (told, now) if told > percent else (percent, since)
-                if told <= percent and now - since > PATIENCE_SECONDS:
+                self._furthest[member.node_id] = (reported, now) if reported > percent else (percent, since)
+                if reported <= percent and now - since > PATIENCE_SECONDS:
                     overdue.add(member.node_id)
         return frozenset(overdue)

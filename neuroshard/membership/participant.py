@@ -61,14 +61,16 @@ class Participant:
             ClaimIntake(REPORT_RULES, run_id, now, ClaimCache(REPORT_RULES, 2 * part)),
         )
         self._coverage = ShardCoverage(run_id, total_shards)
-        self._greeter = Handshaker(identity, self.membership, self.intakes, words.announcement, now=now, random=chance)
+        self._handshaker = Handshaker(
+            identity, self.membership, self.intakes, words.announcement, now=now, random=chance
+        )
         self._reporter = Reporter(
             identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
         )
         self._listener = Listener(self.intakes.reports, self.membership, topic, now=now)
-        self._departures = FailureDetector(self.membership, now)
+        self._failure_detector = FailureDetector(self.membership, now)
         self._meeting = Meeting(
-            self._greeter,
+            self._handshaker,
             self.membership,
             self.intakes.announcements,
             DirectoryGroups(run_id, plan),
@@ -86,11 +88,11 @@ class Participant:
 
         Ends with TransportClosedError when the network closes.
         """
-        self._greeter.serve(network)
+        self._handshaker.serve(network)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listener.listen_forever, network)
             tasks.start_soon(self._reporter.report_forever, network)
-            tasks.start_soon(self._departures.watch_forever, network)
+            tasks.start_soon(self._failure_detector.watch_forever, network)
             tasks.start_soon(self._meeting.handshake_forever, network)
             tasks.start_soon(self._meeting.announce_forever, network)
 

@@ -89,7 +89,7 @@ class Reporter:
             leaving=leaving,
         )
         data = signed_report(self._identity, report, now)
-        self._membership.tell(report, data, now)
+        self._membership.count_own_report(report, data, now)
         await network.gossip.publish(self._topic, data)
 
     async def _wait(self, share: float) -> None:

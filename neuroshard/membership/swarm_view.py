@@ -229,7 +229,7 @@ class Membership:
         """Wait until the next node appears."""
         await self._met.wait()
 
-    def tell(self, report: TrainingReport, signed_report: bytes, now: float) -> None:
+    def count_own_report(self, report: TrainingReport, signed_report: bytes, now: float) -> None:
         """Count this node's own report. A node stays a member of its own view even when it leaves."""
         self.own_report = signed_report
         report = msgspec.structs.replace(report, leaving=False)

@@ -278,8 +278,8 @@ class InMemoryTransport:
             await self._network.travel(peer, self._local_id, answer)
             if self._network.links.is_lost(peer, self._local_id):
                 await anyio.sleep_forever()
-            told = accepted(peer, answer)
-            return as_received(told, reply or FrameLimits())
+            reply_frame = accepted(peer, answer)
+            return as_received(reply_frame, reply or FrameLimits())
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
     def serve(

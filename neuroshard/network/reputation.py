@@ -20,7 +20,7 @@ LOWEST_SCORE = -200.0
 HALF_LIFE_SECONDS = 600.0
 FIRST_BAN_SECONDS = 600.0  # at least one half-life, so that a score after a ban never causes the next ban at once
 LONGEST_BAN_SECONDS = 86_400.0
-FORGIVEN_AFTER_SECONDS = 86_400.0  # after this time without a ban, the next one is short again
+BANS_EXPIRE_SECONDS = 86_400.0  # after this time without a ban, the next one is short again
 NEUTRAL_WITHIN = 0.5  # a score closer to 0 than this is 0
 MAX_PEERS = 4096
 
@@ -106,7 +106,7 @@ class PeerScore:
 
     def is_forgotten(self, now: float) -> bool:
         """Whether this entry no longer differs from that of a stranger."""
-        return self.at(now) == 0.0 and (self.bans == 0 or now >= self.banned_until + FORGIVEN_AFTER_SECONDS)
+        return self.at(now) == 0.0 and (self.bans == 0 or now >= self.banned_until + BANS_EXPIRE_SECONDS)
 
     def after(self, rule: ScoreRule, now: float) -> PeerScore:
         """The score after one event. While a peer is banned nothing changes."""
@@ -117,7 +117,7 @@ class PeerScore:
         return changed._banned(now) if score < BAN_BELOW and rule.weight < 0 else changed
 
     def _banned(self, now: float) -> PeerScore:
-        bans = 0 if now >= self.banned_until + FORGIVEN_AFTER_SECONDS else self.bans
+        bans = 0 if now >= self.banned_until + BANS_EXPIRE_SECONDS else self.bans
         seconds = min(FIRST_BAN_SECONDS * 2.0 ** min(bans, 32), LONGEST_BAN_SECONDS)
         return replace(self, banned_until=now + seconds, bans=bans + 1)
 

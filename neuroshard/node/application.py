@@ -51,14 +51,14 @@ async def watch_for_updates(
     """Warn the owner daily about a newer version, until cancelled. A failed look-up is only logged."""
     while True:
         try:
-            told = await daily_notice(settings, __version__, wall_clock())
+            notice = await daily_notice(settings, __version__, wall_clock())
         except DamagedFileError as error:  # no update is found until the owner has acted
             publisher.warn(str(error))
         except NeuroShardError as error:
             _LOG.info("The check for a newer version failed: %s", error)
         else:
-            if told:
-                publisher.warn(told)
+            if notice:
+                publisher.warn(notice)
         await anyio.sleep(LOOK_SECONDS)
 
 

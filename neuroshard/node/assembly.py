@@ -31,8 +31,8 @@ from neuroshard.node.drive_training import begin_driving
 from neuroshard.node.holder_monitor import HolderMonitor
 from neuroshard.node.joining import StageSafety
 from neuroshard.node.observation import Observer
-from neuroshard.node.pipeline_status import tell_stages
-from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, tell_run
+from neuroshard.node.pipeline_status import publish_stages
+from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, publish_run
 from neuroshard.node.stage_choice import StageChooser, kept_stages, windows_of
 from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
 from neuroshard.node.training_life import TrainingLife
@@ -106,11 +106,11 @@ class Assembly:
             most, spare = self._settings.max_stages, self._settings.spare_stages
             first = windows_of(run.parameters, room, most)
             windows = first if most is None else windows_of(run.parameters, room, most + spare)
-            self._tell_run(run, found)
+            self._publish_run(run, found)
             is_split = run.parameters.stage_count > 1
             placing = self._enter(run, fetcher.source.description, windows if is_split else ())
             if is_split:
-                self.startup.tell(MODEL, "Asking other nodes which layers they hold.")
+                self.startup.report(MODEL, "Asking other nodes which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
         ground = NodeContext(
             run,
@@ -122,7 +122,7 @@ class Assembly:
             room,
             self._memory,
             placing.swarm,
-            self._sharing.shelf,
+            self._sharing.data_store,
             SourceMonitor(data.genesis, run.parameters.genesis),
             windows,
         )
@@ -140,11 +140,13 @@ class Assembly:
         fetcher, data, found = await self._find_run(self._settings.genesis, runs, room)
         if data.run is None or not data.run.is_joined:
             raise UsageError("A trainer needs a run of other nodes, and none was found.", HOW_TO_JOIN)
-        self._tell_run(data.run, found)
+        self._publish_run(data.run, found)
         swarm = self._enter(data.run, fetcher.source.description, ()).swarm
         watch = SourceMonitor(data.genesis, data.run.parameters.genesis)
-        shelf = self._sharing.shelf
-        return NodeContext(data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, shelf, watch, ())
+        data_store = self._sharing.data_store
+        return NodeContext(
+            data.run, data, fetcher, compute, device, 1, room, self._memory, swarm, data_store, watch, ()
+        )
 
     async def close(self) -> None:
         """Close the compute thread, the data source and the demo's server, in reverse order of opening."""
@@ -171,7 +173,7 @@ class Assembly:
         with self.startup.stage(DEMO_DATA):
 
             def progress(stage: str, fraction: float) -> None:
-                anyio.from_thread.run_sync(self.startup.tell, DEMO_DATA, stage, fraction)
+                anyio.from_thread.run_sync(self.startup.report, DEMO_DATA, stage, fraction)
 
             built = await anyio.to_thread.run_sync(data.build, progress, abandon_on_cancel=True)
             self._closing.callback(data.close)
@@ -200,7 +202,7 @@ class Assembly:
         self, fetcher: Fetcher, runs: LocalRuns, room: HardwareBudget, named: FoundRun | None
     ) -> tuple[OpenedData, FoundRun | NoRun]:
         """Open the data set of the run to join, or of this node's own run; the status shows the reason for a wait."""
-        store = self._sharing.shelf.store
+        store = self._sharing.data_store.store
         limit = largest_tokenizer_bytes(room.tier_mb)
 
         async def opened() -> tuple[OpenedData, FoundRun | NoRun]:
@@ -216,31 +218,31 @@ class Assembly:
                 self._publisher.warn(f"The run {found.offer.run_id[:16]} was found but not joined: {error}")
                 return data, not_joinable(found, str(error))
 
-        return await accompanied(opened, partial(self._tell_waiting, fetcher))
+        return await accompanied(opened, partial(self._report_waiting, fetcher))
 
     async def _suggested_run(self, fetcher: Fetcher, data: OpenedData) -> FoundRun | NoRun:
         """Ask the data set and peers for a run; meanwhile the status shows whom this node asks."""
 
-        def tell(reason: str, fraction: float | None) -> None:
-            self.startup.tell(RUN, reason, fraction)
+        def report(reason: str, fraction: float | None) -> None:
+            self.startup.report(RUN, reason, fraction)
             self._publisher.state(NodeState.STARTING, reason)
 
         with self.startup.stage(RUN):
             otherwise = "this computer trains a run of its own" if self._holds_layers else "the trainer ends"
-            found = await self._finder.suggested(fetcher, data.genesis, tell, otherwise)
+            found = await self._finder.suggested(fetcher, data.genesis, report, otherwise)
         if isinstance(found, NoRun) and self._holds_layers:
             _LOG.info("%s", found.explanation)
         self._publisher.state(NodeState.STARTING, f"{DATA} ...")
         return found
 
-    async def _tell_waiting(self, fetcher: Fetcher) -> None:
+    async def _report_waiting(self, fetcher: Fetcher) -> None:
         while True:
             await anyio.sleep(WAITING_LOOK_SECONDS)
             waiting = [item for item in fetcher.active() if item.retry_at is not None]
             description = fetcher.source.description
             for item in waiting:
                 reason = f"Waiting for {description}: {item.error} The node tries again."
-                self.startup.tell(DATA, reason)
+                self.startup.report(DATA, reason)
                 status = DataStatus(description, verified=False, explanation=reason, downloads=fetcher.active())
                 self._publisher.change(state=NodeState.WAITING_FOR_DATA, state_reason=reason, data=status)
 
@@ -266,8 +268,8 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
-    def _tell_run(self, run: LocalRun, found: FoundRun | NoRun) -> None:
-        tell_run(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
+    def _publish_run(self, run: LocalRun, found: FoundRun | NoRun) -> None:
+        publish_run(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
 
 
 def _check_memory(room: HardwareBudget, demo: DemoOptions | None) -> None:
@@ -346,7 +348,7 @@ class NodeWork:
         """Tasks that run next to the training and survive a change of stages."""
         companions: list[Companion] = [
             partial(self._further_nodes, ground),
-            self._beginning.peer_network.exchange.look_on_shelf,
+            self._beginning.peer_network.exchange.watch_stored,
             HolderMonitor(ground.swarm).run,
             ground.watch.run,
             StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
@@ -361,7 +363,7 @@ class NodeWork:
         is_swarm = demo is not None and demo.nodes > 1
         is_shared = is_swarm or run.is_joined
         swarm = peer_network.serve(run.offer, board.current, is_shared=is_shared, genesis=genesis, windows=windows)
-        peer_network.networking.attach(partial(tell_stages, swarm, self._beginning.publisher, board.current))
+        peer_network.networking.attach(partial(publish_stages, swarm, self._beginning.publisher, board.current))
         return StageChooser(swarm, peer_network.networking, is_first=demo is not None)
 
     async def _further_nodes(self, ground: NodeContext) -> None:

@@ -158,7 +158,7 @@ class CommandLoop:
         if self._is_between:
             self._requested_pause.begin(PAUSED_BY_USER, duration_seconds)
             kept = await self._store_requested_pause()
-            return self._told_between(f"The pause begins as soon as this node has its new layers.{kept}")
+            return self._answer_between(f"The pause begins as soon as this node has its new layers.{kept}")
         trainer = self._running()
         trainer.pause(duration_seconds)
         self._throttle()
@@ -177,7 +177,7 @@ class CommandLoop:
         if self._is_between:
             self._requested_pause.end()
             kept = await self._store_requested_pause()
-            return self._told_between(f"Training resumes as soon as this node has its new layers.{kept}")
+            return self._answer_between(f"Training resumes as soon as this node has its new layers.{kept}")
         trainer = self._running()
         trainer.resume()
         self._throttle()
@@ -210,7 +210,7 @@ class CommandLoop:
             share = 1.0 if self._requested_pause.holds else self._decision.share
             self._node.ground.compute.throttle(share or 1.0)
 
-    def _told_between(self, message: str) -> CommandResult:
+    def _answer_between(self, message: str) -> CommandResult:
         return CommandResult(self._board.current().state, message)
 
     def _running(self) -> Trainer:

@@ -39,8 +39,8 @@ def open_data_store(settings: Settings) -> DataStore:
 class ShardExchange:
     """Server and client of a run's shards."""
 
-    giver: DataServer
-    asker: DataClient
+    server: DataServer
+    client: DataClient
 
 
 class DataSharing:
@@ -49,8 +49,8 @@ class DataSharing:
     For the fetcher it is an AlternativeSource.
     """
 
-    def __init__(self, peer_network: PeerNetwork, shelf: DataStore, random: Random | None = None) -> None:
-        self.shelf = shelf
+    def __init__(self, peer_network: PeerNetwork, data_store: DataStore, random: Random | None = None) -> None:
+        self.data_store = data_store
         self._peer_network = peer_network
         self._random = random or Random()  # noqa: S311 - order of peers to ask, no secret
         self._exchange: ShardExchange | None = None
@@ -58,12 +58,12 @@ class DataSharing:
     @property
     def bytes_given(self) -> int:
         """Bytes sent to other nodes since the start."""
-        return 0 if self._exchange is None else self._exchange.giver.bytes_given
+        return 0 if self._exchange is None else self._exchange.server.bytes_given
 
     @property
     def bytes_received(self) -> int:
         """Bytes received from other nodes since the start."""
-        return 0 if self._exchange is None else self._exchange.asker.bytes_received
+        return 0 if self._exchange is None else self._exchange.client.bytes_received
 
     async def live(self, network: Network) -> None:
         """Answer requests for shards until cancelled."""
@@ -73,35 +73,35 @@ class DataSharing:
     def may_have(self, name: str, address: str) -> bool:
         """Whether another node of the run may have the file, according to its report."""
         exchange = self._known()
-        return exchange is not None and exchange.asker.may_have(name, address)
+        return exchange is not None and exchange.client.may_have(name, address)
 
     def open(self, name: str, address: str) -> AbstractAsyncContextManager[OpenedFile]:
         """Open a file at another node. Call it only if `may_have` is true."""
         exchange = self._known()
         if exchange is None:
             raise AssertionError("no node may have it")
-        return exchange.asker.open(name, address)
+        return exchange.client.open(name, address)
 
     async def _give(self, sender: NodeId, frame: Frame) -> Frame:
         exchange = self._known()
         if exchange is None:
             raise RequestRefusedError("This node has no run yet.")
-        return await exchange.giver.give(sender, frame)
+        return await exchange.server.give(sender, frame)
 
     def _known(self) -> ShardExchange | None:
         peer_network, joined = self._peer_network, self._peer_network.joined
         if self._exchange is None and joined is not None:
             membership, run_id = joined.participant.membership, joined.run_id
-            giver = DataServer(run_id, self.shelf.find, membership.knows, report=self._report)
-            giver.limit_upload(upload_limit(peer_network.settings))
-            asker = DataClient(
+            server = DataServer(run_id, self.data_store.find, membership.knows, report=self._report)
+            server.limit_upload(upload_limit(peer_network.settings))
+            client = DataClient(
                 run_id,
                 DialledRequests(peer_network.networking, membership),
                 lambda name: holders(membership, name),
                 self._random,
                 self._report,
             )
-            self._exchange = ShardExchange(giver, asker)
+            self._exchange = ShardExchange(server, client)
         return self._exchange
 
     def _report(self, peer: NodeId, reason: ScoreReason) -> None:

@@ -53,16 +53,16 @@ def begin_driving(
     feed = _feed(ground, identity, record)
     choice = replica_choice(parameters.routing, identity.node_id, ground.swarm.lane_root)
     routing = SwarmRouting(parameters.stage_count, ground.swarm.workers, ground.swarm.hop, choice, ground.swarm.missing)
-    journaled = WriteAheadFeed(feed, store.note_position)
+    write_ahead = WriteAheadFeed(feed, store.note_position)
     driving = DriverParts(
-        identity.node_id, journaled, routing, in_flight, first_session=store.first_session(time.time())
+        identity.node_id, write_ahead, routing, in_flight, first_session=store.first_session(time.time())
     )
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
     trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], control=Control(requested_pause))
     if requested_pause.holds:
         startup.complete()
     else:
-        startup.tell(FIRST_STEP, "")
+        startup.report(FIRST_STEP, "")
     return RunningNode(
         ground=ground,
         stages=None,
@@ -100,7 +100,7 @@ def _feed(ground: NodeContext, identity: NodeIdentity, record: TrainingRecord) -
     parameters = ground.run.parameters
     return DataFeed(
         ground.data.genesis,
-        ground.shelf.cache,
+        ground.data_store.cache,
         run_id=ground.run.run_id,
         node_id=identity.node_id,
         sequence_length=parameters.architecture.sequence_length,

@@ -43,7 +43,7 @@ class Ready:
     """The result of a finished first run: the stored settings, and the lock and port that the node takes over."""
 
     loaded: LoadedSettings
-    seat: ListenerHandover
+    handover: ListenerHandover
 
 
 def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:

@@ -36,27 +36,27 @@ _LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 HEAR_SECONDS = 0.1
 PATIENCE_SECONDS = 5.0
-TELL_SECONDS = 0.5
+REPORT_SECONDS = 0.5
 FRESH_SECONDS = 30.0  # largest age of a donor's snapshot; instead of an older one the donor makes a new one
 MOST_DONORS = 4
 MOST_ASKED = 16  # nodes that may keep a copy
 PARTIAL_FILE, PARTIAL_NAME = "incoming.part", "incoming.snapshot"
 
-Tell = Callable[[str], None]
+ReportWait = Callable[[str], None]
 
 
 @dataclass
 class Joining:
-    """Prepares the state of one stage, once. `tell` receives the reason for each wait, for the status."""
+    """Prepares the state of one stage, once. `report` receives the reason for each wait, for the status."""
 
     swarm: StageSwarm
     identity: StageIdentity
     store: CheckpointStore
-    tell: Tell
+    report: ReportWait
     expects_others: bool = True  # whether other nodes may train the run
     may_catch_up: bool = False  # whether it may keep its own state and apply the aggregates of the rounds it missed
     offload: BlockingRunner = anyio.to_thread.run_sync
-    tell_percent: Callable[[int], None] = lambda _: None  # receives the part of the state fetched, 0..100
+    report_percent: Callable[[int], None] = lambda _: None  # receives the part of the state fetched, 0..100
     _liars: set[NodeId] = field(default_factory=set[NodeId])
     _waits_since: float | None = None  # start of the wait for the next averaged step
 
@@ -84,7 +84,7 @@ class Joining:
             if best is None:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
-                self.tell(f"{_named(self.identity.layers)} were trained, but no node that answers has them: waiting.")
+                self.report(f"{_named(self.identity.layers)} were trained, but no node that answers has them: waiting.")
             elif await self._may_go_on(own, statuses[best]) or (
                 self._may_begin(statuses[best], statuses.values()) and await self._joined(best, statuses)
             ):
@@ -122,7 +122,7 @@ class Joining:
         counted = sum(status.sequences for status in on_line)
         if may_download_averaged(counted, outer.averaged_sequences, now - self._waits_since):
             return True
-        self.tell(f"{_named(self.identity.layers)} will be downloaded after the next step of their replicas.")
+        self.report(f"{_named(self.identity.layers)} will be downloaded after the next step of their replicas.")
         return False
 
     async def _hear_of_others(self) -> None:
@@ -141,7 +141,7 @@ class Joining:
             self._liars.add(first)
             _LOG.warning("Node %s sent an unusable state of %s: %s", first, _named(self.identity.layers), error)
         except DonorError as error:
-            self.tell(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
+            self.report(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
             _LOG.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
         else:
             step = received.manifest.meta.step
@@ -182,9 +182,9 @@ class Joining:
     async def _keep_telling(self) -> None:
         while True:
             progress = self._receiver.progress
-            self.tell(_progress_text(self.identity.layers, progress))
-            self.tell_percent(100 * progress.bytes_done // max(1, progress.bytes_total))
-            await anyio.sleep(TELL_SECONDS)
+            self.report(_progress_text(self.identity.layers, progress))
+            self.report_percent(100 * progress.bytes_done // max(1, progress.bytes_total))
+            await anyio.sleep(REPORT_SECONDS)
 
     def _own_status(self) -> ReplicaStatus | None:
         """Status of the newest checkpoint; None if it has no steps. Blocks on the disk."""

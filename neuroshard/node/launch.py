@@ -69,11 +69,11 @@ def run_node(
     *,
     is_trainer: bool = False,
     ends_with_stdin: bool = False,
-    seat: ListenerHandover | None = None,
+    handover: ListenerHandover | None = None,
 ) -> int:
     """Run a node or a trainer until a stop is requested and return the exit code.
 
-    With `ends_with_stdin` the end of its input stops it too. `seat` is the folder's lock and the port that a first
+    With `ends_with_stdin` the end of its input stops it too. `handover` is the folder's lock and the port that a first
     run holds already; both are released here. Raises NeuroShardError if the node cannot run.
     """
     settings = loaded.settings
@@ -81,7 +81,7 @@ def run_node(
     wallet, _kind, warnings = wallet_of(loaded)  # first, so that a bad token is reported before anything is created
     prepare_data_dir(settings.data_dir)
     try:
-        lock = InstanceLock.acquire(settings.data_dir) if seat is None else seat.lock
+        lock = InstanceLock.acquire(settings.data_dir) if handover is None else handover.lock
     except AlreadyRunningError as running:
         return show_first_instance(settings.data_dir, running.owner, open_browser=settings.browser)
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def run_node(
         stack.enter_context(_logging(settings, ring, redactor))
         secret = load_or_create_secret(settings.data_dir)
         redactor.add(secret)
-        waiting = None if seat is None else seat.listener
+        waiting = None if handover is None else handover.listener
         listener = stack.enter_context(bind(settings.host, settings.port) if waiting is None else waiting)
         port = int(listener.getsockname()[1])
         lock.announce(settings.host, port)
@@ -101,7 +101,9 @@ def run_node(
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
-        _show_dashboard(dashboard_url(settings.host, port), warnings, open_browser=settings.browser and seat is None)
+        _show_dashboard(
+            dashboard_url(settings.host, port), warnings, open_browser=settings.browser and handover is None
+        )
         stop = StopRequest()
         with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()

@@ -74,7 +74,7 @@ class Observer:
         for name, help_text in _COUNTED.items():
             counters.declare(name, help_text)
         self._publisher = publisher
-        self._told: NodeState | None = None
+        self._reported_state: NodeState | None = None
         self._standby = StandbyNotice()
         total_shards = node.ground.run.parameters.genesis.total_shards
         self._data_view = DataView(node.ground.watch, peer_network, total_shards)
@@ -88,7 +88,7 @@ class Observer:
             tasks.start_soon(self._sample_resources)
             while True:
                 self.publish()
-                seconds = RESTING_SECONDS if self._told is NodeState.PAUSED else PUBLISH_SECONDS
+                seconds = RESTING_SECONDS if self._reported_state is NodeState.PAUSED else PUBLISH_SECONDS
                 with anyio.CancelScope(deadline=next_tick(seconds)):
                     await self._node.trainer.until_state_changes()
 
@@ -96,8 +96,8 @@ class Observer:
         """Publish the status once, and report to peers soon if this node's state has changed."""
         seen = self._among_others(self._node.trainer.snapshot())
         idle = self._idle_sentence(seen)
-        if seen.state is not self._told:
-            self._told = seen.state
+        if seen.state is not self._reported_state:
+            self._reported_state = seen.state
             self._peer_network.report_soon()
         memory = replace(self._node.memory, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
         self._publisher.change(
@@ -117,7 +117,7 @@ class Observer:
             history=seen.history,
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
-        self._count("damaged_cache_files", self._node.ground.shelf.cache.damaged_files)
+        self._count("damaged_cache_files", self._node.ground.data_store.cache.damaged_files)
         self._peer_network.note_outer_step(seen.diloco.outer_steps)
         if seen.warnings:
             self._publisher.warn(*seen.warnings)
@@ -156,7 +156,7 @@ class Observer:
 
     async def _sample_resources(self) -> None:
         while True:
-            is_resting = self._told is NodeState.PAUSED
+            is_resting = self._reported_state is NodeState.PAUSED
             await sleep_to_tick(RESTING_RESOURCE_SECONDS if is_resting else RESOURCE_SECONDS)
             self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)
 

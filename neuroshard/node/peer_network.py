@@ -35,7 +35,7 @@ from neuroshard.network import Connection, Network
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.network.transport import MAX_RECORD_ADDRESSES
-from neuroshard.runs.exchange import RunExchange, RunShelf, RunVersions
+from neuroshard.runs.exchange import OfferStore, RunExchange, RunVersions
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
@@ -209,7 +209,7 @@ class PeerNetwork:
             loopback_only=ip_address(settings.p2p_host).is_loopback,
         )
         stored = JoinedRuns(settings.data_dir)
-        exchange = RunExchange(RunShelf(stored.load, stored.keep), now=now)
+        exchange = RunExchange(OfferStore(stored.load, stored.keep), now=now)
         networking.attach(exchange.live)
         port_mapping = None
         if open_network is None:

@@ -99,7 +99,7 @@ def _copy_of(swarm: StageSwarm, stage: PipelineStage) -> StateCopyStatus | None:
     return StateCopyStatus(age)
 
 
-async def tell_stages(
+async def publish_stages(
     swarm: StageSwarm, publisher: Publisher, current: Callable[[], NodeStatus], _network: Network
 ) -> None:
     """Publish the pipeline while this node starts, until cancelled; after that the observer publishes it."""

@@ -50,13 +50,13 @@ class RunArrival:
         """Wait until the run is found, and show the wait in the status. Raises UsageError if that is impossible."""
         with self.startup.stage(RUN):
 
-            def tell(reason: str) -> None:
-                self.startup.tell(RUN, reason)
+            def report(reason: str) -> None:
+                self.startup.report(RUN, reason)
                 self.publisher.state(NodeState.STARTING, reason)
 
-            found = await self.finder.named(tell)
+            found = await self.finder.named(report)
         if found is not None:
-            tell_run(self.publisher, found.offer, found, self.wallet_id)
+            publish_run(self.publisher, found.offer, found, self.wallet_id)
             self.enter(found.offer)
         self._found = found
         self._done.set()
@@ -67,7 +67,7 @@ class RunArrival:
         return self._found
 
 
-def tell_run(
+def publish_run(
     publisher: Publisher, offer: RunOffer, found: FoundRun | NoRun, wallet_id: WalletId, *, is_demo: bool = False
 ) -> None:
     """Publish the run and its model, without this node's layers, which are chosen later."""

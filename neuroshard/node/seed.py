@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 SEED_FOLDER = "seed"
 DEFAULT_PORT = 4001
 LOOK_SECONDS = 1.0
-TOLD_SECONDS = 600.0  # between two log lines with the number of connected nodes
+COUNT_SECONDS = 600.0  # between two log lines with the number of connected nodes
 _UNUSED = ("NEUROSHARD_TOKEN", "NEUROSHARD_TOKEN_FILE")
 
 
@@ -91,7 +91,7 @@ async def _main(loaded: LoadedSettings) -> None:
     async def serve() -> None:
         await networking.run(must_open=True)
 
-    await accompanied(_told_to_end, serve, lambda: _tell_addresses(networking), lambda: _tell_company(networking))
+    await accompanied(_until_stopped, serve, lambda: _print_addresses(networking), lambda: _log_connected(networking))
 
 
 async def _refuse_what_needs_a_run(network: Network) -> None:
@@ -105,7 +105,7 @@ async def _refuse_what_needs_a_run(network: Network) -> None:
     await anyio.lowlevel.checkpoint()
 
 
-async def _told_to_end() -> None:
+async def _until_stopped() -> None:
     """Wait for the first signal. Afterwards the previous handlers apply again: a second one ends the process."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
@@ -113,31 +113,31 @@ async def _told_to_end() -> None:
             return
 
 
-async def _tell_addresses(networking: Networking) -> None:
+async def _print_addresses(networking: Networking) -> None:
     """Print this seed's addresses, one per line and nothing else, whenever they change."""
-    told: tuple[str, ...] = ()
+    printed: tuple[str, ...] = ()
     while True:
         network = networking.current
-        addresses = told if network is None else network.transport.addresses()
-        if addresses != told:
-            if told:
+        addresses = printed if network is None else network.transport.addresses()
+        if addresses != printed:
+            if printed:
                 _LOG.info("The addresses changed: nodes can start with --peer %s", " or --peer ".join(addresses))
-            told = addresses
+            printed = addresses
             with suppress(BrokenPipeError):  # the reader has closed its end; the log contains changed addresses too
                 sys.stdout.write("".join(f"{address}\n" for address in addresses))
                 sys.stdout.flush()
         await anyio.sleep(LOOK_SECONDS)
 
 
-async def _tell_company(networking: Networking) -> None:
-    """Log the number of connected nodes every TOLD_SECONDS if it has changed."""
-    told = 0
+async def _log_connected(networking: Networking) -> None:
+    """Log the number of connected nodes every COUNT_SECONDS if it has changed."""
+    logged = 0
     while True:
-        await anyio.sleep(TOLD_SECONDS)
+        await anyio.sleep(COUNT_SECONDS)
         network = networking.current
         connected = 0 if network is None else len(network.transport.peers())
-        if connected != told:
-            told = connected
+        if connected != logged:
+            logged = connected
             _LOG.info("%d nodes are connected.", connected)
 
 

@@ -239,7 +239,7 @@ class StageCopies:
         duty.has_trouble = False
         _LOG.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
         with suppress(DonorError):
-            await receiver.tell_copied(holder, manifest.meta.time)
+            await receiver.report_copied(holder, manifest.meta.time)
 
     def _is_overtaken(self, duty: _Duty, work: tuple[int, int], holder: NodeId) -> bool:
         """Whether the holder's state may replace the copy: not if it has less work, which would be lost."""

@@ -52,7 +52,7 @@ ABSENCE_SECONDS = 3.0  # without a connection; then a node counts as gone and it
 MOST_RANGES = 4096  # entries of the cache of `stages_of`
 
 
-_ToldHolder: TypeAlias = "tuple[TrainingReport, StageHolder | None]"
+_ReportedHolder: TypeAlias = "tuple[TrainingReport, StageHolder | None]"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class StageSwarm:
         self.confirmed = ConfirmedHolders()
         self._slow_starts = SlowStarts()
         self._fold: _Fold | None = None
-        self._told_holders: dict[NodeId, _ToldHolder] = {}  # of the last fold: most reports are unchanged
+        self._reported_holders: dict[NodeId, _ReportedHolder] = {}  # of the last fold: most reports are unchanged
         self.unobtainable: frozenset[int] = frozenset()  # stages whose state no node that answers has
         self.windows = tuple(windows)
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
@@ -249,15 +249,15 @@ class StageSwarm:
         return fold
 
     def _folded(self) -> StageCoverage:
-        members, known, told = self.membership.view.members, self._told_holders, dict[NodeId, _ToldHolder]()
+        members, known, reported = self.membership.view.members, self._reported_holders, dict[NodeId, _ReportedHolder]()
         out = self.lost.now() | self._slow_starts.overdue(members.values())
         for node_id, member in members.items():
             holds = known.get(node_id)
             if holds is None or holds[0] is not member.report:
                 holds = member.report, self._holder(member)
-            told[node_id] = holds
-        self._told_holders = told
-        holders = [holder for node_id, (_, holder) in told.items() if holder is not None and node_id not in out]
+            reported[node_id] = holds
+        self._reported_holders = reported
+        holders = [holder for node_id, (_, holder) in reported.items() if holder is not None and node_id not in out]
         return StageCoverage.of(self.run_id, len(self.plan), holders)
 
     def _holder(self, member: Member) -> StageHolder | None:

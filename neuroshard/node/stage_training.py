@@ -92,7 +92,7 @@ class NodeContext:
     room: HardwareBudget
     memory: MemoryStatus
     swarm: StageSwarm
-    shelf: DataStore  # the data on this computer, also served to other nodes
+    data_store: DataStore  # the data on this computer, also served to other nodes
     watch: SourceMonitor  # watches the source for newer data
     windows: tuple[StageRange, ...]  # the longest sequences of stages that fit this computer
 
@@ -165,7 +165,7 @@ class StageTraining:
         """Build the parts that hold and train these stages. Raises StorageError, CheckpointError."""
         run, swarm = ground.run, ground.swarm
         await self._find_copies(ground)
-        memory = self._tell_layers(ground, stages)
+        memory = self._publish_layers(ground, stages)
         swarm.release()
         # The parts of the former stages refer to each other, so only the collector frees their weights. This must
         # happen before the new stages are built: both together may not fit the memory.
@@ -189,7 +189,7 @@ class StageTraining:
         if self._requested_pause.holds:
             self._startup.complete()
         else:
-            self._startup.tell(FIRST_STEP, "")
+            self._startup.report(FIRST_STEP, "")
         return RunningNode(
             ground=ground,
             stages=stages,
@@ -227,8 +227,8 @@ class StageTraining:
         lives = list[LiveStage]()
         load = best_load(ground.run.parameters, stages, ground.room)
         for position, index in enumerate(stages):
-            tell_percent = partial(_tell_percent, ground.swarm, position, len(stages))
-            tell_percent(0)
+            report_percent = partial(_report_percent, ground.swarm, position, len(stages))
+            report_percent(0)
             layers = ground.swarm.plan[index]
             home = StageHome.of(
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
@@ -236,7 +236,9 @@ class StageTraining:
             precision = lives[0].parts.service.executor.precision if lives else None
             work = stage_work(ground.run.parameters, layers, load)
             lives.append(
-                await self._bring_up(ground, index, home, work, precision, control=control, tell_percent=tell_percent)
+                await self._bring_up(
+                    ground, index, home, work, precision, control=control, report_percent=report_percent
+                )
             )
         return lives
 
@@ -249,19 +251,19 @@ class StageTraining:
         precision: Precision | None,
         *,
         control: Control,
-        tell_percent: Callable[[int], None],
+        report_percent: Callable[[int], None],
     ) -> LiveStage:
         """Build a stage from the state that it must continue from; wait while other nodes have but do not send it."""
         run, swarm = ground.run, ground.swarm
-        tell = partial(self._startup.tell, CHECKPOINT)
+        report = partial(self._startup.report, CHECKPOINT)
         joining = Joining(
             swarm,
             home.identity,
             home.store,
-            tell,
+            report,
             run.is_joined,
             may_catch_up=not self._has_begun,  # later stages are new here, or catching up has failed
-            tell_percent=tell_percent,
+            report_percent=report_percent,
         )
         while True:
             must_restore = await joining.prepare()
@@ -281,7 +283,7 @@ class StageTraining:
             self._publisher.warn(*live.warnings)  # the stored state was damaged
             await ground.compute.run(live.keeper.close)
 
-    def _tell_layers(self, ground: NodeContext, stages: StageRange) -> MemoryStatus:
+    def _publish_layers(self, ground: NodeContext, stages: StageRange) -> MemoryStatus:
         """Publish the layers that this node holds and the memory that they need."""
         parameters, swarm = ground.run.parameters, ground.swarm
         need = megabytes_for(parameters, stages, ground.room)
@@ -297,7 +299,7 @@ class StageTraining:
         run = ground.run
         feed = DataFeed(
             ground.data.genesis,
-            ground.shelf.cache,
+            ground.data_store.cache,
             run_id=run.run_id,
             node_id=self._identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
@@ -338,14 +340,14 @@ class StageTraining:
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         of_step = run.parameters.sequences_per_step // run.parameters.batch_size
         in_flight = max(1, min(MOST_IN_FLIGHT, of_step, lives[0].parts.service.open_of_driver))
-        journaled = WriteAheadFeed(feed, drives.note_position, swarm.sends_to_others)
-        return DriverParts(node_id, journaled, routing, in_flight, drives.first_session(time.time()))
+        write_ahead = WriteAheadFeed(feed, drives.note_position, swarm.sends_to_others)
+        return DriverParts(node_id, write_ahead, routing, in_flight, drives.first_session(time.time()))
 
 
 def _outer_step_of(outer: OuterSync) -> int:
     return outer.state.outer_step
 
 
-def _tell_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:
+def _report_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:
     """Update this node's progress: `done` of its `stages` are complete, and the next one is at `percent`."""
     swarm.note_ready((100 * done + percent) // stages)

@@ -47,12 +47,12 @@ class Relocating:
 
     async def wanted(self) -> StageRange:
         """Wait until it is this node's turn to move; return the stages to move to."""
-        unrest = PendingRelocation()
+        pending = PendingRelocation()
         while True:
             await sleep_to_tick(LOOK_SECONDS)
             coverage, now = self._coverage(), anyio.current_time()
-            unrest = unrest.seen(coverage, now)
-            move = should_move(self.swarm.node_id, unrest, now, self.times)
+            pending = pending.seen(coverage, now)
+            move = should_move(self.swarm.node_id, pending, now, self.times)
             is_wanted = move is not None and self._fits(move.stages) and self.may_go()
             if move is not None and is_wanted and await self._can_begin(move) and await self._is_first(move, coverage):
                 _LOG.info("Moving to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neuroshard.data.held_out_losses import Measured
 from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, Retry, StageError, UnknownMicrobatchError
-from neuroshard.pipeline.routing import Dispute, Routing
+from neuroshard.pipeline.routing import BlameRule, Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, RequestTiming, StageClient
 from neuroshard.pipeline.tensor_checks import are_alike
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, StageLoad, Takeover
@@ -163,7 +163,7 @@ class MicrobatchCall:
         """Return the answer of the first replica that completes this work. Raises StageError if no replica ever can."""
         waits_until = anyio.current_time() + self._patience_seconds
         last = self.hops[stage]  # the replica that was asked last
-        dispute = Dispute(self._routing, stage)
+        blame = BlameRule(self._routing, stage)
         while True:
             hop = self.hops[stage]
             if hop is None:
@@ -181,7 +181,7 @@ class MicrobatchCall:
             except StageError as error:
                 if error.retry is Retry.NEVER:
                     raise
-                dispute.note(hop, error)
+                blame.note(hop, error)
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
                     _LOG.debug("Stage %d: another node is asked: %s", stage + 1, error)
                     self._routing.failed(stage, hop, error)
@@ -200,19 +200,19 @@ async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -
     *before, last = range(routing.stage_count)
     activations = input_ids
     for stage in before:
-        activations = await _told(routing, stage, lambda hop, inputs=activations: hop.infer(inputs))
-    return await _told(routing, last, lambda hop: hop.measure(activations, labels))
+        activations = await _answered(routing, stage, lambda hop, inputs=activations: hop.infer(inputs))
+    return await _answered(routing, last, lambda hop: hop.measure(activations, labels))
 
 
-async def _told(routing: Routing, stage: int, ask: Callable[[StageClient], Awaitable[T]]) -> T:
-    dispute = Dispute(routing, stage)
+async def _answered(routing: Routing, stage: int, ask: Callable[[StageClient], Awaitable[T]]) -> T:
+    blame = BlameRule(routing, stage)
     while True:
         hop = await routing.hop(stage)
         failure: StageError | None = None
         try:
             return await ask(hop)
         except StageError as error:
-            dispute.note(hop, error)
+            blame.note(hop, error)
             failure = error if error.retry is Retry.ELSEWHERE else None
             if not isinstance(error, DisputedTensorError):
                 raise
@@ -237,7 +237,7 @@ def hop_times(node_id: NodeId, timings: Iterable[RequestTiming], key: Microbatch
     )
 
 
-def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> MicrobatchTrace:
+def trace_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> MicrobatchTrace:
     """Describe a microbatch that every stage has accumulated; `ended_at` is in seconds since the epoch."""
     return MicrobatchTrace(
         run.key.session,
@@ -253,11 +253,11 @@ def passage_of(run: MicrobatchCall, *, ended_at: float, seconds: float) -> Micro
     )
 
 
-def stage_loads(passages: Sequence[MicrobatchTrace]) -> tuple[StageLoad, ...]:
+def stage_loads(traces: Sequence[MicrobatchTrace]) -> tuple[StageLoad, ...]:
     """Mean times of each stage per microbatch; () without microbatches."""
-    if not passages:
+    if not traces:
         return ()
-    count = len(passages)
+    count = len(traces)
     return tuple(
         StageLoad(
             stage,
@@ -266,69 +266,69 @@ def stage_loads(passages: Sequence[MicrobatchTrace]) -> tuple[StageLoad, ...]:
             wire_seconds=sum(hop.wire_seconds for hop in hops) / count,
             nodes=len({hop.node_id for hop in hops}),
         )
-        for stage, hops in enumerate(zip(*(passage.hops for passage in passages), strict=True))
+        for stage, hops in enumerate(zip(*(trace.hops for trace in traces), strict=True))
     )
 
 
-def bottleneck_of(passages: Sequence[MicrobatchTrace]) -> Bottleneck | None:
+def bottleneck_of(traces: Sequence[MicrobatchTrace]) -> Bottleneck | None:
     """Stage with the most compute and wait time per microbatch, and its slowest node; None with one stage."""
-    loads = stage_loads(passages)
+    loads = stage_loads(traces)
     total = sum(load.stage_seconds for load in loads)
     if len(loads) < 2 or total <= 0:
         return None
     load = max(loads, key=lambda one: one.stage_seconds)
     taken: dict[NodeId, list[float]] = {}
-    for passage in passages:
-        hop = passage.hops[load.stage]
+    for trace in traces:
+        hop = trace.hops[load.stage]
         taken.setdefault(hop.node_id, []).append(hop.stage_seconds)
     slowest = max(sorted(taken), key=lambda node: sum(taken[node]) / len(taken[node]))
     return Bottleneck(load.stage, slowest, load.stage_seconds, load.stage_seconds / total)
 
 
-def bubble_share(passages: Sequence[MicrobatchTrace], window_seconds: float) -> float | None:
+def bubble_share(traces: Sequence[MicrobatchTrace], window_seconds: float) -> float | None:
     """1 - compute / (computers x window): the share of time in which the computers did nothing for this driver.
 
     Computers are the nodes that did a stage of these microbatches; several stages of one node share its compute thread.
     Compute is the time of forward and backward passes, as reported by the stages. Steps, evaluations, saving and work
     for other drivers count as bubble. None without microbatches.
     """
-    computers = {hop.node_id for passage in passages for hop in passage.hops}
+    computers = {hop.node_id for trace in traces for hop in trace.hops}
     if not computers or window_seconds <= 0:
         return None
-    compute = sum(hop.compute_seconds for passage in passages for hop in passage.hops)
+    compute = sum(hop.compute_seconds for trace in traces for hop in trace.hops)
     return min(1.0, max(0.0, 1.0 - compute / (len(computers) * window_seconds)))
 
 
-def recompute_share(passages: Sequence[MicrobatchTrace]) -> float | None:
+def recompute_share(traces: Sequence[MicrobatchTrace]) -> float | None:
     """Share of the compute time spent on repeated forward passes; None without compute time."""
-    compute = sum(hop.compute_seconds for passage in passages for hop in passage.hops)
-    again = sum(hop.recompute_seconds for passage in passages for hop in passage.hops)
+    compute = sum(hop.compute_seconds for trace in traces for hop in trace.hops)
+    again = sum(hop.recompute_seconds for trace in traces for hop in trace.hops)
     return again / compute if compute > 0 else None
 
 
-def wire_bytes_per_token(passages: Sequence[MicrobatchTrace]) -> float | None:
+def wire_bytes_per_token(traces: Sequence[MicrobatchTrace]) -> float | None:
     """Bytes of tensors that this driver sent and received per token; None without tokens."""
-    tokens = sum(passage.tokens for passage in passages)
-    moved = sum(hop.bytes_sent + hop.bytes_received for passage in passages for hop in passage.hops)
+    tokens = sum(trace.tokens for trace in traces)
+    moved = sum(hop.bytes_sent + hop.bytes_received for trace in traces for hop in trace.hops)
     return moved / tokens if tokens else None
 
 
-def flow_of(passages: Sequence[MicrobatchTrace], window_seconds: float) -> PipelineFlow:
+def flow_of(traces: Sequence[MicrobatchTrace], window_seconds: float) -> PipelineFlow:
     """Statistics of the microbatches that ended within a window of `window_seconds`."""
     return PipelineFlow(
         window_seconds=window_seconds,
-        microbatches=len(passages),
-        tokens=sum(passage.tokens for passage in passages),
-        bubble_share=bubble_share(passages, window_seconds),
-        recompute_share=recompute_share(passages),
-        wire_bytes_per_token=wire_bytes_per_token(passages),
-        loads=stage_loads(passages),
-        bottleneck=bottleneck_of(passages),
+        microbatches=len(traces),
+        tokens=sum(trace.tokens for trace in traces),
+        bubble_share=bubble_share(traces, window_seconds),
+        recompute_share=recompute_share(traces),
+        wire_bytes_per_token=wire_bytes_per_token(traces),
+        loads=stage_loads(traces),
+        bottleneck=bottleneck_of(traces),
     )
 
 
 WINDOW_SECONDS = 60.0
-REMEMBERED_PASSAGES = 32
+REMEMBERED_TRACES = 32
 MOST_HOPS = 2048  # microbatches in the window times stages; with more, the statistics cover less than a minute
 FOLD_SECONDS = 1.0  # the statistics are computed at most once in this time
 
@@ -363,9 +363,9 @@ class FlowRecord:
         self._counts = FlowCounts()
         self._under_way: dict[MicrobatchCall, float] = {}  # microbatches in flight, with their start times
         self._window: deque[tuple[float, MicrobatchTrace]] = deque()  # traces, with their end times
-        self._most = max(REMEMBERED_PASSAGES, MOST_HOPS // stage_count)
+        self._most = max(REMEMBERED_TRACES, MOST_HOPS // stage_count)
         self._since: float | None = None  # the window contains everything that ended after this time
-        self._recent: deque[MicrobatchTrace] = deque(maxlen=REMEMBERED_PASSAGES)
+        self._recent: deque[MicrobatchTrace] = deque(maxlen=REMEMBERED_TRACES)
         self._folded = PipelineFlow()
         self._folded_at = -FOLD_SECONDS
 
@@ -386,9 +386,9 @@ class FlowRecord:
         if not is_accumulated:
             return
         now = self._monotonic()
-        passage = passage_of(run, ended_at=self._wall_clock(), seconds=now - began)
-        self._recent.append(passage)
-        self._window.append((now, passage))
+        trace = trace_of(run, ended_at=self._wall_clock(), seconds=now - began)
+        self._recent.append(trace)
+        self._window.append((now, trace))
         if len(self._window) > self._most:
             self._since, _ = self._window.popleft()
 
@@ -396,17 +396,17 @@ class FlowRecord:
         """Present statistics. Values of the window may be up to FOLD_SECONDS old."""
         now = self._monotonic()
         if self._since is not None and now - self._folded_at >= FOLD_SECONDS:
-            self._folded, self._folded_at = flow_of(self._passages(now), now - self._since), now
+            self._folded, self._folded_at = flow_of(self._traces(now), now - self._since), now
         counts = self._counts
         for run in self._under_way:
             counts = counts.with_run(run)
         waited_for = {run.waits_for for run in self._under_way if run.waits_for is not None}
         return replace(self._folded, recent=tuple(self._recent), unanswered=tuple(sorted(waited_for)), **vars(counts))
 
-    def _passages(self, now: float) -> list[MicrobatchTrace]:
+    def _traces(self, now: float) -> list[MicrobatchTrace]:
         oldest = now - WINDOW_SECONDS
         while self._window and self._window[0][0] < oldest:
             self._window.popleft()
         if self._since is not None:
             self._since = max(self._since, oldest)
-        return [passage for _, passage in self._window]
+        return [trace for _, trace in self._window]

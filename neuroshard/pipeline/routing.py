@@ -57,7 +57,7 @@ class Routing(Protocol):
         """Report that the replica cannot be used now. The next `hop` returns another one if there is one."""
         ...
 
-    def forgiven(self, stage: int, hop: StageClient) -> None:
+    def cleared(self, stage: int, hop: StageClient) -> None:
         """Report that a failure was not the replica's fault. It may be used again."""
         ...
 
@@ -92,11 +92,11 @@ class FixedRouting:
     def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
         self._not_before[stage] = anyio.current_time() + FIXED_RETRY_SECONDS
 
-    def forgiven(self, stage: int, hop: StageClient) -> None:
+    def cleared(self, stage: int, hop: StageClient) -> None:
         """Do nothing: the replica is used again anyway."""
 
 
-class Dispute:
+class BlameRule:
     """Decides who is wrong when a stage refuses a tensor: the tensor is, if a second replica refuses it as well.
 
     Until then the replica that refused first is avoided for a while. Otherwise one wrong tensor would make one replica
@@ -116,7 +116,7 @@ class Dispute:
             self._first = hop
             return
         # The second refusal clears the first replica: the tensor is wrong, so its refusal was right.
-        self._routing.forgiven(self._stage, self._first)
+        self._routing.cleared(self._stage, self._first)
         raise UnwantedTensorError(f"A tensor for stage {self._stage + 1} was refused twice. {error.message}") from error
 
 
@@ -311,7 +311,7 @@ class SwarmRouting:
     def obstacle(self) -> str | None:
         if not self._waiting:
             now = anyio.current_time()
-            busy = [told for told in self._busy.values() if told.is_long(now)]
+            busy = [delay for delay in self._busy.values() if delay.is_long(now)]
             return busy[0].sentence if busy else None
         does = "are paused or fail" if self._paused_at else "fail"
         return self._missing() or f"All nodes that hold a stage {does}; this node tries them again."
@@ -330,8 +330,8 @@ class SwarmRouting:
         self._choice.left(stage, hop.node_id)
 
     def busy(self, stage: int, hop: StageClient, error: StageError) -> None:
-        now, told = anyio.current_time(), self._busy.get(stage)
-        since = now if told is None or now - told.heard > HEARD_SECONDS else told.since
+        now, delay = anyio.current_time(), self._busy.get(stage)
+        since = now if delay is None or now - delay.heard > HEARD_SECONDS else delay.since
         self._busy[stage] = _Busy(since, now, f"Stage {stage + 1} makes microbatches wait: {error.message}")
 
     def failed(self, stage: int, hop: StageClient, error: StageError) -> None:
@@ -346,7 +346,7 @@ class SwarmRouting:
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)
 
-    def forgiven(self, stage: int, hop: StageClient) -> None:
+    def cleared(self, stage: int, hop: StageClient) -> None:
         self._failed_at.pop((stage, hop.node_id), None)
 
     def _pick(self, stage: int) -> NodeId | None:

@@ -280,8 +280,8 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
     """Decode an answer. Raises RefusedTensorError for a frame that cannot be the answer to this request."""
     header = frame.header
     _check_fields(header, _ANSWER_FIELDS)
-    told = (frame.kind, header["session"], header["microbatch"])
-    if told != (request.operation.value, request.session, request.microbatch):
+    named = (frame.kind, header["session"], header["microbatch"])
+    if named != (request.operation.value, request.session, request.microbatch):
         raise RefusedTensorError("The answer is for another microbatch.")
     try:
         claim = b64decode(_text(header, "claim"), validate=True)

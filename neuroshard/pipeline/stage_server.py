@@ -255,10 +255,10 @@ class StageServer:
 
         return await self.compute.run(work)
 
-    async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(self, requester: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
         """Read a peer's text as StageTexts.read does. Raises StagePausedError and StageGoneError as `infer` does."""
         self._require_work()
-        return await self.texts.read(asker, session, position, inputs)
+        return await self.texts.read(requester, session, position, inputs)
 
     def close(self, driver: NodeId, session: int) -> None:
         """Close a session for good: its open microbatches are given up and later requests of it are refused."""

@@ -25,7 +25,7 @@ class TextLimits:
     """Limits of the texts that a stage remembers."""
 
     texts: int = CACHED_TEXTS
-    of_asker: int = 2
+    of_requester: int = 2
     idle_seconds: float = 30.0  # a text is forgotten when it was not used for this time
     most_seconds: float = 900.0  # a text is forgotten at this age, even if it is in use
 
@@ -63,7 +63,7 @@ class StageTexts:
         """Number of remembered texts."""
         return len(self._texts)
 
-    async def read(self, asker: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(self, requester: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
         """Read the next tokens: ids (1, t) or activations (1, t, d). `position` is that of the first one in the text.
 
         Position 0 starts the text again. Returns activations (1, t, d), or in the last stage the logits (vocabulary,)
@@ -73,19 +73,19 @@ class StageTexts:
         StageBusyError without room, RefusedTensorError, SpoiltMicrobatchError.
         """
         self._shapes.check_text(inputs)
-        text = self.text(asker, session)
+        text = self.text(requester, session)
         output = await self._compute.run(lambda: self.advance(text, position, inputs).cpu(), Priority.TEXT)
         text.last_used = self._clock()
         return output
 
-    def text(self, asker: NodeId, session: int) -> Text:
+    def text(self, requester: NodeId, session: int) -> Text:
         """Return a known text or add a new one. Raises StageBusyError without room for another."""
         now = self._clock()
         self.expire()
-        text = self._texts.get((asker, session))
+        text = self._texts.get((requester, session))
         if text is None:
-            self._check_room(asker)
-            text = self._texts[asker, session] = Text(now, now)
+            self._check_room(requester)
+            text = self._texts[requester, session] = Text(now, now)
         text.last_used = now
         return text
 
@@ -104,13 +104,13 @@ class StageTexts:
         text.cache = cache
         return output
 
-    def forget(self, asker: NodeId, session: int) -> None:
+    def forget(self, requester: NodeId, session: int) -> None:
         """Free the memory of a text."""
-        self._texts.pop((asker, session), None)
+        self._texts.pop((requester, session), None)
 
-    def keep_only(self, askers: Container[NodeId]) -> None:
-        """Forget the texts of all nodes that are not in `askers`."""
-        self._texts = {name: text for name, text in self._texts.items() if name[0] in askers}
+    def keep_only(self, requesters: Container[NodeId]) -> None:
+        """Forget the texts of all nodes that are not in `requesters`."""
+        self._texts = {name: text for name, text in self._texts.items() if name[0] in requesters}
 
     def expire(self) -> None:
         """Forget texts that are too old or were idle for too long."""
@@ -125,9 +125,11 @@ class StageTexts:
         """Forget all texts."""
         self._texts.clear()
 
-    def _check_room(self, asker: NodeId) -> None:
+    def _check_room(self, requester: NodeId) -> None:
         limits = self._limits
-        if sum(name == asker for name, _ in self._texts) >= limits.of_asker:
-            raise StageBusyError(f"{limits.of_asker} texts of this node are kept here already.", "Forget one first.")
+        if sum(name == requester for name, _ in self._texts) >= limits.of_requester:
+            raise StageBusyError(
+                f"{limits.of_requester} texts of this node are kept here already.", "Forget one first."
+            )
         if len(self._texts) >= limits.texts:
             raise StageBusyError(f"{limits.texts} texts are kept here already.", "Try again a little later.")

@@ -404,7 +404,7 @@ class PendingRelocation:
 
 
 def should_move(
-    node_id: NodeId, unrest: PendingRelocation, now: float, times: RelocationTiming | None = None
+    node_id: NodeId, pending: PendingRelocation, now: float, times: RelocationTiming | None = None
 ) -> Move | None:
     """Return the move that this node should make now, or None if it should stay.
 
@@ -412,16 +412,16 @@ def should_move(
     that a node that cannot move blocks no other.
     """
     times = times or RelocationTiming()
-    if unrest.coverage is None or not unrest.moves:
+    if pending.coverage is None or not pending.moves:
         return None
-    reason = unrest.moves[0].reason
-    patience = _patience(unrest.moves, times)
-    turn, within = divmod(now - unrest.since - patience, times.turn_seconds)
+    reason = pending.moves[0].reason
+    patience = _patience(pending.moves, times)
+    turn, within = divmod(now - pending.since - patience, times.turn_seconds)
     if turn < 0 or within > times.turn_seconds / 2:
         return None
-    moves = _moves_of_turn(reason, unrest.coverage, int(turn)) if turn else unrest.moves
+    moves = _moves_of_turn(reason, pending.coverage, int(turn)) if turn else pending.moves
     move = next((move for move in moves if move.node_id == node_id), None)
-    is_early = move is not None and move.takes_on and now - unrest.since < times.more_seconds
+    is_early = move is not None and move.takes_on and now - pending.since < times.more_seconds
     return None if is_early else move
 
 

@@ -44,7 +44,7 @@ class RunVersions:
 
     def __init__(self, offer: RunOffer) -> None:
         self.offer = offer
-        self._told: RunParameters | None = None  # parameters that applied at the last look
+        self._applied: RunParameters | None = None  # parameters that applied at the last look
 
     def at(self, outer_step: int) -> RunParameters:
         """Parameters that apply after `outer_step` outer steps."""
@@ -67,7 +67,7 @@ class RunVersions:
     def look(self, outer_step: int) -> None:
         """Log a change if a different version applies now than at the last look."""
         holding = self.at(outer_step)
-        before, self._told = self._told, holding
+        before, self._applied = self._applied, holding
         if before is not None and before != holding:
             names = [name for name in changed_fields(before, holding) if name not in _NOT_WORTH_A_WORD]
             what = ", ".join(names) or "nothing"
@@ -87,7 +87,7 @@ LOOK_SECONDS = 10.0  # between looks for peers to ask and for a version signed o
 
 
 @dataclass(frozen=True)
-class RunShelf:
+class OfferStore:
     """Storage for the offers of runs: `find` looks one up by id, `keep` stores it unless a better one is stored."""
 
     find: Callable[[RunId], RunOffer | None]
@@ -98,7 +98,7 @@ class RunShelf:
 class RunExchange:
     """Answers peers' requests for runs and asks peers for them. A node has one for its whole life."""
 
-    shelf: RunShelf
+    store: OfferStore
     now: Callable[[], float] = time.time  # seconds since the epoch
     followed: RunVersions | None = field(default=None, init=False)  # the run this node serves
     _is_shared: bool = field(default=False, init=False)  # whether nodes that ask for any run are offered it
@@ -127,28 +127,28 @@ class RunExchange:
                     asked[peer] = now
                     await self._ask_for_newer(network, peer, self.followed)
 
-    async def look_on_shelf(self) -> None:
+    async def watch_stored(self) -> None:
         """Pick up versions that the owner signs on this computer while the node runs, until cancelled."""
         while True:
             await sleep_to_tick(LOOK_SECONDS)
             if self.followed is not None:
-                offer = self.shelf.find(self.followed.offer.run_id)
+                offer = self.store.find(self.followed.offer.run_id)
                 if offer is not None:
                     self.followed.learn(offer)
 
-    async def fetch(self, run_id: RunId, networking: Networking, tell: Callable[[str], None]) -> RunOffer:
-        """Wait until a peer sends the run's offer, reporting the reason for the wait to `tell`.
+    async def fetch(self, run_id: RunId, networking: Networking, report: Callable[[str], None]) -> RunOffer:
+        """Wait until a peer sends the run's offer, reporting the reason for the wait to `report`.
 
         Meanwhile the run's nodes are looked up in the directory: a seed stores no runs, only their nodes' addresses.
         """
 
-        def tell_what_is_missing(peers: Collection[NodeId]) -> None:
-            tell(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
+        def report_missing(peers: Collection[NodeId]) -> None:
+            report(f"Looking for nodes of run {run_id[:16]}. {_what_is_missing(peers, networking)}")
 
         async def fetched() -> RunOffer:
-            return await self._first_answer(networking, run_id, ASK_AGAIN_SECONDS, tell_what_is_missing)
+            return await self._first_answer(networking, run_id, ASK_AGAIN_SECONDS, report_missing)
 
-        return self.shelf.keep(await accompanied(fetched, partial(self._look_into_directory, run_id, networking))).offer
+        return self.store.keep(await accompanied(fetched, partial(self._look_into_directory, run_id, networking))).offer
 
     async def fetch_soon(self, run_id: RunId, networking: Networking, seconds: float) -> RunOffer | None:
         """Fetch a run like `fetch`, but return None if no peer sends it within `seconds`."""
@@ -160,7 +160,7 @@ class RunExchange:
         """Fetch any run that a peer shares, for a node without a named run; None if no peer offers one in `seconds`."""
         with anyio.move_on_after(seconds):
             offer = await self._first_answer(networking, None, ASK_AGAIN_SECONDS / 4, lambda _: None)
-            return self.shelf.keep(offer).offer
+            return self.store.keep(offer).offer
         return None
 
     async def _first_answer(
@@ -223,14 +223,14 @@ class RunExchange:
         served = None if self.followed is None else self.followed.offer
         if run_id is None:
             return served if self._is_shared else None
-        return served if served is not None and served.run_id == run_id else self.shelf.find(run_id)
+        return served if served is not None and served.run_id == run_id else self.store.find(run_id)
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
         """Ask a peer for a run; None if it does not have it, does not answer, or sends an invalid offer."""
-        data = await self._told(network, peer, run_id)
+        data = await self._request_offer(network, peer, run_id)
         return None if data is None else _read(peer, run_id, data)
 
-    async def _told(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
+    async def _request_offer(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
         try:
             answer = await network.transport.request(
                 peer,
@@ -245,7 +245,7 @@ class RunExchange:
 
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
         run_id = followed.offer.run_id
-        data = await self._told(network, peer, run_id)
+        data = await self._request_offer(network, peer, run_id)
         if data is None or data == followed.offer.to_json():  # the usual case, without parsing
             return
         offer = _read(peer, run_id, data)
@@ -253,7 +253,7 @@ class RunExchange:
             return
         choice = followed.learn(offer)
         if choice.is_new:
-            self.shelf.keep(choice.offer)
+            self.store.keep(choice.offer)
         elif choice.reason and offer.parameters.version >= choice.offer.parameters.version:  # lower: the peer is behind
             _LOG.warning("%s", choice.reason)
 

@@ -28,7 +28,7 @@ HOW_TO_JOIN = (
 )
 OF_ITS_OWN = "so this computer trains a run of its own."
 
-Tell: TypeAlias = Callable[[str, float | None], None]
+ReportProgress: TypeAlias = Callable[[str, float | None], None]
 """Takes the reason for the wait, in words, and its progress, 0..1, if that is known."""
 
 
@@ -83,7 +83,7 @@ class RunFinder:
         self._exchange = exchange
         self._networking = networking
 
-    async def named(self, tell: Callable[[str], None]) -> FoundRun | None:
+    async def named(self, report: Callable[[str], None]) -> FoundRun | None:
         """Wait for the parameters of the run given with --run; None if none was given.
 
         Raises UsageError if the run is not stored here and the network is off.
@@ -91,52 +91,56 @@ class RunFinder:
         if self._settings.run is None:
             return None
         run_id = RunId(self._settings.run)
-        offer = self._exchange.shelf.find(run_id)
+        offer = self._exchange.store.find(run_id)
         if offer is None:
             if not self._networking.is_wanted:
                 raise UsageError(
                     f"Run {run_id[:16]} is not known on this computer, and the network is off.",
                     "Leave out --no-network, or --run.",
                 )
-            offer = await self._exchange.fetch(run_id, self._networking, tell)
+            offer = await self._exchange.fetch(run_id, self._networking, report)
         return FoundRun(offer, RunOrigin.NAMED)
 
     async def suggested(
-        self, fetcher: Fetcher, genesis: Genesis, tell: Tell, otherwise: str = "this computer trains a run of its own"
+        self,
+        fetcher: Fetcher,
+        genesis: Genesis,
+        report: ReportProgress,
+        otherwise: str = "this computer trains a run of its own",
     ) -> FoundRun | NoRun:
         """Find the data set's default run, or a run that a peer offers within a few seconds, or the reason for neither.
 
         `otherwise` says in the status what happens if none is found.
         """
-        tell("Asking the source of the data which run is their default one.", None)
+        report("Asking the source of the data which run is their default one.", None)
         default = await default_run_of(fetcher, genesis.manifest.signing_key)
-        offer = None if default is None else await self._default_offer(default, tell, otherwise)
+        offer = None if default is None else await self._default_offer(default, report, otherwise)
         if offer is not None:
             return FoundRun(offer, RunOrigin.DEFAULT)
         if self._networking.meets_strangers:
             listening = partial(self._exchange.hear_of_any, self._networking, NEARBY_SECONDS)
             words = "Listening for a node nearby that shares a run"
-            offer = await accompanied(listening, partial(self._count_down, words, NEARBY_SECONDS, tell, otherwise))
+            offer = await accompanied(listening, partial(self._count_down, words, NEARBY_SECONDS, report, otherwise))
             if offer is not None:
                 return FoundRun(offer, RunOrigin.NEARBY)
         return NoRun(self._why_none(default))
 
-    async def _default_offer(self, default: DefaultRun, tell: Tell, otherwise: str) -> RunOffer | None:
+    async def _default_offer(self, default: DefaultRun, report: ReportProgress, otherwise: str) -> RunOffer | None:
         """Offer of the data set's default run; None if no peer sends it in time or its owner is not the one named."""
         self._networking.book.add(default.seeds, is_given=True)
-        offer = self._exchange.shelf.find(default.run_id)
+        offer = self._exchange.store.find(default.run_id)
         if offer is None and self._networking.is_wanted:
             asking = partial(self._exchange.fetch_soon, default.run_id, self._networking, DEFAULT_RUN_SECONDS)
             words = f"Asking the network for the default run {default.run_id[:16]} of these data"
-            counting = partial(self._count_down, words, DEFAULT_RUN_SECONDS, tell, otherwise)
+            counting = partial(self._count_down, words, DEFAULT_RUN_SECONDS, report, otherwise)
             offer = await accompanied(asking, counting)
         return offer if offer is not None and offer.initial.owner_public_key.hex() == default.owner_public_key else None
 
-    async def _count_down(self, words: str, seconds: float, tell: Tell, otherwise: str) -> None:
+    async def _count_down(self, words: str, seconds: float, report: ReportProgress, otherwise: str) -> None:
         """Report every second the reason for the wait, the seconds left and the state of the network."""
         for left in range(round(seconds), 0, -1):
             network = self._networking.state()[1]
-            tell(f"{words}, for {left} s more; otherwise {otherwise}. {network}", 1 - left / seconds)
+            report(f"{words}, for {left} s more; otherwise {otherwise}. {network}", 1 - left / seconds)
             await anyio.sleep(1)
 
     def _why_none(self, default: DefaultRun | None) -> str:

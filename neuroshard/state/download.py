@@ -65,8 +65,8 @@ class ChunkBoard:
             donor: {index for index in self.missing if index < len(own) and own[index] == digests[index]}
             for donor, own in donors.items()
         }
-        self._givers = Counter(index for can in self._can.values() for index in can)
-        self._orphans = {index for index in self.missing if not self._givers[index]}
+        self._donor_counts = Counter(index for can in self._can.values() for index in can)
+        self._orphans = {index for index in self.missing if not self._donor_counts[index]}
         self._queues: dict[NodeId, deque[int]] = {}  # each donor's chunks, rarest first; some are already taken
         self._line_up()
         self._failures: dict[NodeId, int] = {}
@@ -116,8 +116,8 @@ class ChunkBoard:
         could = self._can.pop(donor, None)
         if could is not None:
             self.troubles.append(f"{donor}: {trouble}")
-            self._givers.subtract(could)
-            self._orphans |= {index for index in could & self.missing if not self._givers[index]}
+            self._donor_counts.subtract(could)
+            self._orphans |= {index for index in could & self.missing if not self._donor_counts[index]}
             self._line_up()
 
     def _put_back(self, index: int) -> None:
@@ -130,7 +130,7 @@ class ChunkBoard:
     def _line_up(self) -> None:
         """Rebuild each donor's queue in the order of `take`; needed again only when a donor is given up."""
         self._queues = {
-            donor: deque(sorted(can & self._waiting, key=lambda index: (self._givers[index], index)))
+            donor: deque(sorted(can & self._waiting, key=lambda index: (self._donor_counts[index], index)))
             for donor, can in self._can.items()
         }
 

@@ -32,7 +32,7 @@ from neuroshard.state.transfer_messages import (
 )
 from neuroshard.types import NodeId
 
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 RECEIVED_SECONDS = 1.0  # limit for reporting to a donor that its place is free
 MANIFEST_SECONDS = 60.0  # a donor may wait for its next step
 
@@ -82,9 +82,9 @@ class StateReceiver:
         with self.asking.blaming(first):
             return await offload(lambda: self._finished(manifest, into))
 
-    async def tell_copied(self, donor: NodeId, taken_at: float) -> None:
+    async def report_copied(self, donor: NodeId, taken_at: float) -> None:
         """Report to a donor that its state of this time is stored here as a copy. Raises DonorError."""
-        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, TELL_SECONDS)
+        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, REPORT_SECONDS)
 
     async def _report_received(self, donor: NodeId) -> None:
         """Release this node's place at the donor, which would otherwise keep it for minutes."""

@@ -135,11 +135,11 @@ class CommandChannel:
 
     def __init__(self, capacity: int = 64) -> None:
         self._queue: Queue[tuple[Command, Future[CommandAnswer]]] = Queue(capacity)
-        self._tell: Callable[[], object] = _nobody
+        self._notify: Callable[[], object] = _nobody
 
-    def listen(self, tell: Callable[[], object]) -> None:
-        """Call `tell` for every later command, on the sender's thread. A second call replaces the first."""
-        self._tell = tell
+    def listen(self, notify: Callable[[], object]) -> None:
+        """Call `notify` for every later command, on the sender's thread. A second call replaces the first."""
+        self._notify = notify
 
     def send(self, command: Command) -> Future[CommandAnswer]:
         """Queue a command and return the future of its result. Raises NotReadyError when the queue is full."""
@@ -148,7 +148,7 @@ class CommandChannel:
             self._queue.put_nowait((command, answer))
         except Full as full:
             raise NotReadyError("The node has too many commands waiting.", "Try again in a few seconds.") from full
-        self._tell()
+        self._notify()
         return answer
 
     def take(self) -> tuple[Command, Future[CommandAnswer]] | None:
@@ -211,7 +211,7 @@ class StartupProgress:
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
         """Mark a step as running during the block, then as done, or as failed after a NeuroShardError."""
-        self.tell(name, "")
+        self.report(name, "")
         self._publisher.state(NodeState.STARTING, f"{name} ...")
         try:
             yield
@@ -223,7 +223,7 @@ class StartupProgress:
         if going_on is not None:
             self._publisher.state(NodeState.STARTING, going_on.detail or f"{going_on.name} ...")
 
-    def tell(self, name: str, detail: str, fraction: float | None = None) -> None:
+    def report(self, name: str, detail: str, fraction: float | None = None) -> None:
         """Mark a step as running and show its progress; `fraction` is in 0..1, or None if it is not known."""
         self._set(replace(self._stages[name], state=StartupStepState.RUNNING, detail=detail, fraction=fraction))
 

@@ -154,11 +154,11 @@ class GradientSync(OuterSync):
 
     def status(self) -> DilocoStatus:
         """Status of the outer steps. Here, an inner step is one accumulation of gradients."""
-        told, members = super().status(), max(1, self.progress.members)
+        status, members = super().status(), max(1, self.progress.members)
         gathered_at_a_time = self._sequences_per_step * members
         total = max(1, ceil(self.parameters.outer.averaged_sequences / gathered_at_a_time))
         alone = "Alone: a step follows on this node's own gradients."
-        return replace(told, inner_steps_total=total, explanation=alone if members == 1 else told.explanation)
+        return replace(status, inner_steps_total=total, explanation=alone if members == 1 else status.explanation)
 
     def _offer(self, before: OuterState, averaging: GradientAveraging) -> tuple[_Offer, Tensor]:
         """Build the contribution. A node without gradients contributes zeros; it has no work that could be judged."""

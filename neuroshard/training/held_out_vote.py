@@ -165,11 +165,11 @@ class HeldOutVote:
         if not later.is_finite:
             return self._voted("the held-out loss is not a number", is_no=earlier.is_finite)
         worse = paired_difference(later, earlier)  # positive when the loss rose
-        told = (
+        words = (
             f"held-out loss {earlier.mean:.4f} before, {later.mean:.4f} after on {count} sequences, "
             f"standard error {worse.standard_error:.4f}"
         )
-        return self._voted(told, is_no=earlier.is_finite and worse.exceeds(rule.standard_errors, 0.0))
+        return self._voted(words, is_no=earlier.is_finite and worse.exceeds(rule.standard_errors, 0.0))
 
     def _voted(self, words: str, *, is_no: bool) -> str:
         self.explanation = f"{'Voted no' if is_no else 'No objection'}: {words}."

@@ -18,7 +18,7 @@ from neuroshard.errors import NotReadyError
 from neuroshard.model.transformer import sample_next
 from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.pipeline.microbatch import Retry, SpoiltMicrobatchError, StageBusyError, StageError, UnreadTextError
-from neuroshard.pipeline.routing import Dispute, Routing
+from neuroshard.pipeline.routing import BlameRule, Routing
 from neuroshard.pipeline.stage_client import StageClient
 from neuroshard.pipeline.stage_protocol import run_off_loop
 from neuroshard.pipeline.stage_texts import StageTexts, Text
@@ -307,7 +307,7 @@ class SwarmInferenceSession:
         self._patience_seconds = patience_seconds
         self._hops: dict[int, StageClient] = {}
         self._refusals: dict[int, str] = {}  # last refusal of each stage
-        self._disputes: dict[int, Dispute] = {}  # by stage, about the tokens that it has not read yet
+        self._blame_rules: dict[int, BlameRule] = {}  # by stage, about the tokens that it has not read yet
         self.read_again = 0  # number of times that the text was read again from its start
 
     async def advance(self, completion: Completion) -> None:
@@ -340,13 +340,13 @@ class SwarmInferenceSession:
             try:
                 values = await hop.read(self._session, completion.position, values)
             except StageError as error:
-                self._disputes.setdefault(stage, Dispute(self._routing, stage)).note(hop, error)
+                self._blame_rules.setdefault(stage, BlameRule(self._routing, stage)).note(hop, error)
                 if error.retry is Retry.ELSEWHERE or isinstance(error, StageBusyError):
                     del self._hops[stage]
                     self._refusals[stage] = error.message
                     self._routing.failed(stage, hop, error)
                 raise
-            self._disputes.pop(stage, None)
+            self._blame_rules.pop(stage, None)
         return values
 
     async def _found(self, stage: int) -> StageClient:

@@ -205,9 +205,9 @@ def _prepare(folder: Path) -> None:
 
 
 def _try(program: Path, version: str) -> None:
-    told = _run([str(program), "--version"], TRY_SECONDS, "tried")
-    if told.split() != ["neuroshard", version]:
-        raise UpdateFailedError(f"The new program calls itself {told.strip()[:80]!r}, not version {version}.")
+    output = _run([str(program), "--version"], TRY_SECONDS, "tried")
+    if output.split() != ["neuroshard", version]:
+        raise UpdateFailedError(f"The new program calls itself {output.strip()[:80]!r}, not version {version}.")
 
 
 def _run(command: list[str], seconds: float, what: str) -> str:

@@ -302,7 +302,7 @@ def flow(stages: tuple[PipelineStage, ...]) -> PipelineFlow:
 
 
 def own_stage(stage: PipelineStage) -> StageStatus:
-    """With three of eight passages for the next step."""
+    """With three of eight sequences for the next step."""
     return StageStatus(stage.index, stage.layers, 764, 1, 3.605, 0.42, 3, 8, 2, 1, "ab" * 32, 750)
 
 

@@ -299,7 +299,7 @@ def test_a_worker_tells_of_its_stage_and_where_the_way_is_told(start_node: Start
     expect(page.get_by_text("This computer works for others")).to_be_visible()
     assert page.locator(".stat").count() == 0
     own = page.get_by_role("region", name="Stage 2", exact=True)
-    expect(own.get_by_role("progressbar", name="Passages for the next step")).to_have_attribute(
+    expect(own.get_by_role("progressbar", name="Sequences for the next step")).to_have_attribute(
         "aria-valuetext", "3 of 8"
     )
     for words in ("Steps764", "Half done2 microbatches", "Sessions1 open", "Savedat step 750"):

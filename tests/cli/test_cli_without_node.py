@@ -226,7 +226,7 @@ def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, sto
     assert [(path / states[0].name).is_file() for path in aside] == [True]
     older = saved_states(stopped)[0]
     again = elsewhere("checkpoint", "restore", "--data-dir", stopped, "--at", time, "--json").json()
-    assert ([item["path"] for item in again["goes_on_from"]], again["set_aside"]) == ([str(older)], [])
+    assert ([item["path"] for item in again["resumes_from"]], again["set_aside"]) == ([str(older)], [])
 
 
 def saved_states(data_dir: Path) -> list[Path]:

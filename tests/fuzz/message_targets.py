@@ -320,7 +320,7 @@ def directory_seeds() -> tuple[bytes, ...]:
     values: tuple[object, ...] = (
         FindRequest(key, (_ADDRESS,)),
         FindRequest(key, (_ADDRESS,), _NAMESPACE, 3),
-        {"key": key, "asker_addresses": [_ADDRESS, 7], "namespace": _NAMESPACE},
+        {"key": key, "requester_addresses": [_ADDRESS, 7], "namespace": _NAMESPACE},
         StoreRequest(_NAMESPACE, _ANNOUNCED),
         StoreRequest(_NAMESPACE, b"no record"),
         {"namespace": "x" * 1000, "record": b"no record"},

@@ -12,7 +12,7 @@ from source_files import ROOT, name_of, ours
 REWRITTEN_WITH_THE_CHAIN = ("neuroshard/consensus/", "docs/ROUNDS.md", "docs/SECURITY.md")
 
 UNITS = "second|minute|hour|day|month|step|token|line|node|file|page|parameter|layer|round|request|connection|peer"
-COUNTED = r"(?:\d[\d.,]*\d|\d|one|two|three|four|five|ten|bytes|[KMG]i?B|Mbit|tokens|steps|requests|frames|calls)"
+COUNTED = r"(?:\d[\d.,]*\d|\d|one|two|three|ten|bytes|[KMG]i?B|Mbit|tokens|sequences|steps|requests|frames|calls)"
 NO_COUNT = r"(?!(?:of|to|for|on|in|with|after|at|by|from|that|when|as)\b)"
 START = r"(?<=[.;:!?|>(\"*¶] )"  # of a sentence, a passage, a table cell or the text of an element
 AN_ELEMENT = r"(?:the|a|an|its|their|this|that|all|each|every|one) "
@@ -41,6 +41,40 @@ AVOID: dict[str, str] = {
     r"(?<=¶ )(?:See `?[\w.]+`?[.:;]|Once\.)": "a sentence that says it",
 }
 
+# Part of a name (split at case and underscores) -> the field's term.
+REPLACED: dict[str, str] = {
+    "gathering": "matchmaking",
+    "society": "peer network",
+    "acquaintance": "known peer",
+    "acquaintances": "known peers",
+    "kindness": "owner policy",
+    "obedient": "throttle",
+    "greeter": "handshake",
+    "hello": "handshake",
+    "departures": "failure detector",
+    "shelf": "data store",
+    "giver": "server",
+    "givers": "servers",
+    "asker": "client, requester",
+    "askers": "requesters",
+    "journal": "in-flight ledger",
+    "journaled": "write-ahead",
+    "seat": "listener",
+    "tell": "report, notify, send",
+    "told": "reported",
+    "unrest": "pending relocation",
+    "forgiven": "expired, cleared",
+    "passage": "trace, sequence",
+    "passages": "traces, sequences",
+}
+# Names that others choose: Python's files, and consensus until the chain of certificates rewrites it.
+NOT_OURS_TO_CHOOSE = {
+    "neuroshard/data/shard_file.py": {"tell"},
+    "neuroshard/node/stage.py": {"told", "gathering"},
+    "neuroshard/node/stage_training.py": {"gathering"},
+    "neuroshard/training/stage_loop.py": {"gathering"},
+}
+
 FOLDERS = ("neuroshard", "installers", "docs", "web/src")
 ENDINGS = {".py", ".md", ".ts", ".tsx", ".css", ".sh", ".nsi", ".1", ".desktop", ".service", ".conf"}
 TEXT_OF_PYTHON = re.compile(
@@ -54,6 +88,8 @@ COMMENT_OR_CODE = re.compile(
     r"/\*.*?\*/|(?:^[ \t]*(?://|#|;)[^\n]*\n?)+|.+?(?=/\*|^[ \t]*(?://|#|;)|\Z)", re.DOTALL | re.M
 )
 COMMENT_SIGNS = re.compile(r"^[ \t]*(?:#+|//|/?\*+|;|-|\||\d+\.)(?=\s)", re.M)
+NAME = re.compile(r"\b[A-Za-z_]\w+")
+WORDS_OF_NAME = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 PATTERNS = [(re.compile(text, 0 if START in text else re.IGNORECASE), write) for text, write in AVOID.items()]
 
 
@@ -73,6 +109,17 @@ def hits_in_prose(name: str, text: str) -> list[str]:
         f"{name}:{line_of(hit.start(), words, pieces, text)}: {hit[0].strip()!r}: write {write}"
         for pattern, write in PATTERNS
         for hit in pattern.finditer(words)
+    ]
+
+
+def hits_in_names(name: str, text: str) -> list[str]:
+    """Names in the code of a Python file that have a replaced word."""
+    code = TEXT_OF_PYTHON.sub("", text)
+    return [
+        f"{name}: name {found}: write {REPLACED[word.lower()]}"
+        for found in sorted(set(NAME.findall(code)) - NOT_OURS_TO_CHOOSE.get(name, set()))
+        for word in WORDS_OF_NAME.findall(found)
+        if word.lower() in REPLACED
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prose import AVOID, hits_in_prose, prose_files
+from prose import AVOID, REPLACED, hits_in_names, hits_in_prose, prose_files
 from source_files import name_of
 
 SAMPLES = {
@@ -43,6 +43,11 @@ def test_prose_avoids_the_phrases_of_the_table() -> None:
     assert [hit for path in prose_files() for hit in hits_in_prose(name_of(path), path.read_text("utf-8"))] == []
 
 
+def test_names_have_the_words_of_the_field() -> None:
+    files = [path for path in prose_files() if path.suffix == ".py"]
+    assert [hit for path in files for hit in hits_in_names(name_of(path), path.read_text("utf-8"))] == []
+
+
 def test_every_phrase_has_a_sample() -> None:
     assert set(SAMPLES) == set(AVOID.values())
 
@@ -52,6 +57,17 @@ def test_every_phrase_has_a_sample() -> None:
 def test_a_phrase_is_found_in_every_kind_of_file(kind: str, write: str) -> None:
     for sample in SAMPLES[write]:
         assert [hit.split(": write ")[1] for hit in hits_in_prose(kind, written(kind, sample))] == [write], sample
+
+
+@pytest.mark.parametrize("word", REPLACED)
+def test_a_replaced_word_is_found_in_names_of_any_form(word: str) -> None:
+    code = f'"""The {word}."""\nclass {word.title()}Loop:\n    {word}_seconds = my_{word} = "{word} it"  # {word}\n'
+    found = {hit.split(": ")[1] for hit in hits_in_names("x.py", code)}
+    assert found == {f"name {word.title()}Loop", f"name my_{word}", f"name {word}_seconds"}
+
+
+def test_a_longer_word_is_another_name() -> None:
+    assert hits_in_names("x.py", "toldest = storytelling = seated = understand = 1") == []
 
 
 @pytest.mark.parametrize("sentence", ALLOWED)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from neuroshard.network.reputation import (
     BAN_BELOW,
+    BANS_EXPIRE_SECONDS,
     FIRST_BAN_SECONDS,
-    FORGIVEN_AFTER_SECONDS,
     HALF_LIFE_SECONDS,
     LONGEST_BAN_SECONDS,
     LOWEST_SCORE,
@@ -117,7 +117,7 @@ def test_bans_double_and_a_long_good_time_is_rewarded() -> None:
         now = until
     expected = [min(FIRST_BAN_SECONDS * 2**n, LONGEST_BAN_SECONDS) for n in range(12)]
     assert lengths == expected
-    now += FORGIVEN_AFTER_SECONDS
+    now += BANS_EXPIRE_SECONDS
     assert flooded(scores, now).entries[PEER].banned_until == now + FIRST_BAN_SECONDS
 
 

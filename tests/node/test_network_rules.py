@@ -25,6 +25,7 @@ from neuroshard.errors import DataUnavailableError, StorageError
 from neuroshard.host.owner_limits import LEDGER_FILE, NetworkRules, TransferLedger, decide_network
 from neuroshard.host.owner_policy import Rules
 from neuroshard.membership.connectivity import Networking
+from neuroshard.membership.handshake import HANDSHAKE
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy, TransfersStoppedError
@@ -97,9 +98,9 @@ def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tm
         rules = NetworkRules(TransferLedger(tmp_path), gate, networking, lambda: moved[0])
         node = PolicyTransport(world.join(A), gate)
         other.serve("state", answer_slowly, LARGE)
-        other.serve("hello", answer)
+        other.serve(HANDSHAKE, answer)
         node.serve("mine", answer_large)
-        node.serve("hello", answer)
+        node.serve(HANDSHAKE, answer)
         node.serve("part", answer, LARGE)
         ended: list[float] = []
 
@@ -116,8 +117,8 @@ def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tm
             moved[0] = 50_000_000_000
             await rules.look(limited, NOON)
         assert ended[0] < 20
-        assert (await node.request(B, Frame("hello"), timeout_seconds=10)).kind == "hello"
-        assert (await other.request(A, Frame("hello"), timeout_seconds=10)).kind == "hello"
+        assert (await node.request(B, Frame(HANDSHAKE), timeout_seconds=10)).kind == HANDSHAKE
+        assert (await other.request(A, Frame(HANDSHAKE), timeout_seconds=10)).kind == HANDSHAKE
         with pytest.raises(PeerRefusedError, match="used up"):
             await other.request(A, Frame("mine"), reply=LARGE, timeout_seconds=10)
         assert (await other.request(A, Frame("part", {}, (VOTE,)), timeout_seconds=10)).kind == "part"

@@ -378,7 +378,7 @@ def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
                 await until(20, lambda: known_version(old) == 2)  # soon after they met
                 newest = changed.with_version(SignedRunParameters.sign(OWNER, replace(newer, version=3)))
                 JoinedRuns(ahead.settings.data_dir).keep(newest)  # as `run create --update` does beside the node
-                tasks.start_soon(ahead.exchange.look_on_shelf)
+                tasks.start_soon(ahead.exchange.watch_stored)
                 await until(20, lambda: known_version(ahead) == 3)
                 await until(400, lambda: known_version(old) == 3)
                 tasks.cancel_scope.cancel()

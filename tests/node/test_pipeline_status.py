@@ -21,7 +21,7 @@ from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
 from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
-from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stages, pipeline_status, tell_stages
+from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stages, pipeline_status, publish_stages
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.optim.adamw import make_inner_optimizer
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
@@ -129,7 +129,7 @@ def swarm(tmp_path: Path) -> StageSwarm:
     }
     for node, value in said.items():
         membership.hear_report(Statement(node, WalletId("w"), NOW, NOW + 1e6, value), NOW)
-    membership.tell(report(LayerRange(4, 6), NodeState.TRAINING), b"", NOW)  # of some seconds ago
+    membership.count_own_report(report(LayerRange(4, 6), NodeState.TRAINING), b"", NOW)  # of some seconds ago
     networking = Networking(identity.node_id, None, peers_file=tmp_path / "peers", given=(), loopback_only=True)
     return StageSwarm(identity, RunVersions(OFFER), membership, networking)
 
@@ -174,7 +174,7 @@ def test_while_a_node_gets_ready_the_stages_are_told(swarm: StageSwarm) -> None:
             network.join(swarm.node_id)
             there = network.network_of(swarm.node_id)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(tell_stages, swarm, publisher, board.current, there)
+                tasks.start_soon(publish_stages, swarm, publisher, board.current, there)
                 await anyio.sleep(LOOK_SECONDS + 0.5)
                 told = board.current().pipeline
                 assert told is not None

@@ -105,7 +105,7 @@ class Resident:
             interval_seconds=REPORT_SECONDS,
             leaving=leaving,
         )
-        self.membership.tell(report, b"", clock())
+        self.membership.count_own_report(report, b"", clock())
         self.said = Statement(self.node_id, self.wallet_id, clock(), clock() + DAY, report)
         self.town.post(self, self.said)
 

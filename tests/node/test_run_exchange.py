@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
-from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, RunExchange, RunShelf
+from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, OfferStore, RunExchange
 from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer
 from neuroshard.types import NodeId, RunId
 from tests.worlds.claims import FIRST, offer_of
@@ -61,7 +61,7 @@ def exchange() -> RunExchange:
     def keep(offer: RunOffer) -> OfferChoice:
         return OfferChoice(offer, True)
 
-    return RunExchange(RunShelf(lambda _: None, keep))
+    return RunExchange(OfferStore(lambda _: None, keep))
 
 
 def virtual(scenario: Callable[[], Awaitable[None]]) -> None:

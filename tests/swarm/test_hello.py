@@ -66,7 +66,7 @@ class Node:
 
     def report(self, **changes: object) -> None:
         report = replace(REPORT, sequence=int(self.now() * 1000), run_id=self.run, **changes)  # type: ignore[arg-type]
-        self.membership.tell(report, signed_report(self.identity, report, self.now()), self.now())
+        self.membership.count_own_report(report, signed_report(self.identity, report, self.now()), self.now())
 
     async def greet(self, other: Node) -> tuple[str, ...]:
         return await self.greeter.greet(self.network, other.node_id)

@@ -15,14 +15,14 @@ from neuroshard.pipeline.microbatch import MicrobatchKey, StageGoneError
 from neuroshard.pipeline.microbatch_call import (
     FOLD_SECONDS,
     MOST_HOPS,
-    REMEMBERED_PASSAGES,
+    REMEMBERED_TRACES,
     WINDOW_SECONDS,
     FlowRecord,
     MicrobatchCall,
     Replacement,
     flow_of,
     hop_times,
-    passage_of,
+    trace_of,
 )
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, RequestTiming, StageClient
@@ -140,7 +140,7 @@ def test_a_driver_remembers_a_minute_and_the_last_32(compute: ComputeThread) -> 
     assert flow.window_seconds == WINDOW_SECONDS
     assert flow.microbatches in (30, 31)
     assert flow.bubble_share == pytest.approx(1 - flow.microbatches * 1.5 / (2 * 60))
-    assert len(flow.recent) == REMEMBERED_PASSAGES
+    assert len(flow.recent) == REMEMBERED_TRACES
     assert [one.microbatch for one in flow.recent] == list(range(9, 41))
     newest = flow.recent[-1]
     assert (newest.seconds, newest.ended_at, newest.tokens) == (2.0, 1e9 + 580, LABELS.numel())
@@ -151,7 +151,7 @@ def test_a_driver_remembers_a_minute_and_the_last_32(compute: ComputeThread) -> 
     kept.clock.now += 61
     later = kept.record.flow()
     assert (later.microbatches, later.bubble_share, later.tokens_per_second) == (0, None, 0.0)
-    assert len(later.recent) == REMEMBERED_PASSAGES
+    assert len(later.recent) == REMEMBERED_TRACES
 
 
 def test_the_window_begins_with_the_first_microbatch(compute: ComputeThread) -> None:
@@ -222,7 +222,7 @@ def test_a_passage_names_who_did_a_stage_in_the_end(compute: ComputeThread) -> N
     async def main() -> MicrobatchTrace:
         run = MicrobatchCall(Routing((lost, last)), key(1), INPUTS[:2], LABELS[:2])
         await run.run()
-        return passage_of(run, ended_at=5.0, seconds=60.0)
+        return trace_of(run, ended_at=5.0, seconds=60.0)
 
     found = trio.run(main)
     assert [hop.node_id for hop in found.hops] == [B, C]
@@ -246,7 +246,7 @@ def test_the_bytes_of_remote_stages_are_those_of_their_tensors(compute: ComputeT
                 hops.append(RemoteStageClient(transport, node, address, shape))
             run = MicrobatchCall(FixedRouting(hops), key(1), INPUTS[:2], LABELS[:2])
             await run.run()
-            return passage_of(run, ended_at=0.0, seconds=10.0)
+            return trace_of(run, ended_at=0.0, seconds=10.0)
 
     here, middle, last = trio.run(main).hops
     tokens = 2 * ARCHITECTURE.sequence_length

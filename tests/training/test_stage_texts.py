@@ -45,8 +45,8 @@ def texts_of(compute: ComputeThread, clock: Clock | None = None, executor: Stage
     return StageTexts(compute, executor, StageShapes.of(executor.model, 2), clock=clock or Clock())
 
 
-def read(texts: StageTexts, ids: list[int], position: int = 0, session: int = 1, asker: NodeId = ME) -> Tensor:
-    return trio.run(texts.read, asker, session, position, torch.tensor([ids]))
+def read(texts: StageTexts, ids: list[int], position: int = 0, session: int = 1, requester: NodeId = ME) -> Tensor:
+    return trio.run(texts.read, requester, session, position, torch.tensor([ids]))
 
 
 def test_a_text_is_read_piece_by_piece_as_in_one(compute: ComputeThread) -> None:
@@ -64,8 +64,8 @@ def test_texts_of_several_askers_do_not_touch_each_other(compute: ComputeThread)
     texts = texts_of(compute)
     alone = [read(texts, IDS), read(texts, [5], len(IDS))]
     read(texts, IDS[:2], session=2)
-    read(texts, IDS[:2], asker=OTHER)
-    read(texts, [4, 6], 2, asker=OTHER)
+    read(texts, IDS[:2], requester=OTHER)
+    read(texts, [4, 6], 2, requester=OTHER)
     assert torch.equal(read(texts, [7], len(IDS) + 1), one_piece(compute, [*IDS, 5], [7]))
     assert torch.equal(alone[1], one_piece(compute, IDS, [5]))
     assert texts.count == 3
@@ -132,19 +132,19 @@ def test_gradients_that_are_accumulated_change_no_weights(compute: ComputeThread
 
 def test_an_asker_and_all_together_keep_a_bounded_number(compute: ComputeThread) -> None:
     texts = texts_of(compute)
-    for session in range(LIMITS.of_asker):
+    for session in range(LIMITS.of_requester):
         read(texts, IDS, session=session)
     with pytest.raises(StageBusyError, match="of this node"):
         read(texts, IDS, session=99)
-    for number in range(CACHED_TEXTS - LIMITS.of_asker):
-        read(texts, IDS, asker=NodeId(f"asker {number}"))
+    for number in range(CACHED_TEXTS - LIMITS.of_requester):
+        read(texts, IDS, requester=NodeId(f"asker {number}"))
     assert texts.count == CACHED_TEXTS
     for number in range(100):
         with pytest.raises(StageBusyError, match="are kept here"):
-            read(texts, IDS, asker=NodeId(f"stranger {number}"))
+            read(texts, IDS, requester=NodeId(f"stranger {number}"))
     assert texts.count == CACHED_TEXTS
     texts.forget(ME, 0)
-    read(texts, IDS, asker=OTHER)
+    read(texts, IDS, requester=OTHER)
     read(texts, [5], len(IDS), session=1)  # what is known goes on
 
 
@@ -152,12 +152,12 @@ def test_texts_end_when_they_are_idle_old_or_their_askers_gone(compute: ComputeT
     clock = Clock()
     texts = texts_of(compute, clock)
     read(texts, IDS)
-    read(texts, IDS, asker=OTHER)
+    read(texts, IDS, requester=OTHER)
     texts.keep_only({ME})
     assert texts.count == 1
     clock.now += LIMITS.idle_seconds - 1
     read(texts, [5], len(IDS))
-    read(texts, IDS, asker=OTHER)
+    read(texts, IDS, requester=OTHER)
     clock.now += 2
     texts.expire()
     assert texts.count == 2

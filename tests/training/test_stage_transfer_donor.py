@@ -182,7 +182,7 @@ def test_a_donor_knows_who_takes_its_state_over_and_who_only_keeps_it(compute: C
         await anyio.sleep(130)
         assert not donor.donor.receivers  # it did not come
         await world.receiver.manifest(A, 1000.0)
-        await world.receiver.tell_copied(A, NOW)
+        await world.receiver.report_copied(A, NOW)
         assert not donor.donor.receivers
 
     play(scenario, donor)
@@ -275,7 +275,7 @@ def test_a_stranger_gets_nothing_which_is_counted_and_a_newcomer_gets_it_once_it
         with pytest.raises(PeerRefusedError, match="Only members of the run"):
             await world.transport.request(A, chunk_request(NAME, snapshot, 0), timeout_seconds=5)
         with pytest.raises(DonorError, match="Only members of the run"):
-            await world.receiver.tell_copied(A, NOW)
+            await world.receiver.report_copied(A, NOW)
         assert donor.reports == [(HERE, ScoreReason.STRANGER)] * 3
         assert (await query_statuses(world.receiver.asking, NAME, [A]))[A].copied_seconds is None
         donor.strangers.clear()
@@ -293,11 +293,11 @@ def test_a_holder_learns_of_its_second_copy(compute: ComputeThread, tmp_path: Pa
     async def scenario(world: World) -> None:
         asking = world.receiver.asking
         assert (await query_statuses(asking, NAME, [A]))[A].copied_seconds is None
-        await world.receiver.tell_copied(A, NOW - 20)
-        await world.receiver.tell_copied(A, NOW - 50)  # an older one
+        await world.receiver.report_copied(A, NOW - 20)
+        await world.receiver.report_copied(A, NOW - 50)  # an older one
         await anyio.sleep(5)
         assert (await query_statuses(asking, NAME, [A]))[A].copied_seconds == pytest.approx(25)
-        await world.receiver.tell_copied(A, NOW + 1e9)  # from the future: as of now
+        await world.receiver.report_copied(A, NOW + 1e9)  # from the future: as of now
         assert (await query_statuses(asking, NAME, [A]))[A].copied_seconds == 0
 
     play(scenario, donor)

@@ -277,7 +277,7 @@ class StageNode:
         self.spoken_at = anyio.current_time()
         self.sequence += 1
         report = self.own_report()
-        self.membership.tell(report, b"", now())
+        self.membership.count_own_report(report, b"", now())
         said = Statement(self.name, self.identity.wallet_id, now(), now() + 1e6, report)
         for other in self.world.alive():
             if other is not self and (other in self.world.cut_off) == (self in self.world.cut_off):

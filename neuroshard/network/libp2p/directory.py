@@ -69,7 +69,7 @@ class FindRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for the nodes nearest to a key, and for records of a namespace."""
 
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    asker_addresses: _Addresses = ()
+    requester_addresses: _Addresses = ()
     namespace: _Namespace | None = None  # None: no records
     most: Annotated[int, Meta(ge=0, le=MAX_RECORDS_OF_NAMESPACE)] = MAX_RECORDS_OF_NAMESPACE  # records
 
@@ -205,7 +205,7 @@ class KademliaDirectory:
         """The nodes nearest to the key that answer; records they give are checked and added to those that are found."""
         question = FindRequest(key.to_bytes(32), self._own_addresses())
         if wanted is not None:
-            question = FindRequest(question.key, question.asker_addresses, wanted.namespace, wanted.of_each)
+            question = FindRequest(question.key, question.requester_addresses, wanted.namespace, wanted.of_each)
         lookup = Lookup(key, self._table.closest(key), self._transport.local_id)
         changed = Signal()
 
@@ -269,14 +269,14 @@ class KademliaDirectory:
                 if record is not None:
                     found[data] = record
 
-    def _checked(self, giver: NodeId, data: bytes, owner: NodeId | None) -> StoredRecord | None:
+    def _checked(self, sender: NodeId, data: bytes, owner: NodeId | None) -> StoredRecord | None:
         """A valid record, or None. An invalid one is counted, and the peer that sent it loses reputation."""
         try:
             record = StoredRecord.checked(data, self._now(), owner, self._form)
         except DataError as error:
             reason = record_score_reason(error)
             self.refused[reason] += 1
-            self._report(giver, reason)
+            self._report(sender, reason)
             return None
         self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at)
         return record
@@ -285,7 +285,7 @@ class KademliaDirectory:
 
     async def _answer_find(self, peer: NodeId, request: Frame) -> Frame:
         question = request.read(FindRequest)
-        self._hear_asker(peer, question.asker_addresses)
+        self._hear_requester(peer, question.requester_addresses)
         await anyio.lowlevel.checkpoint()
         near = [node for node in self._table.closest(int.from_bytes(question.key)) if node != peer]
         nodes, byte_count = self._places_of(near)
@@ -296,7 +296,7 @@ class KademliaDirectory:
 
     async def _answer_store(self, peer: NodeId, request: Frame) -> Frame:
         given = request.read(StoreRequest)
-        self._hear_asker(peer, ())
+        self._hear_requester(peer, ())
         await anyio.lowlevel.checkpoint()
         record = self._checked(peer, given.record, peer)
         if record is None:
@@ -328,7 +328,7 @@ class KademliaDirectory:
             chosen.append(record.data)
         return tuple(chosen)
 
-    def _hear_asker(self, peer: NodeId, addresses: Sequence[str]) -> None:
+    def _hear_requester(self, peer: NodeId, addresses: Sequence[str]) -> None:
         self._contacts.learn_texts(peer, addresses, self._now(), host=self._host_of(peer))
         self._table.heard_from(peer)
 

@@ -108,7 +108,7 @@ class PeerLink:
         self._session_of_peer: int | None = None
         self._size = PoolSize()
         self._observer = LineMonitor()
-        self._told_want = 0
+        self._sent_want = 0
         self._bytes_before = (0, 0)  # sent and received over connections that ended
         hooks = TransferHooks(self._report, self._wake, self._send, self._cut, self._blocks_at_a_time)
         self._exchange = PeerTransfers(peer, shared, hooks)
@@ -198,8 +198,8 @@ class PeerLink:
         if self._endpoint is not None:
             if now >= self._redialling.dial_after:
                 self._dial(wanted - self.connection_count - self._dialling)
-        elif self._connections and wanted != self._told_want:
-            self._told_want = wanted
+        elif self._connections and wanted != self._sent_want:
+            self._sent_want = wanted
             self._send(packet(PacketKind.WANT, 0, extra=wanted))
         self._close_superfluous(wanted, now)
         self._close_silent(now)

@@ -71,7 +71,7 @@ class Verifier:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(to_thread.run_sync, in_thread, limiter=anyio.CapacityLimiter(1)))
             try:
-                await self._tell_all()
+                await self._call_done()
             finally:
                 self._asked.put(None)
 
@@ -81,7 +81,7 @@ class Verifier:
             self._ran.append(asked)
             loop.run_sync_soon(self._waiting.unpark_all, idempotent=True)  # pyright: ignore[reportUnknownMemberType]
 
-    async def _tell_all(self) -> None:
+    async def _call_done(self) -> None:
         while True:
             while self._ran:
                 check, done = self._ran.popleft()

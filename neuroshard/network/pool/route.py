@@ -76,10 +76,10 @@ class BulkRoute:
         """Traffic of the pool with each peer since the start."""
         return self._pool.traffic()
 
-    async def answer_endpoint(self, asker: NodeId, question: Frame) -> Frame:
+    async def answer_endpoint(self, requester: NodeId, question: Frame) -> Frame:
         """Send a peer the port at which it reaches this node's pool; the peer knows the address."""
         await anyio.lowlevel.checkpoint()
-        return Frame(ENDPOINT_KIND, {"port": self._own_port(self._ip_of(asker))})
+        return Frame(ENDPOINT_KIND, {"port": self._own_port(self._ip_of(requester))})
 
     async def request(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame | None:
         """The peer's answer; None when it has no pool that this node can reach, and has not handled the request.
@@ -102,11 +102,11 @@ class BulkRoute:
         self._remember(peer, None)
         return None
 
-    def _own_port(self, asker_ip: str | None) -> int:
-        """Where an asker finds the pool: one in the internet, where a router translates, at the router's port."""
+    def _own_port(self, requester_ip: str | None) -> int:
+        """Where a requester finds the pool: one in the internet, where a router translates, at the router's port."""
         inside = self._pool.endpoint()[1]
         outside = self._outside.of(inside)
-        return outside[1] if outside is not None and is_public_ipv4(asker_ip or "") else inside
+        return outside[1] if outside is not None and is_public_ipv4(requester_ip or "") else inside
 
     async def _endpoint(self, peer: NodeId) -> Endpoint | None:
         until, endpoint = self._known.get(peer, (0.0, None))

@@ -193,14 +193,14 @@ class LineMonitor:
         pairs = [(self._last.get(number), look) for number, look in looks.items()]
         elapsed = now - self._looked_at if self._looked_at is not None else 0.0
         self._last, self._looked_at = looks, now
-        told = [(last.info if last else None, look.info) for last, look in pairs if look.info is not None]
-        if not told or len(told) < len(pairs):
+        measured = [(last.info if last else None, look.info) for last, look in pairs if look.info is not None]
+        if not measured or len(measured) < len(pairs):
             sent = sum(look.bytes_sent - (last.bytes_sent if last else 0) for last, look in pairs)
             return LineObservation(now, len(connections), elapsed, sent)
         none = TcpInfo(0, 0, 0, 0.0, 0.0, 0.0)
-        return self._told_by_system(now, [(last or none, info) for last, info in told])
+        return self._from_system(now, [(last or none, info) for last, info in measured])
 
-    def _told_by_system(self, now: float, changes: list[tuple[TcpInfo, TcpInfo]]) -> LineObservation:
+    def _from_system(self, now: float, changes: list[tuple[TcpInfo, TcpInfo]]) -> LineObservation:
         least = min(info.least_rtt_seconds for _, info in changes)
         busiest = max(changes, key=lambda pair: pair[1].bytes_acknowledged - pair[0].bytes_acknowledged)[1]
         self.rtt_seconds = busiest.rtt_seconds

@@ -80,7 +80,7 @@ export function ShardCard({ data }: { data: DataStatus | null }) {
       <Bar
         label={data.shard === null ? "No shard yet" : `Shard ${count(data.shard)}`}
         fraction={fraction}
-        text={`${count(data.shard_windows_done)} of ${count(data.shard_windows_total)} passages`}
+        text={`${count(data.shard_windows_done)} of ${count(data.shard_windows_total)} sequences`}
       />
       <Facts
         rows={[
@@ -101,14 +101,14 @@ export function RoundCard({ status, nodeNow }: { status: NodeStatus; nodeNow: nu
     <Card title="Teamwork" hint="Computers learn alone for many steps, then combine what they learned (DiLoCo).">
       {total > 0 && (
         <Bar
-          label="Steps until the next combination"
+          label="Steps until the next sync"
           fraction={diloco.inner_step / total}
           text={`${count(diloco.inner_step)} of ${count(total)}`}
         />
       )}
       <Facts
         rows={[
-          ["Combinations so far", count(diloco.outer_steps)],
+          ["Syncs so far", count(diloco.outer_steps)],
           ["Last one", ago(diloco.last_sync, nodeNow)],
           ["Computers in it", count(diloco.members)],
         ]}

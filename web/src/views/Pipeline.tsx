@@ -4,7 +4,7 @@ import type { PipelineFlow, PipelineSummary, StageStatus } from "../api/response
 import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
-import { Passages } from "../components/Passages";
+import { MicrobatchTraces } from "../components/MicrobatchTraces";
 import { Bar, Card, Facts, Stat, ToneMark } from "../components/parts";
 import { StageBoxes } from "../components/StageBoxes";
 import { PartsLegend, StageTimes } from "../components/StageTimes";
@@ -40,7 +40,7 @@ function Content({ pipeline, status, nodeNow }: { pipeline: PipelineSummary; sta
       <StageBoxes pipeline={pipeline} ownId={ownId} />
       {flow && <Numbers flow={flow} />}
       {flow && flow.loads.length > 0 && <Loads flow={flow} ownId={ownId} />}
-      {flow && <Passages flow={flow} ownId={ownId} nodeNow={nodeNow} />}
+      {flow && <MicrobatchTraces flow={flow} ownId={ownId} nodeNow={nodeNow} />}
       {!flow && pipeline.own_stages.length > 0 && <NotDriving />}
       {pipeline.own_stages.length > 0 && <OwnStages stages={pipeline.own_stages} />}
     </>
@@ -137,7 +137,7 @@ function OwnStages({ stages }: { stages: readonly StageStatus[] }) {
               {stageName(stage.stage)}, {layerRange(stage.layers)}
             </h3>
             <Bar
-              label="Passages for the next step"
+              label="Sequences for the next step"
               fraction={stage.sequences_accumulated / Math.max(stage.sequences_wanted, 1)}
               text={`${count(stage.sequences_accumulated)} of ${count(stage.sequences_wanted)}`}
             />

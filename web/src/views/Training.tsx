@@ -87,12 +87,12 @@ function Proof({ status }: { status: NodeStatus }) {
   const last = held[held.length - 1];
   const improvement = last?.improvement ?? null;
   return (
-    <Card title="Does it really learn?" hint="Tested on the same held-out passages again and again.">
+    <Card title="Does it really learn?" hint="Tested on the same held-out sequences again and again.">
       <p>{status.verification.reason}</p>
       <p class="muted">{status.verification.action}</p>
       <Facts
         rows={[
-          ["Held-out passages", count(sequences)],
+          ["Held-out sequences", count(sequences)],
           ["Tests so far", count(held.length)],
           improvement === null ? null : ["Improvement", `${improvement.toFixed(3)} ± ${last?.standard_error?.toFixed(3) ?? "?"} nats per token`],
           last?.measured_by.length ? ["Measured and signed by", last.measured_by.map(shortId).join(", ")] : null,
@@ -115,7 +115,7 @@ function ModelCard({ status }: { status: NodeStatus }) {
           ["Shape", `${shape.layer_count} layers, width ${count(shape.hidden_size)}, ${shape.head_count} heads`],
           ["Vocabulary", `${count(shape.vocabulary_size)} tokens`],
           ["Context", `${count(shape.sequence_length)} tokens`],
-          ["Batch", `${count(training.sequences_per_step)} passages a step`],
+          ["Batch", `${count(training.sequences_per_step)} sequences per step`],
           training.lr === null ? null : ["Learning rate", training.lr.toExponential(2)],
           run ? ["Run", <span class="mono">{shortId(run.run_id)}</span>] : null,
         ]}

@@ -143,12 +143,12 @@ export function takeoverSentence(takeover: Takeover): string {
 }
 
 /** Seconds of a microbatch by what they were spent on. */
-export function partsOf(passage: MicrobatchTrace): Record<"compute" | "wait" | "wire" | "other", number> {
-  const sum = (pick: (hop: HopTimes) => number | null) => passage.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
+export function partsOf(trace: MicrobatchTrace): Record<"compute" | "wait" | "wire" | "other", number> {
+  const sum = (pick: (hop: HopTimes) => number | null) => trace.hops.reduce((total, hop) => total + (pick(hop) ?? 0), 0);
   return {
     compute: sum((hop) => hop.compute_seconds),
     wait: sum((hop) => hop.wait_seconds),
     wire: sum((hop) => hop.wire_seconds),
-    other: passage.other_seconds ?? 0,
+    other: trace.other_seconds ?? 0,
   };
 }
