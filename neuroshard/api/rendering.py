@@ -31,7 +31,7 @@ def encodable_if_text(value: object) -> object:
     return encodable(value) if isinstance(value, str) else value
 
 
-Text = Annotated[str, BeforeValidator(encodable_if_text)]
+EncodableText = Annotated[str, BeforeValidator(encodable_if_text)]
 
 
 class ResponseBody(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, RootModel
 
-from neuroshard.api.rendering import RequestBody, ResponseBody, Text
+from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 
 LONGEST_PAUSE_SECONDS = 7 * 86_400.0
 
@@ -31,8 +31,8 @@ class ConfigChanges(RootModel[Annotated[dict[SettingName, JsonValue], Field(min_
 class CommandBody(ResponseBody):
     """202: the result of a command."""
 
-    state: Text = Field(description="state of the node afterwards")
-    message: Text
+    state: EncodableText = Field(description="state of the node afterwards")
+    message: EncodableText
     details: dict[str, JsonValue] | None = None
 
 
@@ -99,7 +99,7 @@ class CompletionRequest(RequestBody):
 class CompletionChoice(ResponseBody):
     """One continuation, or a piece of it."""
 
-    text: Text
+    text: EncodableText
     index: int = 0
     logprobs: None = None
     finish_reason: str | None = Field(default=None, description='"stop" or "length"; null in all but the last piece')

@@ -17,7 +17,7 @@ from fastapi import APIRouter
 from pydantic import Field, JsonValue, SecretStr
 
 from neuroshard.api.problems import WrongFieldsError
-from neuroshard.api.rendering import RequestBody, ResponseBody, Text
+from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.api.requests import CommandBody, NoMembers, SettingName
 from neuroshard.config.folders import expanded
 from neuroshard.config.loading import LoadedSettings, check_settings, source_name
@@ -39,32 +39,32 @@ class SetupWallet(ResponseBody):
     words: list[str] = Field(description="of a new wallet, until the owner has given some of them back; then empty")
     asked: list[int] = Field(description="places of the words to give back, from 1")
     confirmed: bool
-    warning: Text | None
+    warning: EncodableText | None
 
 
 class SetupFolder(ResponseBody):
     """The chosen data folder, with the space and the wallet in it."""
 
-    path: Text
-    fixed_by: Text | None = Field(description="the flag or variable that decides it, if one does")
+    path: EncodableText
+    fixed_by: EncodableText | None = Field(description="the flag or variable that decides it, if one does")
     free_mb: int | None = Field(description="space on its disk, megabytes of 10^6 bytes; null: not known")
-    wallet_id: Text | None = Field(description="the wallet that this folder holds already")
+    wallet_id: EncodableText | None = Field(description="the wallet that this folder holds already")
 
 
 class SetupField(ResponseBody):
     """One setting that the wizard asks for."""
 
     value: JsonValue = Field(description="null: the default, or what is measured")
-    fixed_by: Text | None = Field(description="the flag or variable that decides it, if one does")
+    fixed_by: EncodableText | None = Field(description="the flag or variable that decides it, if one does")
     measured: JsonValue = Field(description="what null leads to on this computer; null: no limit")
-    allowed: Text
+    allowed: EncodableText
 
 
 class SetupAutostart(ResponseBody):
     """Whether the node will start with the computer, and how."""
 
     possible: bool
-    how: Text = Field(description="what would be written where, or why it is not possible")
+    how: EncodableText = Field(description="what would be written where, or why it is not possible")
     wanted: bool
 
 
@@ -103,9 +103,9 @@ class ChoicesRequest(RequestBody):
 class FinishedBody(ResponseBody):
     """202: stored; the node starts."""
 
-    message: Text
-    url: Text = Field(description="where the dashboard will be")
-    warning: Text | None = Field(description="what did not work although the rest did")
+    message: EncodableText
+    url: EncodableText = Field(description="where the dashboard will be")
+    warning: EncodableText | None = Field(description="what did not work although the rest did")
 
 
 ASKED_BACK = 3

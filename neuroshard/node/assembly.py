@@ -32,7 +32,7 @@ from neuroshard.node.holder_monitor import HolderMonitor
 from neuroshard.node.joining import StageSafety
 from neuroshard.node.observation import Observer
 from neuroshard.node.pipeline_status import publish_stages
-from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, publish_run
+from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, publish_run_status
 from neuroshard.node.stage_choice import StageChooser, kept_stages, windows_of
 from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
 from neuroshard.node.training_life import TrainingLife
@@ -269,7 +269,7 @@ class Assembly:
         return run
 
     def _publish_run(self, run: LocalRun, found: FoundRun | NoRun) -> None:
-        publish_run(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
+        publish_run_status(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
 
 
 def _check_memory(room: HardwareBudget, demo: DemoOptions | None) -> None:

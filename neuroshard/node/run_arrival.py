@@ -56,7 +56,7 @@ class RunArrival:
 
             found = await self.finder.named(report)
         if found is not None:
-            publish_run(self.publisher, found.offer, found, self.wallet_id)
+            publish_run_status(self.publisher, found.offer, found, self.wallet_id)
             self.enter(found.offer)
         self._found = found
         self._done.set()
@@ -67,7 +67,7 @@ class RunArrival:
         return self._found
 
 
-def publish_run(
+def publish_run_status(
     publisher: Publisher, offer: RunOffer, found: FoundRun | NoRun, wallet_id: WalletId, *, is_demo: bool = False
 ) -> None:
     """Publish the run and its model, without this node's layers, which are chosen later."""

@@ -25,7 +25,7 @@ MIN_PAIR_COUNT = 2  # a pair seen once is not a pattern of the text
 _SHIFT = 24  # pairs are packed as first << 24 | second: ids stay below 2**24, and packed order is pair order
 _LOW = (1 << _SHIFT) - 1
 
-Progress = Callable[[float], None]
+ReportFraction = Callable[[float], None]
 
 
 def count_words(texts: Iterable[str], pattern: str = byte_table().pattern) -> Counter[str]:
@@ -49,7 +49,7 @@ def learn_from_counts(
     merge_count: int,
     base: TokenizerTable | None = None,
     source: str = "text",
-    progress: Progress = lambda _: None,
+    progress: ReportFraction = lambda _: None,
 ) -> TokenizerTable:
     """Learn merges from counted words; fewer than `merge_count` when no pair occurs twice any more.
 
