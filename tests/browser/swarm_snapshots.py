@@ -267,7 +267,7 @@ def holders(stages: int, replicas: int) -> tuple[PipelineStage, ...]:
     return tuple(rows)
 
 
-def passages(stages: tuple[PipelineStage, ...], count: int = 32) -> tuple[MicrobatchTrace, ...]:
+def traces(stages: tuple[PipelineStage, ...], count: int = 32) -> tuple[MicrobatchTrace, ...]:
     """Microbatches whose second stage takes longest; in one of them it was taken over."""
     now = time.time()
     rows: list[MicrobatchTrace] = []
@@ -297,7 +297,7 @@ def passages(stages: tuple[PipelineStage, ...], count: int = 32) -> tuple[Microb
 
 def flow(stages: tuple[PipelineStage, ...]) -> PipelineFlow:
     """What a driver tells of the last minute."""
-    recent = passages(stages)
+    recent = traces(stages)
     return replace(flow_of(recent, 60.0), exact_takeovers=2, approximate_takeovers=1, failures=4, recent=recent)
 
 
