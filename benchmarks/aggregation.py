@@ -98,7 +98,7 @@ def _forms(rule: str, count: int, length: int) -> tuple[Any, int, dict[str, Form
 
     rows = torch.randn(count, length, generator=torch.Generator().manual_seed(1))
     trim = trim_count(count, 0.25) if rule == "trimmed mean" else (count - 1) // 2
-    reduction = MiddleMean(tuple(range(count)), (1.0,) * count, trim)
+    reduction = MiddleMean.of_equals(count, trim)
     forms: dict[str, Form] = {
         "here": lambda: reduce_slice(SliceRows.of(rows), reduction),
         "torch.sort": lambda: rows.sort(dim=0).values[trim : count - trim].mean(dim=0),
@@ -147,7 +147,7 @@ def _whole_round() -> dict[str, Any]:
 
     rows = torch.randn(COUNT, LENGTH, generator=torch.Generator().manual_seed(1)).add_(1)
     whole = SliceRows.of(rows)
-    total = slice_statistics(whole)
+    total = slice_statistics(whole, with_gram=True)
     reduction = reduction_by(Mean(), total, judge_statistics(total))
     return {
         "seconds": {

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from benchmarks.sizes import size
 from benchmarks.texts import real_texts
+from neuroshard.aggregation import MemberFacts
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
-from neuroshard.consensus.roster import Encoded
+from neuroshard.consensus.roster import tolerated_liars
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, UnderWay
 from neuroshard.consensus.stage_rounds import Outcome as RoundOutcome
@@ -58,6 +59,8 @@ Objects = Callable[[Tensor, int], Awaitable[bool]]
 """Whether the members object to an aggregate (k,) of an outer step."""
 Attack = Callable[[Mapping[int, Tensor], int, int], Tensor]
 """What a hostile member sends: from the honest contributions of all by member, its own number and the outer step."""
+Rule = Callable[[Mapping[int, Tensor]], Tensor | None]
+"""The aggregate (k,) of contributions by member, or None if there is no step."""
 
 
 class Texts:
@@ -116,6 +119,7 @@ class Scheme:
     late_share: float = 0.0  # of the inner steps between two rounds: so long the one before takes beside them
     paces: tuple[int, ...] = ()  # inner steps of each replica between two rounds, where they differ
     votes: bool = False  # on every aggregate of whole models, by its held-out loss
+    are_friends: bool = True  # False: the gates of runs that are open to strangers
 
     @property
     def steps(self) -> int:
@@ -171,54 +175,66 @@ class Meeting:
 
     async def agreed(self, contributions: Mapping[int, Tensor], outer_step: int) -> Tensor | None:
         """What a round makes of the honest contributions, each (k,), by member; None where it is abandoned."""
-        work = RoundWork.of(self.scheme.outer, len(contributions[0]))  # the strategy chooses the length for each round
-        aggregate = self._aggregated(work, self._sent(work, contributions, outer_step))
-        if aggregate is None or self.objects is None or not await self.objects(aggregate, outer_step):
-            return aggregate
+        scheme = self.scheme
+        sent = dict[int, Tensor]()
+        for member, vector in sorted(contributions.items()):
+            attack = scheme.attacks.get(member)
+            sent[member] = vector if attack is None else attack(contributions, member, outer_step)
+        reduced = ReducedRound.of(scheme, sent)
+        self.caught += len(reduced.refused & scheme.attacks.keys())
+        self.refused += len(reduced.refused - scheme.attacks.keys())
+        if reduced.aggregate is None:
+            self.abandoned += 1
+            return None
+        # every slice to two reducers, and a share of the results to everybody
+        others = (scheme.replicas - 1) / scheme.replicas
+        self.sent_bytes += others * (2 * reduced.part_bytes + reduced.result_bytes)
+        if self.objects is None or not await self.objects(reduced.aggregate, outer_step):
+            return reduced.aggregate
         self.voted_down += 1
         self.abandoned += 1
         return None
 
-    def _sent(
-        self, work: RoundWork, contributions: Mapping[int, Tensor], outer_step: int
-    ) -> dict[int, tuple[Encoded, ...]]:
-        """The slices of everybody whose contribution can be read."""
-        sent = dict[int, tuple[Encoded, ...]]()
-        for member in range(self.scheme.replicas):
-            attack = self.scheme.attacks.get(member)
-            vector = contributions[member] if attack is None else attack(contributions, member, outer_step)
-            if bool(vector.isfinite().all()) or self.scheme.outer.codec == "fp32":
-                sent[member] = work.encoded(vector.contiguous())
-            else:  # no codec that loses something can say it: what comes is malformed, and its sender absent
-                self.caught += 1
-        return sent
 
-    def _aggregated(self, work: RoundWork, sent: Mapping[int, tuple[Encoded, ...]]) -> Tensor | None:
-        """One view after the other, each without those who were refused (decision 19)."""
+@dataclass(frozen=True)
+class ReducedRound:
+    """What a round's computations make of contributions, without its messages and its vote."""
+
+    aggregate: Tensor | None  # (k,); None if none was accepted
+    refused: frozenset[int]  # members
+    part_bytes: int = 0  # of one encoded contribution
+    result_bytes: int = 0
+
+    @classmethod
+    def of(cls, scheme: Scheme, contributions: Mapping[int, Tensor]) -> ReducedRound:
+        """Of contributions, each (k,), by member. The strategy chooses the length for each round."""
+        tolerated = tolerated_liars(scheme.replicas, is_open_to_strangers=not scheme.are_friends)
+        length = len(next(iter(contributions.values())))
+        work = RoundWork.of(scheme.outer, length, tolerated=tolerated)
+        # no codec that loses something can say NaN: what comes is malformed, and its sender absent
+        says_all = scheme.outer.codec == "fp32"
+        sent = {
+            member: work.encoded(vector.contiguous())
+            for member, vector in contributions.items()
+            if says_all or bool(vector.isfinite().all())
+        }
+        absent = contributions.keys() - sent.keys()
+        if not sent:
+            return cls(None, frozenset(absent))
         members = sorted(sent)
-        while len(members) * 2 > self.scheme.replicas:
-            rows = {index: [sent[member][index] for member in members] for index in range(work.plan.count)}
-            first = {sent[member]: row for row, member in reversed(list(enumerate(members)))}
-            copies = frozenset(row for row, member in enumerate(members) if first[sent[member]] != row)
-            statistics = list(work.statistics(MakeStatistics("", rows)).values())
-            judged = work.judged(Judge("", statistics, copies, [1] * len(members)))
-            refused = [members[row] for row in judged.verdict.refused]
-            self.caught += sum(member in self.scheme.attacks for member in refused)
-            self.refused += sum(member not in self.scheme.attacks for member in refused)
-            if judged.reduction is not None:
-                results = work.reduced(Reduce("", rows, judged.reduction))
-                self._count(sent[members[0]], list(results.values()))
-                return work.decoded([results[index] for index in range(work.plan.count)])
-            if not refused:
-                break
-            members = [member for member in members if member not in refused]
-        self.abandoned += 1
-        return None
-
-    def _count(self, parts: Sequence[Encoded], results: Sequence[Encoded]) -> None:
-        """What a member sends: every slice to two reducers, and its share of the results to everybody."""
-        others = (self.scheme.replicas - 1) / self.scheme.replicas
-        self.sent_bytes += others * (2 * sum(map(len, parts)) + sum(map(len, results)))
+        rows = {index: [sent[member][index] for member in members] for index in range(work.plan.count)}
+        first = {sent[member]: row for row, member in reversed(list(enumerate(members)))}
+        facts = replace(
+            MemberFacts.of_equals(len(members), are_friends=scheme.are_friends),
+            originals=tuple(first[sent[member]] for member in members),
+        )
+        judged = work.judged(Judge("", list(work.statistics(MakeStatistics("", rows, facts)).values()), facts))
+        refused = frozenset(absent | {members[row] for row in judged.verdict.refused})
+        if judged.reduction is None:
+            return cls(None, refused)
+        results = work.reduced(Reduce("", rows, judged.reduction))
+        aggregate = work.decoded([results[index] for index in range(work.plan.count)])
+        return cls(aggregate, refused, sum(map(len, sent[members[0]])), sum(map(len, results.values())))
 
 
 class Late:

@@ -1,12 +1,14 @@
 """Robust aggregation: one verdict on whole contributions, then a rule applied slice by slice. Pure functions."""
 
 from neuroshard.aggregation.gates import (
+    Cluster,
     GateVerdict,
+    MemberFacts,
     RejectionReason,
     abstaining,
     capped_weights,
+    finds_near_copies,
     judge_statistics,
-    max_refused,
 )
 from neuroshard.aggregation.reduction import (
     AggregatorConfig,
@@ -15,7 +17,6 @@ from neuroshard.aggregation.reduction import (
     Mean,
     Median,
     MiddleMean,
-    MultiKrum,
     Reduction,
     TooFewContributionsError,
     TrimmedMean,
@@ -42,13 +43,14 @@ from neuroshard.aggregation.slices import SliceRows
 __all__ = [
     "AggregatorConfig",
     "CentredClipping",
+    "Cluster",
     "GateVerdict",
     "Krum",
     "MalformedStatisticsError",
     "Mean",
     "Median",
+    "MemberFacts",
     "MiddleMean",
-    "MultiKrum",
     "Reduction",
     "RejectionReason",
     "SliceRows",
@@ -61,8 +63,8 @@ __all__ = [
     "aggregator_name",
     "capped_weights",
     "check_krum_count",
+    "finds_near_copies",
     "judge_statistics",
-    "max_refused",
     "needs_gram",
     "read_statistics",
     "reduce_slice",

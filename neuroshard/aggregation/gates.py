@@ -2,6 +2,8 @@
 
 Pure functions of statistics of the contributions: all members with the same statistics reach the same verdict.
 Earlier checks decide which members may contribute (well-formed, signed, one per wallet).
+
+All medians and deviations are those of the established members. The others are judged against them.
 """
 
 from __future__ import annotations
@@ -14,43 +16,15 @@ from statistics import median, median_low
 
 import numpy as np
 
-from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, SliceStatistics
+from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, GramMatrix, SliceStatistics
 
 MAX_WEIGHT_RATIO = 2.0  # relative to the median declared weight
 MIN_WORK_RATIO = 0.25  # relative to the median declared work
 MOST_WORK = 2.0**53  # tokens; a larger claim counts as no work
-
-
-def capped_weights(declared: Sequence[float]) -> tuple[float, ...]:
-    """Weights of the contributions: at most twice the (lower) median of the members that did any work.
-
-    Work is self-declared. A value that is not finite, negative or beyond 2^53 counts as none. If no member did any
-    work, all weights are equal.
-    """
-    work = _believed(declared)
-    done = [amount for amount in work if amount > 0]
-    if not done:
-        return (1.0,) * len(work)
-    cap = MAX_WEIGHT_RATIO * median_low(done)
-    return tuple(min(amount, cap) for amount in work)
-
-
-def abstaining(declared: Sequence[float]) -> tuple[int, ...]:
-    """Row numbers of members with less than a quarter of the (lower) median work of those that did any.
-
-    Their contributions would be mostly noise. If no member did any work, none abstains.
-    """
-    work = _believed(declared)
-    done = [amount for amount in work if amount > 0]
-    fewest = MIN_WORK_RATIO * median_low(done) if done else 0.0
-    return tuple(i for i, amount in enumerate(work) if amount < fewest)
-
-
-def _believed(declared: Sequence[float]) -> list[float]:
-    return [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # both comparisons are false for NaN
-
-
+MAX_OTHERS_SHARE = 0.125  # of the weight, of all members together that are not established
 MIN_NORM_RATIO, MAX_NORM_RATIO = 0.1, 10.0
+MIN_CLUSTERED_MEMBERS = 8  # established; with fewer the deviation of their cosines says little
+NEAR_COPY_DEVIATIONS = 6.0
 
 
 class RejectionReason(StrEnum):
@@ -58,116 +32,248 @@ class RejectionReason(StrEnum):
 
     NOT_FINITE = "it contains numbers that are not finite"
     ZERO = "it is zero"
-    COPY = "it is a copy of another member's"
     NORM = "its norm is far from the median norm"
     DIRECTION = "its direction disagrees with the majority"
+
+
+@dataclass(frozen=True)
+class MemberFacts:
+    """The facts about the members of a round that are not in their contributions, by row number.
+
+    Raises ValueError if the fields are of different numbers of members.
+    """
+
+    work: tuple[float, ...]  # declared tokens or sequences since the last round
+    established: tuple[bool, ...]  # the others change no median and have an eighth of the weight
+    originals: tuple[int, ...]  # the first row with the same bytes, which is the row itself if it is no copy
+    are_friends: bool = False  # then no norm is too large, no near-copies are searched, and nobody abstains
+
+    def __post_init__(self) -> None:
+        count = len(self.work)
+        if len(self.established) != count or len(self.originals) != count:
+            raise ValueError(f"work, established and originals must be of the same {count} members")
+        if any(not 0 <= first <= row or self.originals[first] != first for row, first in enumerate(self.originals)):
+            raise ValueError(f"an original is the first row with the same bytes, got {self.originals}")
+
+    @property
+    def counted(self) -> tuple[bool, ...]:
+        """Whether medians cover the row: it is established, and no copy of another row that is."""
+        rows = zip(self.established, self.originals, strict=True)
+        keys = [first if is_established else None for is_established, first in rows]
+        return tuple(key is not None and key not in keys[:row] for row, key in enumerate(keys))
+
+    @classmethod
+    def of_equals(cls, count: int, *, are_friends: bool = False) -> MemberFacts:
+        """`count` established members with equal work and different contributions."""
+        return cls((1.0,) * count, (True,) * count, tuple(range(count)), are_friends)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Accepted contributions that count as one member: a single one, or copies and near-copies of each other."""
+
+    rows: tuple[int, ...]
+    weight: float = 1.0
+    is_established: bool = True
 
 
 @dataclass(frozen=True)
 class GateVerdict:
     """The result of the gates for n contributions, by row number.
 
-    `robust` is False for fewer than 3 contributions: then the result has no protection from a wrong member.
+    `robust` is False if fewer than 3 different established contributions are finite and not zero: then the result
+    has no protection from a wrong member.
     """
 
     accepted: tuple[int, ...]
     refused: Mapping[int, RejectionReason]
     clip_factors: tuple[float, ...]  # of the accepted rows, in (0, 1], exact in fp32
+    clusters: tuple[Cluster, ...]  # the accepted rows, each in one cluster
     robust: bool
     abstained: tuple[int, ...] = ()  # rows with too little work to count, which are not judged
 
     @property
     def member_count(self) -> int:
         """Number of contributions in the round."""
-        return self.judged_count + len(self.abstained)
-
-    @property
-    def judged_count(self) -> int:
-        """Number of contributions that count."""
-        return len(self.accepted) + len(self.refused)
+        return len(self.accepted) + len(self.refused) + len(self.abstained)
 
     @property
     def abort_reason(self) -> str | None:
-        """The reason why the round must be abandoned, or None."""
-        limit = max_refused(self.judged_count)
-        if not self.accepted:
-            return f"no contribution was accepted: {', '.join(sorted(set(self.refused.values())))}"
-        if len(self.refused) > limit:
-            return f"{len(self.refused)} of {self.judged_count} contributions were refused, at most {limit} may be"
-        return None
+        """The reason why there is no step, or None."""
+        if any(cluster.is_established for cluster in self.clusters):
+            return None
+        reasons = ", ".join(sorted(set(self.refused.values()))) or "no established member has contributed"
+        return f"no contribution was accepted: {reasons}"
 
 
-def max_refused(members: int) -> int:
-    """floor((n - 1) / 3): with more refused members, the majority itself is in doubt."""
-    return (members - 1) // 3
+def capped_weights(declared: Sequence[float], established: Sequence[bool]) -> tuple[float, ...]:
+    """Weights of the contributions: at most twice the (lower) median of the established members that did any work.
+
+    Work is self-declared. A value that is not finite, negative or beyond 2^53 counts as none. If no established
+    member did any work, all weights are equal.
+    """
+    work = _believed(declared)
+    middle = _median_work(work, established)
+    return (1.0,) * len(work) if middle == 0 else tuple(min(amount, MAX_WEIGHT_RATIO * middle) for amount in work)
+
+
+def abstaining(declared: Sequence[float], established: Sequence[bool], *, are_friends: bool = False) -> tuple[int, ...]:
+    """Row numbers of members with less than a quarter of the (lower) median work of the established that did any.
+
+    Their contributions would be mostly noise. Among friends only a member without any work abstains. If no
+    established member did any work, none abstains.
+    """
+    work = _believed(declared)
+    middle = _median_work(work, established)
+    if middle == 0:
+        return ()
+    fewest = 0.0 if are_friends else MIN_WORK_RATIO * middle
+    return tuple(row for row, amount in enumerate(work) if amount < fewest or amount == 0)
+
+
+def _believed(declared: Sequence[float]) -> list[float]:
+    return [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # both comparisons are false for NaN
+
+
+def _median_work(work: Sequence[float], established: Sequence[bool]) -> float:
+    """Zero if no established member did any."""
+    done = [amount for amount, is_established in zip(work, established, strict=True) if amount > 0 and is_established]
+    return median_low(done) if done else 0.0
 
 
 def judge_statistics(
-    total: SliceStatistics,
-    copies: Collection[int] = (),
-    work: Sequence[float] | None = None,
-    *,
-    judges_direction: bool = True,
+    total: SliceStatistics, members: MemberFacts | None = None, *, judges_direction: bool = True
 ) -> GateVerdict:
     """Verdict over n contributions from the statistics of the whole vector, by the gates in their order.
 
-    The gates: finite; not zero; not a copy; norm within [0.1, 10] of the median norm; cosine with the center above
-    max(0, half the median cosine); then clipping to the median norm. A median covers the rows that passed the gates
-    before. Only the center covers all rows, because it is computed before any is judged. `copies` names the rows
-    that equal an earlier one; the earlier one stays, because the bytes do not show which member copied. With fewer
-    than 3 contributions there is no majority for norm and direction: only the first three gates apply, and nothing
-    is clipped. Without `judges_direction` the gates before that one apply, and nothing is clipped either: it would
-    refuse most gradients of single steps, which are mostly noise. By `work`, each member's declared work, some
-    members abstain: see `abstaining`. Raises ValueError for a copy that is not a row, or for work of another number
-    of members.
+    Without `members` all are established, with equal work and different contributions. The gates: finite; not zero;
+    norm within [0.1, 10] of the median norm; cosine with the center above max(0, half the median cosine); then
+    clipping to the median norm, and copies and near-copies count as one member. A median covers the counted rows
+    (`MemberFacts.counted`) that passed the gates before. Only the center covers all of them, because it is computed
+    before any is judged. With fewer than 3 such rows there is no majority for norm and direction: nothing is refused
+    for them and nothing is clipped. Without `judges_direction` the gates before that one apply, and nothing is clipped
+    either: it would refuse most gradients of single steps, which are mostly noise. Among friends there is no upper
+    bound for a norm that is clipped afterwards. Raises ValueError for another number of members, and if near-copies
+    must be found without a Gram matrix.
     """
-    if work is not None and len(work) != total.count:
-        raise ValueError(f"work of {len(work)} members for {total.count} contributions")
-    if not all(0 <= row < total.count for row in copies):
-        raise ValueError(f"copies are rows below {total.count}, got {sorted(copies)}")
-    abstained = () if work is None else abstaining(work)
+    members = MemberFacts.of_equals(total.count) if members is None else members
+    if len(members.work) != total.count:
+        raise ValueError(f"work of {len(members.work)} members for {total.count} contributions")
+    abstained = abstaining(members.work, members.established, are_friends=members.are_friends)
+    counted = members.counted
     norms = {row: sqrt(square) for row, square in enumerate(total.squared_norms) if row not in abstained}
-    refused = _broken(total, copies, norms.keys())
-    robust = len(norms) >= MIN_ROBUST_MEMBERS
-    left = _left(norms, refused)
-    if not robust or not left:
-        return GateVerdict(left, refused, (1.0,) * len(left), robust, abstained)
-    median_norm = median(norms[i] for i in left)
-    for i in left:
-        if not MIN_NORM_RATIO * median_norm <= norms[i] <= MAX_NORM_RATIO * median_norm:
-            refused[i] = RejectionReason.NORM
-    if not judges_direction:
-        left = _left(norms, refused)
-        return GateVerdict(left, refused, (1.0,) * len(left), robust, abstained)
-    _refuse_directions(total, norms, refused)
-    accepted = _left(norms, refused)
-    factors = tuple(_fp32(min(1.0, median_norm / norms[i])) for i in accepted)
-    return GateVerdict(accepted, refused, factors, robust, abstained)
+    refused = _broken(total, norms.keys())
+    judges = [row for row in _left(norms, refused) if counted[row]]
+    is_robust, median_norm = len(judges) >= MIN_ROBUST_MEMBERS, 0.0
+    if is_robust:
+        median_norm = median(norms[row] for row in judges)
+        has_largest = not (members.are_friends and judges_direction)
+        largest = MAX_NORM_RATIO * median_norm if has_largest else float("inf")
+        for row in _left(norms, refused):
+            if not MIN_NORM_RATIO * median_norm <= norms[row] <= largest:
+                refused[row] = RejectionReason.NORM
+        if judges_direction:
+            _refuse_directions(total, members, norms, refused)
+    accepted, is_clipped = _left(norms, refused), is_robust and judges_direction
+    factors = tuple(_fp32(min(1.0, median_norm / norms[row])) if is_clipped else 1.0 for row in accepted)
+    return GateVerdict(accepted, refused, factors, _clusters(total, members, accepted), is_robust, abstained)
 
 
-def _broken(total: SliceStatistics, copies: Collection[int], rows: Iterable[int]) -> dict[int, RejectionReason]:
+def _broken(total: SliceStatistics, rows: Iterable[int]) -> dict[int, RejectionReason]:
     refused: dict[int, RejectionReason] = {}
-    for i in rows:
-        if not total.finite[i]:
-            refused[i] = RejectionReason.NOT_FINITE
-        elif total.squared_norms[i] == 0.0:
-            refused[i] = RejectionReason.ZERO
-        elif i in copies:
-            refused[i] = RejectionReason.COPY
+    for row in rows:
+        if not total.finite[row]:
+            refused[row] = RejectionReason.NOT_FINITE
+        elif total.squared_norms[row] == 0.0:
+            refused[row] = RejectionReason.ZERO
     return refused
 
 
-def _refuse_directions(total: SliceStatistics, norms: Mapping[int, float], refused: dict[int, RejectionReason]) -> None:
-    left = _left(norms, refused)
-    if not left:
-        return
+def _refuse_directions(
+    total: SliceStatistics, members: MemberFacts, norms: Mapping[int, float], refused: dict[int, RejectionReason]
+) -> None:
     center_norm = sqrt(total.center_squared_norm)
+    cosines = {
+        row: total.center_dots[row] / (norms[row] * center_norm) if center_norm > 0 else 0.0
+        for row in _left(norms, refused)
+    }
+    counted = members.counted
+    judges = [row for row in cosines if counted[row]]
+    if not judges:
+        return
     # the cosine between honest members is only 0.2-0.3 after the first round, so the bound follows the median
-    cosines = {i: total.center_dots[i] / (norms[i] * center_norm) if center_norm > 0 else 0.0 for i in left}
-    bound = max(0.0, 0.5 * median(cosines.values()))
-    for i, cosine in cosines.items():
-        if not cosine > bound:
-            refused[i] = RejectionReason.DIRECTION
+    middle = median(cosines[row] for row in judges)
+    bound, bound_of_others = max(0.0, 0.5 * middle), max(0.0, 0.5 * _cosine_of_others(middle, len(judges)))
+    for row, cosine in cosines.items():
+        if not cosine > (bound if members.established[row] else bound_of_others):
+            refused[row] = RejectionReason.DIRECTION
+
+
+def _cosine_of_others(cosine: float, count: int) -> float:
+    """Cosine of an honest row with the mean of `count` rows to which it does not belong, from that of one of these.
+
+    If the cosine of each pair is c, it is sqrt((1 + (count - 1) c) / count) for a row that is part of the mean, and
+    c over this root for another one. With four rows and c = 0.2 these are 0.63 and 0.32.
+    """
+    return 0.0 if cosine <= 0 else (count * cosine**2 - 1.0) / ((count - 1) * cosine)
+
+
+def finds_near_copies(members: MemberFacts) -> bool:
+    """Whether near-copies count as one among these members. It needs their Gram matrix."""
+    return not members.are_friends and sum(members.counted) >= MIN_CLUSTERED_MEMBERS
+
+
+def _clusters(total: SliceStatistics, members: MemberFacts, accepted: Sequence[int]) -> tuple[Cluster, ...]:
+    """Copies form a cluster, and near-copies too if they are searched.
+
+    A cluster weighs as much as its heaviest row: a liar that copies a member cannot make its contribution count less
+    than alone. Members that are not established form clusters of their own.
+    """
+    weights = capped_weights(members.work, members.established)
+    copies = dict[tuple[bool, int], list[int]]()
+    for row in accepted:
+        copies.setdefault((members.established[row], members.originals[row]), []).append(row)
+    clusters = {rows[0]: rows for rows in copies.values()}
+    if finds_near_copies(members):
+        if total.gram is None:
+            raise ValueError("near-copies are found in the Gram matrix, which these statistics do not contain")
+        firsts = [row for row in clusters if members.established[row]]
+        for near in near_copies(total.gram, firsts):
+            clusters[near[0]] = sorted(row for first in near for row in clusters.pop(first))
+    return tuple(
+        Cluster(tuple(rows), max(weights[row] for row in rows), members.established[rows[0]])
+        for _, rows in sorted(clusters.items())
+    )
+
+
+def near_copies(gram: GramMatrix, rows: Sequence[int]) -> list[tuple[int, ...]]:
+    """The clusters of two and more of these rows by complete linkage: all pairs in a cluster are near-copies.
+
+    The cosine of near-copies is above max(m + 6 d, (1 + m) / 2), where m is the median cosine of the pairs of rows
+    and d the median deviation from it. Complete linkage prevents a liar between two honest rows from joining them.
+    """
+    cosines = {
+        (left, right): gram[left][right] / sqrt(gram[left][left] * gram[right][right])
+        for place, left in enumerate(rows)
+        for right in rows[place + 1 :]
+    }
+    if not cosines:
+        return []
+    middle = median(cosines.values())
+    deviation = median(abs(cosine - middle) for cosine in cosines.values())
+    bound = max(middle + NEAR_COPY_DEVIATIONS * deviation, (1.0 + middle) / 2)
+
+    def linkage(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
+        return min(cosines[min(one, other), max(one, other)] for one in pair[0] for other in pair[1])
+
+    clusters: list[tuple[int, ...]] = [(row,) for row in rows]
+    while len(clusters) > 1:
+        pairs = [(one, other) for place, one in enumerate(clusters) for other in clusters[place + 1 :]]
+        closest = max(pairs, key=linkage)  # the first one of equals
+        if not linkage(closest) > bound:
+            break
+        clusters = sorted([*(one for one in clusters if one not in closest), tuple(sorted(closest[0] + closest[1]))])
+    return [cluster for cluster in clusters if len(cluster) > 1]
 
 
 def _fp32(value: float) -> float:
@@ -175,5 +281,5 @@ def _fp32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _left(norms: Mapping[int, float], refused: Mapping[int, RejectionReason]) -> tuple[int, ...]:
-    return tuple(i for i in norms if i not in refused)
+def _left(norms: Mapping[int, float], refused: Collection[int]) -> tuple[int, ...]:
+    return tuple(row for row in norms if row not in refused)

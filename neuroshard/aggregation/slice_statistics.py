@@ -39,10 +39,10 @@ GramMatrix: TypeAlias = tuple[tuple[float, ...], ...]
 class SliceStatistics:
     """Sums over the numbers of a slice, or of the whole vector, for each of n contributions by row number.
 
-    A row with a number that is not finite has zeros instead of sums. The center is the coordinate-wise median, in
-    every block of 4,096 numbers over the rows that are finite there (for sparse rows it is the mean). With fewer
-    than MIN_ROBUST_MEMBERS rows no majority has a direction, and the center is zero. All numbers are finite, and
-    zero is +0.0. Raises ValueError if the fields contradict each other.
+    A row with a number that is not finite has zeros instead of sums. The center is the coordinate-wise median of the
+    established rows, in every block of 4,096 numbers over those that are finite there (for sparse rows it is the
+    mean). With fewer than MIN_ROBUST_MEMBERS established rows no majority has a direction, and the center is zero.
+    All numbers are finite, and zero is +0.0. Raises ValueError if the fields contradict each other.
     """
 
     finite: tuple[bool, ...]
@@ -83,16 +83,23 @@ class SliceStatistics:
             raise ValueError("a row that is not finite has no dot products")
 
 
-def slice_statistics(rows: SliceRows, *, with_gram: bool = False, is_sparse: bool = False) -> SliceStatistics:
+def slice_statistics(
+    rows: SliceRows,
+    *,
+    with_gram: bool = False,
+    is_sparse: bool = False,
+    established: Sequence[bool] | None = None,
+) -> SliceStatistics:
     """Statistics of one slice in one pass over its rows; `with_gram` costs n / 2 times as much arithmetic.
 
-    For sparse rows the center is the mean: their median is zero nearly everywhere.
+    Without `established` all rows are. For sparse rows the center is the mean: their median is zero nearly everywhere.
 
     Every block of 4,096 numbers is summed in float64 in the order of `sums`, and the sums of the blocks are added
     exactly and rounded once (Python's fsum). So vectors cut at other multiples of 4,096 have sums that differ in the
     last bits at most.
     """
-    workspace = _Workspace(rows.count, with_gram, is_sparse)
+    voters = tuple(row for row in range(rows.count) if established is None or established[row])
+    workspace = _Workspace(rows.count, with_gram, is_sparse, voters)
     # half as many as otherwise: their float64 form needs memory too
     chunks = rows.chunks(tuple(range(rows.count)), VALUES_AT_ONCE // 2)
     pieces = [workspace.sums(chunk.numpy()) for _, chunk in chunks]
@@ -118,9 +125,10 @@ def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
 class _Workspace:
     """Memory that is reused for every chunk: allocating it each time would cost more than the arithmetic."""
 
-    def __init__(self, count: int, with_gram: bool, is_sparse: bool) -> None:
+    def __init__(self, count: int, with_gram: bool, is_sparse: bool, established: Sequence[int]) -> None:
         self._count = count
         self._is_sparse = is_sparse
+        self._established = list(established)
         self._pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
         self._values = self._scratch = self._lanes = np.empty(0)
 
@@ -146,12 +154,16 @@ class _Workspace:
         return [bool(flags.all()) for flags in finite], np.concatenate((norms, folded(lanes[count:])))
 
     def _dots_with_center(self, chunk: Floats, finite: NDArray[np.bool_]) -> None:
-        count, lanes = self._count, self._lanes
-        if count < MIN_ROBUST_MEMBERS:
+        count, lanes, among = self._count, self._lanes, self._established
+        if len(among) < MIN_ROBUST_MEMBERS:
             lanes[count : 2 * count + 1] = 0.0
             return
-        # numbers that are not finite have become zero; only the direction of the mean matters here, not its length
-        center = self._values.sum(axis=0) / count if self._is_sparse else _center(chunk, finite)
+        is_every_row = len(among) == count
+        if self._is_sparse:
+            # numbers that are not finite have become zero; only the direction of the mean matters here, not its length
+            center = (self._values if is_every_row else self._values[among]).sum(axis=0) / len(among)
+        else:
+            center = _center(chunk, finite) if is_every_row else _center(chunk[among], finite[among])
         for row in range(count):
             fold_products(self._values[row], center, self._scratch, lanes[count + row])
         fold_products(center, center, self._scratch, lanes[2 * count])

@@ -5,7 +5,7 @@ The same numbers give the same float64 on every machine, with any kernels and an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -192,3 +192,44 @@ def middle_mean(rows: Floats, trim: int) -> Doubles:
     for row in middle[1:]:
         np.add(total, row, out=total)
     return np.divide(total, len(middle), out=total)
+
+
+def weighted_middle_mean(rows: Floats, weights: Sequence[float], trim: int) -> tuple[Doubles, Floats, Floats]:
+    """Weighted mean (d,) of every column of (n, d) without its `trim` lowest and highest numbers, and the lowest and
+    the highest number (d,) of the rest.
+
+    If some numbers equal the lowest or the highest of the rest, and places are left for a part of them only, each of
+    them counts by the same part. So the order of the rows changes nothing.
+    """
+    middle = middle_rows(rows.copy(), trim)
+    low, high = middle[0].copy(), middle[0].copy()
+    for row in middle[1:]:
+        np.minimum(low, row, out=low)
+        np.maximum(high, row, out=high)
+    total, mass, share = (np.zeros(rows.shape[1]) for _ in range(3))
+    kept, is_kept, is_low = np.zeros(rows.shape[1], np.uint16), *(np.empty(rows.shape[1], np.bool_) for _ in range(2))
+    for row, weight in zip(rows, weights, strict=True):
+        np.greater_equal(row, low, out=is_low)
+        np.less_equal(row, high, out=is_kept)
+        np.logical_and(is_low, is_kept, out=is_kept)
+        np.add(kept, is_kept, out=kept)
+        np.multiply(is_kept, weight, out=share)
+        np.add(mass, share, out=mass)
+        np.multiply(share, row, out=share)
+        np.add(total, share, out=total)
+    np.divide(total, mass, out=total)
+    tied = np.flatnonzero(kept != rows.shape[0] - 2 * trim)
+    total[tied] = _mean_with_ties(rows[:, tied], weights, trim, low[tied], high[tied])
+    return total, low, high
+
+
+def _mean_with_ties(rows: Floats, weights: Sequence[float], trim: int, low: Floats, high: Floats) -> Doubles:
+    """See `weighted_middle_mean`, for any columns."""
+    is_low, is_high, inside = rows == low, rows == high, (rows > low) & (rows < high)
+    lower = (is_low.sum(axis=0) - (trim - (rows < low).sum(axis=0))) / is_low.sum(axis=0)
+    higher = (is_high.sum(axis=0) - (trim - (rows > high).sum(axis=0))) / is_high.sum(axis=0)
+    total, mass = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+    for row, weight, share in zip(rows, weights, inside + is_low * lower + is_high * higher, strict=True):
+        np.add(mass, weight * share, out=mass)
+        np.add(total, (weight * share) * row, out=total)
+    return np.where(low == high, low + 0.0, total / mass)  # all that are left are equal

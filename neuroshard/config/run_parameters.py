@@ -56,7 +56,7 @@ class OuterOptimization:
     learning_rate: PositiveReal = 0.7
     momentum: _BelowOne = 0.9
     lone_outer: Literal["keep", "apply"] = "keep"
-    aggregator: Literal["trimmed_mean", "median", "mean", "krum", "multi_krum", "centred_clipping"] = "trimmed_mean"
+    aggregator: Literal["trimmed_mean", "median", "mean", "krum", "centred_clipping"] = "trimmed_mean"
     trim_fraction: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
     codec: CodecName = "int8"  # encoding of the contributions in a round with several nodes
     max_round_seconds: PositiveReal = 3600.0

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from neuroshard.aggregation import GateVerdict, Reduction, statistics_size
+from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
 from neuroshard.consensus.effects import (
     Accuse,
     Effect,
@@ -22,7 +22,7 @@ from neuroshard.consensus.effects import (
     RoundConfig,
     Say,
 )
-from neuroshard.consensus.roster import Encoded, Reducers, assign, digest_of, in_messages
+from neuroshard.consensus.roster import Encoded, GroupMember, Reducers, Step, assign, digest_of, in_messages
 from neuroshard.consensus.round_messages import (
     ContributionSent,
     Intent,
@@ -84,6 +84,7 @@ class AllReduce:
         self._intents = {one.member.node_id: one.body for one in intents}
         self._order = [member.node_id for member in self.members]
         self._everybody = setting.everybody | set(self._order)
+        self._facts = _facts(setting.step, [(one.member, one.body) for one in intents])
         upload = {node: intent.upload for node, intent in self._intents.items()}
         self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, round_id)]
         self._is_stating = self._is_judging = False
@@ -262,7 +263,7 @@ class AllReduce:
         self._is_stating = True
         for _, one in whole:
             one.is_stated = True
-        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole})]
+        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self._facts)]
 
     def _rows(self, one: _Slice) -> Sequence[Encoded]:
         return tuple(one.parts[node] for node in self._order)
@@ -275,19 +276,15 @@ class AllReduce:
         if len(statistics) < len(agreed):
             return []
         self._is_judging = True
-        return [Judge(self.round_id, statistics, self._copies(), self._sequences())]
-
-    def _copies(self) -> frozenset[int]:
-        commitments = [self._intents[node].commitment for node in self._order]
-        return frozenset(row for row, one in enumerate(commitments) if one in commitments[:row])
+        return [Judge(self.round_id, statistics, self._facts)]
 
     def accepted_sequences(self, rows: Collection[int]) -> int:
-        """The median of the sequence counts claimed in these rows, so that no minority can raise it."""
-        sequences = self._sequences()
-        return median_low(sequences[row] for row in rows)
+        """The median of the sequence counts that the established members claim in these rows.
 
-    def _sequences(self) -> Sequence[int]:
-        return tuple(self._intents[node].sequences for node in self._order)
+        So no minority can raise it. At least one of the rows must be established.
+        """
+        established = [self._order[row] for row in rows if self._facts.established[row]]
+        return median_low(self._intents[node].sequences for node in established)
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
         """A job for each message of results that this node sends, so that one travels while the next is computed.
@@ -330,6 +327,17 @@ class AllReduce:
             return []
         self._accused.add(node)
         return [Accuse(node, what, proof)]
+
+
+def _facts(step: Step, intents: Sequence[tuple[GroupMember, Intent]]) -> MemberFacts:
+    """Among friends all members are established, elsewhere the voters of the step."""
+    commitments = [intent.commitment for _, intent in intents]
+    return MemberFacts(
+        work=tuple(float(intent.sequences) for _, intent in intents),
+        established=tuple(not step.is_open or member in step.roster.members for member, _ in intents),
+        originals=tuple(commitments.index(one) for one in commitments),
+        are_friends=not step.is_open,
+    )
 
 
 def _agreed(said: Mapping[NodeId, str]) -> str | None:

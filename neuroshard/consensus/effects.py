@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Protocol, TypeAlias
 
-from neuroshard.aggregation import GateVerdict, Reduction
+from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction
 from neuroshard.consensus.roster import Encoded, GroupMember, SlicePlan, Step, digest_of
 from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Phase, Quorum, VerifiedBody, Vote
 from neuroshard.types import NodeId
@@ -155,6 +155,7 @@ class MakeStatistics:
 
     round_id: str
     rows: Mapping[int, Sequence[Encoded]] = field(repr=False)
+    members: MemberFacts
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ class Judge:
 
     round_id: str
     statistics: Sequence[Encoded] = field(repr=False)
-    copies: frozenset[int]  # rows whose bytes repeat those of an earlier row
-    sequences: Sequence[int]  # of each row
+    members: MemberFacts
 
 
 @dataclass(frozen=True)

@@ -268,8 +268,6 @@ class GroupRounds:
         setting, work = self._round(agreement)
         step = setting.step
         watch, before = self._watch(agreement, setting, work), self._sent
-        if before is not None and before.step_id == step.id:
-            watch.continues_from(before.watch)
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # a voted value may contain the earlier contribution: work since then waits for the next round
             before.watch = watch
@@ -375,8 +373,6 @@ class GroupRounds:
         work, own = self._work(number), self._replica.node_id
         aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
         is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
-        is_left_out = all(own != member.node_id for member in value.members)
-        is_judged = is_judged or (is_left_out and sent is not None and sent.watch.has_refused(own))
         decoded = None
         if sent is not None and own in value.accepted:
             decoded, parts = sent.contribution, sent.promised.parts

@@ -102,6 +102,13 @@ class Step:
         """Whether these members may be in one round, by their wallets: a voter's wallet has no other node there."""
         return not self.is_open or has_one_node_per_wallet({*members, *self.roster.members})
 
+    def may_join(self, newcomers: int, voters: int) -> bool:
+        """Whether this many members that are not on the roster may be in a round with this many voters.
+
+        Wallets are free to create, so strangers become voters slowly: one, or a quarter of the voters, per step.
+        """
+        return not self.is_open or newcomers <= max(1, voters // 4)
+
     def proposer(self, view: int) -> NodeId:
         """The proposer of a view. The order of the roster depends on the root, so that no member can choose it."""
         return self._proposers[view % len(self._proposers)]

@@ -85,7 +85,6 @@ class RoundStateMachine:
         self._ask_after = -inf
         self._proof: Quorum | None = None  # why the current view votes on an earlier value again
         self._judged: Judged | None = None
-        self._must_leave_view = False  # at the next tick
         self._objection = ""
         self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
 
@@ -149,7 +148,7 @@ class RoundStateMachine:
         if now >= self._ask_after:  # an aggregate may need long to arrive
             self._ask_after = now + self.setting.timing.gather_seconds
             effects = self._voting.ask()
-        if self._views.is_over(now) or self._must_leave_view:
+        if self._views.is_over(now):
             return [*effects, *self._give_up_view(now)]
         if self._views.must_redo(now) and self._exchange is not None:
             effects += self._exchange.redo()
@@ -190,7 +189,7 @@ class RoundStateMachine:
             case Judge(), Judged():
                 self._judged = answer
                 if answer.reduction is None:
-                    return self._refuse(exchange, answer)
+                    return [GiveUp(answer.abort_reason)]
                 effects = exchange.judged(answer)
             case MakeStatistics(), Mapping():
                 effects = exchange.made_statistics(answer)
@@ -282,13 +281,12 @@ class RoundStateMachine:
         # A member that only follows others into their view has not waited long enough to accuse anybody.
         if view is None:
             missing = self._exchange.missing() if self._exchange is not None else ()
-            missing = tuple(sorted(self._views.refused)) if self._must_leave_view else missing
         self._enter_view(self.setting.next_view(self.view + 1) if view is None else view, now)
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:
         self._exchange = self._proof = self._judged = None
-        self._must_leave_view, self._objection = False, ""
+        self._objection = ""
         self._checking.clear()
         self._views.begin(view, now)
 
@@ -315,21 +313,6 @@ class RoundStateMachine:
             case ResultSaid():
                 effects = exchange.take_result(message)
         return [*effects, *self._look()]
-
-    def _refuse(self, exchange: AllReduce, judged: Judged) -> list[Effect]:
-        """Continue without the members whose contributions ended this view if enough remain; otherwise give up.
-
-        This happens once per member: one that returns in spite of it must not keep the others busy.
-        """
-        step, views = self.setting.step, self._views
-        refused = frozenset(exchange.members[row].node_id for row in judged.verdict.refused)
-        left = {member.node_id for member in exchange.members} - refused
-        is_enough = len(left) >= 2 and len(left & step.roster.nodes) >= step.quorum
-        if judged.verdict.abort_reason is None or not is_enough or refused <= views.refused:
-            return [GiveUp(judged.abort_reason)]
-        views.refused |= refused
-        self._must_leave_view = True
-        return []
 
     def _look(self) -> list[Effect]:
         """Check the aggregate once it is complete."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from neuroshard.aggregation import RejectionReason
@@ -20,7 +20,6 @@ from neuroshard.status.rounds import (
     RoundStatus,
     StageRoundsStatus,
 )
-from neuroshard.types import NodeId
 
 KEPT_ROUNDS = 20  # per stage
 MAX_CONTRIBUTORS = 256  # listed by name
@@ -67,7 +66,6 @@ class RoundMonitor:
         self._views = set[int]()
         self.view_began = began  # of the last view, or of its proposal if that waited for its full time
         self._judgement = RoundProgress(0, RoundPhase.GATHER)  # the newest progress with members
-        self._refused: dict[GroupMember, str] = {}  # refused members in any view, with reasons
 
     def look(self, progress: RoundProgress, now: float) -> None:
         """Record the current progress of the round."""
@@ -78,7 +76,6 @@ class RoundMonitor:
             self.view_began = now
         if progress.members:
             self._judgement = progress
-            self._refused |= _refused_in(progress)
 
     def completed(self, certificate: Quorum, end: RoundEnd) -> RoundStatus:
         """The record of a round that ended with this certificate."""
@@ -87,7 +84,7 @@ class RoundMonitor:
         certified = CertificateStatus(
             certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters
         )
-        record = self._record(end, _agreed_contributions(certificate.value, self.terms.called, self._refused))
+        record = self._record(end, _agreed_contributions(certificate.value, self.terms.called))
         return replace(record, ended_at=end.time - since_end, certificate=certified, is_late=end.is_late)
 
     def abandoned(self, reason: str | None, end: RoundEnd) -> RoundStatus:
@@ -102,14 +99,6 @@ class RoundMonitor:
             kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.STORAGE
         record = self._record(end, self._own_contributions())
         return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
-
-    def continues_from(self, before: RoundMonitor) -> None:
-        """Continue the record of an earlier call of the same step, whose refused members stay refused."""
-        self._refused |= before._refused
-
-    def has_refused(self, node: NodeId) -> bool:
-        """Whether this node saw its contribution refused in any view."""
-        return any(member.node_id == node for member in self._refused)
 
     def _has_waited_in_vain(self, progress: RoundProgress) -> bool:
         """Whether this is the first look at a proposal that leaves out a called member."""
@@ -193,12 +182,9 @@ def _refused_in(progress: RoundProgress) -> dict[GroupMember, str]:
     return {progress.members[row]: str(why) for row, why in progress.judged.verdict.refused.items()}
 
 
-def _agreed_contributions(
-    value: Value, called: tuple[GroupMember, ...], refused_before: Mapping[GroupMember, str]
-) -> tuple[RoundContribution, ...]:
+def _agreed_contributions(value: Value, called: tuple[GroupMember, ...]) -> tuple[RoundContribution, ...]:
     by_name = {member.node_id: member for member in value.members}
-    parts = {member: (MemberPart.REFUSED, why) for member, why in refused_before.items()}
-    parts |= dict.fromkeys(value.members, _ABSTAINED)
+    parts = dict.fromkeys(value.members, _ABSTAINED)
     parts |= {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
     parts |= {by_name[node]: (MemberPart.REFUSED, why) for node, why in value.refused if node in by_name}
     return _contributions((*value.members, *called), parts, MemberPart.ABSENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from neuroshard.aggregation import (
     AggregatorConfig,
     GateVerdict,
     MalformedStatisticsError,
+    MemberFacts,
     SliceRows,
     TooFewContributionsError,
     aggregator_config,
+    finds_near_copies,
     judge_statistics,
     needs_gram,
     read_statistics,
@@ -115,27 +118,29 @@ class RoundWork:
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """Compute a MakeStatistics job."""
-        with_gram, are_sparse = needs_gram(self.aggregator), is_sparse(self.codec)
-        return {
-            index: statistics_bytes(
-                slice_statistics(self._rows(index, parts), with_gram=with_gram, is_sparse=are_sparse)
-            )
-            for index, parts in job.rows.items()
-        }
+        made = partial(
+            slice_statistics,
+            with_gram=self._needs_gram(job.members),
+            is_sparse=is_sparse(self.codec),
+            established=job.members.counted,
+        )
+        return {index: statistics_bytes(made(self._rows(index, parts))) for index, parts in job.rows.items()}
+
+    def _needs_gram(self, members: MemberFacts) -> bool:
+        return needs_gram(self.aggregator) or finds_near_copies(members)
 
     def judged(self, job: Judge) -> Judged:
         """Compute a Judge job."""
-        count, with_gram = len(job.sequences), needs_gram(self.aggregator)
+        count, with_gram = len(job.members.work), self._needs_gram(job.members)
         try:
             total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
         except MalformedStatisticsError as error:  # two reducers of a slice lie together
-            return Judged(GateVerdict((), {}, (), robust=False), None, str(error))
-        work = [float(one) for one in job.sequences]
-        verdict = judge_statistics(total, job.copies, work, judges_direction=self.judges_direction)
+            return Judged(GateVerdict((), {}, (), (), robust=False), None, str(error))
+        verdict = judge_statistics(total, job.members, judges_direction=self.judges_direction)
         if verdict.abort_reason is not None:
             return Judged(verdict, None, verdict.abort_reason)
         try:
-            return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated, work=work))
+            return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated))
         except TooFewContributionsError as error:
             return Judged(verdict, None, str(error))
 

@@ -42,7 +42,6 @@ class Views:
         self._begun = 0.0
         self._new_views: dict[NodeId, VerifiedBody[NewView]] = {}  # the newest of each node
         self._accusers: dict[NodeId, set[NodeId]] = {}
-        self.refused: frozenset[NodeId] = frozenset()  # members whose contributions ended a view of this step
         self._locks: dict[NodeId, Quorum] = {}
         self._early: dict[NodeId, deque[tuple[str, _Part]]] = {}
 
@@ -107,23 +106,27 @@ class Views:
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
     def chosen_intents(self) -> tuple[VerifiedBody[Intent], ...]:
-        """The intents for a proposal, without refused and accused members if enough others remain."""
+        """The intents for a proposal, without accused members if enough others remain.
+
+        An accusation alone can never block the step.
+        """
         here = self._here() & self.intents.keys()
-        # Preference: neither refused nor accused; then without the refused ones; then all that are here. The first
-        # choice that has a quorum is taken, so that an accusation alone can never block the step.
-        accepted = here - self.refused
-        choices = [self._fitting(nodes) for nodes in (accepted - self._accused(), accepted, here)]
-        return next((chosen for chosen in choices if self.are_fit(chosen)), choices[-1])
+        without_accused = self._fitting(here - self._accused())
+        return without_accused if self.are_fit(without_accused) else self._fitting(here)
 
     def are_fit(self, intents: Sequence[VerifiedBody[Intent]]) -> bool:
-        """Whether these intents can form a round: a quorum of voters, each member once, and one node per wallet."""
-        roster, members = self._setting.step.roster, [one.member for one in intents]
+        """Whether these intents can form a round: a quorum of voters, each member once, one node per wallet, and not
+        too many newcomers.
+        """
+        step, members = self._setting.step, [one.member for one in intents]
+        voters = len(step.roster.nodes & {member.node_id for member in members})
         return (
             2 <= len(members) <= self._setting.most_members
             and len({member.node_id for member in members}) == len(members)
-            and self._setting.step.may_meet(members)
-            and all(one.body.step_id == self._setting.step.id for one in intents)
-            and len(roster.nodes & {member.node_id for member in members}) >= self._setting.step.quorum
+            and step.may_meet(members)
+            and all(one.body.step_id == step.id for one in intents)
+            and voters >= step.quorum
+            and step.may_join(len(members) - voters, voters)
         )
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
@@ -168,10 +171,13 @@ class Views:
         if len(order) > most:
             first = [node for node in order if node in step.roster.nodes][: most * 3 // 4]
             order = [*first, *reversed([node for node in order if node not in first])]
+        voters = 0
         for node in order:
-            members = [one.member for one in chosen]
-            if len(chosen) < most and step.may_meet([*members, self.intents[node].member]):
+            members, is_voter = [one.member for one in chosen], node in step.roster.nodes
+            is_free = len(chosen) < most and (is_voter or step.may_join(len(chosen) - voters + 1, voters))
+            if is_free and step.may_meet([*members, self.intents[node].member]):
                 chosen.append(self.intents[node])
+                voters += is_voter
         return tuple(sorted(chosen, key=lambda one: one.member))
 
     def _accused(self) -> set[NodeId]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 from functools import reduce
-from itertools import product
+from itertools import pairwise, permutations, product
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from neuroshard.aggregation import (
     Krum,
     Mean,
     Median,
-    MultiKrum,
     TrimmedMean,
     aggregator_config,
     aggregator_name,
@@ -28,9 +27,18 @@ from neuroshard.aggregation import (
     needs_gram,
     trim_count,
 )
-from neuroshard.aggregation.slices import BLOCK, LANES, comparators, dot_product, fold_products, folded, middle_rows
+from neuroshard.aggregation.slices import (
+    BLOCK,
+    LANES,
+    comparators,
+    dot_product,
+    fold_products,
+    folded,
+    middle_rows,
+    weighted_middle_mean,
+)
 from neuroshard.config.run_parameters import OuterOptimization
-from tests.worlds.contributions import aggregated
+from tests.worlds.contributions import accepting_all, aggregated
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "aggregation.json").read_text())
 CONFIGS: dict[str, Any] = {
@@ -38,10 +46,9 @@ CONFIGS: dict[str, Any] = {
     "median": lambda _: Median(),
     "trimmed_mean": TrimmedMean,
     "krum": lambda _: Krum(),
-    "multi_krum": lambda _: MultiKrum(),
 }
 COORDINATE_WISE: list[AggregatorConfig] = [Mean(), Median(), TrimmedMean(0.1), TrimmedMean(0.25)]
-ALL: list[AggregatorConfig] = [*COORDINATE_WISE, Krum(), MultiKrum(), CentredClipping()]
+ALL: list[AggregatorConfig] = [*COORDINATE_WISE, Krum(), CentredClipping()]
 
 
 def rows_of(seed: int, count: int, length: int) -> torch.Tensor:
@@ -85,7 +92,7 @@ def test_an_impossible_trim_fraction_is_refused(fraction: float) -> None:
 @given(
     honest=st.lists(st.floats(-1, 1, width=32), min_size=9, max_size=9),
     lie=st.floats(-1e6, 1e6, width=32),
-    config=st.sampled_from([TrimmedMean(0.1), Median(), Krum(), MultiKrum()]),
+    config=st.sampled_from([TrimmedMean(0.1), Median(), Krum()]),
 )
 def test_one_lie_does_not_lead_out_of_the_honest_range(
     honest: list[float], lie: float, config: AggregatorConfig
@@ -93,7 +100,7 @@ def test_one_lie_does_not_lead_out_of_the_honest_range(
     rows = torch.tensor([*honest, lie])[:, None]
     result = aggregated(rows, config, tolerated=1).item()
     low, high = min(honest), max(honest)
-    if isinstance(config, Krum | MultiKrum):  # a lie just beyond the range may be chosen, at a neighbour's distance
+    if isinstance(config, Krum):  # a lie just beyond the range may be chosen, at a neighbour's distance
         low, high = low - (high - low), high + (high - low)
     assert low - 1e-6 <= result <= high + 1e-6
 
@@ -118,7 +125,7 @@ def test_results_equal_the_plain_formula(seed: int, count: int, length: int) -> 
 def test_the_order_of_the_members_is_nothing(seed: int, order: list[int], config: AggregatorConfig) -> None:
     rows = rows_of(seed, 7, 5000)
     result, other = aggregated(rows, config, tolerated=2), aggregated(rows[order], config, tolerated=2)
-    if isinstance(config, Median | TrimmedMean | Krum):
+    if isinstance(config, Median | TrimmedMean):
         assert torch.equal(result, other)
     else:  # sums of the same numbers in another order
         torch.testing.assert_close(result, other, rtol=1e-6, atol=1e-9)
@@ -152,30 +159,78 @@ def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("honest", [1, 2, 4])
 def test_a_declared_weight_does_not_win(lie: float, honest: int) -> None:
     rows = torch.tensor([[1.0]] * honest + [[100.0]])
-    result = aggregated(rows, Mean(), work=[50.0] * honest + [lie]).item()
+    result = aggregated(rows, Mean(), verdict=accepting_all(len(rows), [50.0] * honest + [lie])).item()
     most = (honest * 1.0 + 2 * 100.0) / (honest + 2)  # the share of twice the median weight
     assert 1.0 <= result <= most + 1e-4
 
 
 def test_weights_count_within_the_cap() -> None:
-    assert capped_weights([100, 150, 120]) == (100, 150, 120)
-    assert capped_weights([100, 1e9, math.nan, -5]) == (100, 200, 0, 0)
-    assert aggregated(torch.tensor([[0.0], [3.0]]), Mean(), work=[100, 200]).item() == 2.0
+    everybody = [True] * 4
+    assert capped_weights([100, 150, 120], everybody[:3]) == (100, 150, 120)
+    assert capped_weights([100, 1e9, math.nan, -5], everybody) == (100, 200, 0, 0)
+    verdict = accepting_all(2, [100, 200])
+    assert aggregated(torch.tensor([[0.0], [3.0]]), Mean(), verdict=verdict).item() == 2.0
+
+
+def test_the_work_of_others_changes_no_cap() -> None:
+    assert capped_weights([100, 120, 1e6, 1e6, 1e6], [True, True, False, False, False]) == (100, 120, 200, 200, 200)
+    assert capped_weights([7.0, 9.0], [False, False]) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("nothing", [0.0, -3.0, math.nan, math.inf, 1e308])
 def test_where_nobody_says_what_it_did_all_weigh_the_same(nothing: float) -> None:
-    assert capped_weights([nothing] * 3) == (1.0, 1.0, 1.0)
-    assert aggregated(torch.tensor([[1.0], [2.0], [6.0]]), Mean(), work=[nothing] * 3).item() == 3.0
+    assert capped_weights([nothing] * 3, [True] * 3) == (1.0, 1.0, 1.0)
+
+
+def weighted_trimmed_by_definition(rows: torch.Tensor, weights: list[float], trim: int) -> list[float]:
+    """Of every column: the mean over all orders of equal numbers of what is left of the sorted numbers."""
+    found = list[float]()
+    for column in rows.T.tolist():
+        numerators, denominators = list[float](), list[float]()
+        orders = [order for order in permutations(range(len(column))) if is_sorted([column[i] for i in order])]
+        for order in orders:
+            left = order[trim : len(column) - trim]
+            numerators.append(math.fsum(weights[i] * column[i] for i in left))
+            denominators.append(math.fsum(weights[i] for i in left))
+        found.append(math.fsum(numerators) / math.fsum(denominators))
+    return found
+
+
+def is_sorted(values: list[float]) -> bool:
+    return all(one <= other for one, other in pairwise(values))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    columns=st.lists(st.lists(st.integers(-2, 2), min_size=5, max_size=5), min_size=1, max_size=6),
+    weights=st.lists(st.sampled_from([50.0, 100.0, 120.0]), min_size=5, max_size=5),
+    trim=st.integers(0, 2),
+)
+def test_weights_count_after_trimming_and_equal_numbers_share_the_places(
+    columns: list[list[int]], weights: list[float], trim: int
+) -> None:
+    rows = torch.tensor(columns, dtype=torch.float32).T.contiguous()
+    middle, low, high = weighted_middle_mean(rows.numpy().copy(), weights, trim)
+    np.testing.assert_allclose(middle, weighted_trimmed_by_definition(rows, weights, trim), rtol=1e-12, atol=1e-12)
+    ordered = rows.sort(dim=0).values
+    assert (low.tolist(), high.tolist()) == (ordered[trim].tolist(), ordered[-1 - trim].tolist())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), order=st.permutations(range(9)))
+def test_the_order_of_members_with_other_weights_is_nothing(seed: int, order: list[int]) -> None:
+    rows, work = rows_of(seed, 9, 3000).mul(3).round(), [100.0, 90.0, 130.0, 200.0, 55.0, 100.0, 70.0, 300.0, 110.0]
+    result = aggregated(rows, TrimmedMean(0.25), verdict=accepting_all(9, work))
+    other = aggregated(rows[order], TrimmedMean(0.25), verdict=accepting_all(9, [work[i] for i in order]))
+    torch.testing.assert_close(result, other, rtol=1e-6, atol=1e-9)
 
 
 def test_a_runs_parameters_name_the_aggregator() -> None:
     assert aggregator_config(OuterOptimization(trim_fraction=0.25)) == TrimmedMean(0.25)
-    names = {"median": Median(), "mean": Mean(), "krum": Krum(), "multi_krum": MultiKrum()}
-    names["centred_clipping"] = CentredClipping()
+    names = {"median": Median(), "mean": Mean(), "krum": Krum(), "centred_clipping": CentredClipping()}
     for name, config in names.items():
         assert aggregator_config(OuterOptimization(aggregator=name)) == config  # type: ignore[arg-type]
-    assert [needs_gram(config) for config in ALL] == [False] * 4 + [True] * 3
+    assert [needs_gram(config) for config in ALL] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("count", range(1, 11))
@@ -225,6 +280,6 @@ def test_a_dot_product_is_finite_exactly_when_the_numbers_are() -> None:
 
 
 def test_aggregators_have_names_with_their_settings() -> None:
-    configs = (TrimmedMean(0.25), Median(), Mean(), Krum(), MultiKrum(), CentredClipping())
-    names = ["trimmed_mean(0.25)", "median", "mean", "krum", "multi_krum", "centred_clipping"]
+    configs = (TrimmedMean(0.25), Median(), Mean(), Krum(), CentredClipping())
+    names = ["trimmed_mean(0.25)", "median", "mean", "krum", "centred_clipping"]
     assert [aggregator_name(config) for config in configs] == names

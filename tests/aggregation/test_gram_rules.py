@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -10,20 +11,20 @@ from hypothesis import strategies as st
 from neuroshard.aggregation import (
     AggregatorConfig,
     CentredClipping,
+    GateVerdict,
     Krum,
+    Mean,
     Median,
-    MultiKrum,
     SliceRows,
     TooFewContributionsError,
     TrimmedMean,
-    max_refused,
     reduction_by,
     slice_statistics,
 )
 from neuroshard.aggregation.reduction import centred_clipping_weights, krum_order
 from tests.worlds.contributions import ATTACKS, accepting_all, aggregated, attacked, honest_rows, judge
 
-ROBUST: list[AggregatorConfig] = [TrimmedMean(0.25), Median(), Krum(), MultiKrum(), CentredClipping()]
+ROBUST: list[AggregatorConfig] = [TrimmedMean(0.25), Median(), Krum(), CentredClipping()]
 
 
 def krum_by_definition(rows: torch.Tensor, tolerated: int) -> list[float]:
@@ -50,18 +51,15 @@ def centred_clipping_by_definition(rows: torch.Tensor, iterations: int) -> torch
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), tolerated=st.integers(0, 2), more=st.integers(0, 3), length=st.integers(1, 60))
-def test_krum_and_multi_krum_are_what_they_are_defined_to_be(seed: int, tolerated: int, more: int, length: int) -> None:
+def test_krum_is_what_it_is_defined_to_be(seed: int, tolerated: int, more: int, length: int) -> None:
     count = 2 * tolerated + 3 + more
     rows = torch.randn(count, length, generator=torch.Generator().manual_seed(seed))
     scores = krum_by_definition(rows, tolerated)
-    chosen = aggregated(rows, Krum(), tolerated=tolerated)
-    row = next(i for i in range(count) if torch.equal(rows[i], chosen))
-    assert scores[row] == pytest.approx(min(scores), rel=1e-9)
     order = sorted(range(count), key=scores.__getitem__)
     if tolerated and scores[order[-tolerated]] - scores[order[-tolerated - 1]] < 1e-9:
         return  # a tie at the border: either is right
     expected = rows[order[: count - tolerated]].double().mean(dim=0).float()
-    torch.testing.assert_close(aggregated(rows, MultiKrum(), tolerated=tolerated), expected)
+    torch.testing.assert_close(aggregated(rows, Krum(), tolerated=tolerated), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,10 +82,9 @@ def test_the_center_is_a_weighted_mean_in_which_what_is_far_counts_little() -> N
 @pytest.mark.parametrize(("count", "tolerated"), [(2, 0), (4, 1), (6, 2)])
 def test_krum_is_refused_to_so_few_that_it_could_choose_a_liar(count: int, tolerated: int) -> None:
     # n = 3 with f = 1 once returned the attacker
-    for config in (Krum(), MultiKrum()):
-        with pytest.raises(TooFewContributionsError, match=rf"needs {2 * tolerated + 3} contributions.*are {count}"):
-            aggregated(honest_rows(count, 50), config, tolerated=tolerated)
-        aggregated(honest_rows(2 * tolerated + 3, 50), config, tolerated=tolerated)
+    with pytest.raises(TooFewContributionsError, match=rf"needs {2 * tolerated + 3} contributions.*are {count}"):
+        aggregated(honest_rows(count, 50), Krum(), tolerated=tolerated)
+    aggregated(honest_rows(2 * tolerated + 3, 50), Krum(), tolerated=tolerated)
 
 
 def test_a_refused_member_is_one_of_the_tolerated() -> None:
@@ -95,14 +92,25 @@ def test_a_refused_member_is_one_of_the_tolerated() -> None:
     verdict = judge(rows)
     assert len(verdict.refused) == 1
     honest = rows[1:] * torch.tensor(verdict.clip_factors)[:, None]
-    result = aggregated(rows, MultiKrum(), verdict=verdict, tolerated=1)  # four are left, and no liar among them
+    result = aggregated(rows, Krum(), verdict=verdict, tolerated=1)  # four are left, and no liar among them
     torch.testing.assert_close(result, honest.mean(dim=0))
 
 
+def test_a_copy_is_one_of_the_tolerated() -> None:
+    rows = honest_rows(5, 400)
+    rows[4] = rows[1]
+    expected = aggregated(rows[:4], Mean())
+    torch.testing.assert_close(aggregated(rows, Krum(), verdict=unclipped(judge(rows)), tolerated=1), expected)
+
+
+def unclipped(verdict: GateVerdict) -> GateVerdict:
+    return replace(verdict, clip_factors=(1.0,) * len(verdict.accepted))
+
+
 def test_two_that_are_each_others_only_neighbour_are_told_apart_by_their_lengths() -> None:
-    rows = torch.tensor([[3.0], [1.0], [2.0], [9.0]])[[0, 2, 3]]  # 3, 2 and 9: one neighbour counts
-    for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0]):
-        assert aggregated(rows[order], Krum()).item() == 2.0
+    gram = slice_statistics(SliceRows.of(torch.tensor([[3.0], [2.0], [9.0]])), with_gram=True).gram
+    assert gram is not None
+    assert krum_order(gram, 0) == (1, 0, 2)
 
 
 @settings(max_examples=30, deadline=None)
@@ -113,15 +121,14 @@ def test_a_quarter_of_liars_does_not_turn_the_aggregate(seed: int, attack: str, 
     rows = attacked(honest_rows(count, 600, seed), attack, liars, seed)
     verdict = judge(rows)
     assert verdict.abort_reason is None
-    if attack != "copies":  # of those the first one stays, whoever made it
-        assert not set(verdict.refused) & set(range(liars, count))
+    assert not set(verdict.refused) & set(range(liars, count))
     check_near_honest_mean(aggregated(rows, config, verdict=verdict, tolerated=liars), rows[liars:], config)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), count=st.integers(4, 13), attack=st.sampled_from(ATTACKS))
 def test_a_third_of_liars_does_not_turn_the_trimmed_mean(seed: int, count: int, attack: str) -> None:
-    liars = max_refused(count)
+    liars = (count - 1) // 3
     rows = attacked(honest_rows(count, 600, seed), attack, liars, seed)
     verdict = judge(rows)
     assert verdict.abort_reason is None
@@ -144,14 +151,13 @@ def test_the_aggregators_hold_without_the_gates(seed: int, attack: str, config: 
 def check_near_honest_mean(result: torch.Tensor, honest: torch.Tensor, config: AggregatorConfig) -> None:
     center = honest.mean(dim=0)
     cosine = torch.nn.functional.cosine_similarity(result, center, dim=0).item()
-    assert cosine > (0.75 if isinstance(config, Krum) else 0.9)  # one contribution alone has 0.83
+    assert cosine > 0.9
     assert 0.5 * center.norm() < result.norm() < 1.5 * center.norm()
 
 
-def test_the_liars_that_krum_and_multi_krum_must_not_choose_are_not_chosen() -> None:
+def test_the_liars_that_krum_must_not_choose_are_not_chosen() -> None:
     rows = attacked(honest_rows(11, 300), "x100", 2)
     total = slice_statistics(SliceRows.of(rows), with_gram=True)
-    for config in (Krum(), MultiKrum()):
-        assert not {0, 1} & set(reduction_by(config, total, accepting_all(11), tolerated=2).rows)
+    assert not {0, 1} & set(reduction_by(Krum(), total, accepting_all(11), tolerated=2).rows)
     assert total.gram is not None
     assert set(krum_order(total.gram, 2)[-2:]) == {0, 1}

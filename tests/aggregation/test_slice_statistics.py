@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from neuroshard.aggregation import (
     statistics_size,
     sum_statistics,
 )
-from tests.worlds.contributions import ATTACKS, attacked, cut, honest_rows, judge
+from tests.worlds.contributions import ATTACKS, attacked, cut, facts_of, honest_rows, judge
 
 BLOCK = 4096
 
@@ -41,6 +42,21 @@ def test_statistics_are_what_their_names_say(count: int, length: int) -> None:
     assert found.center_squared_norm == pytest.approx((center @ center).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_the_center_is_that_of_the_established(is_sparse: bool) -> None:
+    rows = honest_rows(7, 9000)
+    rows[5:] *= 1e6
+    rows[4, 5000] = math.inf
+    established = [True, True, False, True, True, False, False]
+    found = slice_statistics(SliceRows.of(rows), established=established, is_sparse=is_sparse)
+    alone = slice_statistics(SliceRows.of(rows[established]), is_sparse=is_sparse)
+    assert found.center_squared_norm == alone.center_squared_norm > 0
+    assert [found.center_dots[row] for row in (0, 1, 3, 4)] == list(alone.center_dots)
+    few = slice_statistics(SliceRows.of(rows), established=[True, True, *[False] * 5], is_sparse=is_sparse)
+    assert few.center_squared_norm == 0.0  # there is no majority
+    assert few.squared_norms == found.squared_norms
+
+
 def test_the_gram_matrix_changes_nothing_else() -> None:
     rows = SliceRows.of(honest_rows(6, 9000))
     plain, full = slice_statistics(rows), slice_statistics(rows, with_gram=True)
@@ -59,14 +75,15 @@ def test_wherever_the_vector_is_cut_the_verdict_is_the_same(
     seed: int, count: int, attack: str, edges: list[int]
 ) -> None:
     rows = attacked(honest_rows(count, 4 * BLOCK + 77, seed), attack, count // 3, seed)
-    parts = [slice_statistics(part, with_gram=True) for part in cut(rows, [edge * BLOCK for edge in sorted(edges)])]
-    whole = slice_statistics(SliceRows.of(rows), with_gram=True)
+    established = facts_of(rows).counted
+    sums = partial(slice_statistics, with_gram=True, established=established)
+    parts = [sums(part) for part in cut(rows, [edge * BLOCK for edge in sorted(edges)])]
+    whole = sums(SliceRows.of(rows))
     total = sum_statistics(parts)
     assert total.finite == whole.finite
     assert total.center_dots == pytest.approx(whole.center_dots, rel=1e-12, abs=1e-9 * total.center_squared_norm)
-    copies = {i for i in range(count) for j in range(i) if torch.equal(rows[i], rows[j])}
-    verdict = judge_statistics(total, copies)
-    assert verdict == judge_statistics(whole, copies)
+    verdict = judge_statistics(total, facts_of(rows))
+    assert verdict == judge_statistics(whole, facts_of(rows))
     assert verdict == judge(rows)
     assert sum_statistics(parts[::-1]) == total
 

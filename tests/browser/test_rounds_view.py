@@ -79,7 +79,7 @@ def test_rounds_in_vain_say_why_each_of_them_was(start_node: StartNode, open_pag
     for number, words in enumerate(
         (
             "could not write its vote",
-            "Too many contributions were refused",
+            "No contribution was accepted",
             "makes the model worse",
             "Too few computers",
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import (
     MalformedStatisticsError,
+    MemberFacts,
     SliceRows,
     judge_statistics,
     read_statistics,
@@ -236,7 +237,8 @@ def check_statistics(data: bytes) -> None:
     except MalformedStatisticsError:
         return
     assert statistics_bytes(statistics) == data[1:]
-    judge_statistics(sum_statistics([statistics, statistics]))
+    members = MemberFacts.of_equals(count, are_friends=not with_gram)
+    judge_statistics(sum_statistics([statistics, statistics]), members)
 
 
 def statistics_seeds() -> tuple[bytes, ...]:

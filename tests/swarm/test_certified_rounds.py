@@ -217,6 +217,20 @@ def test_a_newcomer_takes_part_and_votes_from_the_next_step_on() -> None:
     world.check_safety()
 
 
+@pytest.mark.parametrize(("is_open", "members"), [(True, 5), (False, 12)])
+def test_strangers_become_voters_slowly_and_friends_at_once(is_open: bool, members: int) -> None:
+    """A round of four voters has one place for a newcomer in an open run, where wallets are free to create."""
+    world = World(NAMES, is_open=is_open)
+    for number in range(8):
+        world.add(f"new{number}", NodeId("a"))
+    world.start_all()
+    assert world.settle(until=lambda: world.all_done(1))
+    _, complete = next(iter(world.nodes[NodeId("a")].ended.values()))
+    contributors = {member.node_id for member in complete.certificate.value.members}
+    assert len(contributors) == members
+    assert {NodeId(name) for name in NAMES} <= contributors
+
+
 def test_a_member_without_whom_a_step_ended_is_no_voter_of_the_next() -> None:
     world = World(NAMES)
     world.kill(NodeId("d"))

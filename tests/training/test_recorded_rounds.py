@@ -122,14 +122,25 @@ def test_who_votes_no_and_is_outvoted_tells_of_both() -> None:
     play(scenario)
 
 
-def test_two_of_whom_one_brings_nothing_abandon_their_rounds_and_say_so() -> None:
+def test_two_of_whom_one_brings_nothing_end_their_round_with_the_other_and_say_so() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), Freeloader(B, network, 2)
         await for_seconds(DUE_SECONDS + 5, a, b)
         record = a.group.status.recent[0]
-        assert record.abandoned_for is AbandonReason.CONTRIBUTIONS
-        assert record.reason == "1 of 2 contributions were refused, at most 0 may be"
+        assert record.abandoned_for is None
         assert {one.node_id: one.refusal for one in record.members} == {A: "", B: "zero"}
+        assert (a.group.status.completed, a.group.status.accepted) == (1, 1)
+        assert a.group.certified_root(1) == b.group.certified_root(1) == a.replica_status().root
+
+
+def test_a_round_to_which_all_bring_nothing_is_abandoned_and_says_so() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = Freeloader(A, network, 1), Freeloader(B, network, 2)
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        record = a.group.status.recent[0]
+        assert record.abandoned_for is AbandonReason.CONTRIBUTIONS
+        assert record.reason == "no contribution was accepted: it is zero"
+        assert {one.node_id: one.refusal for one in record.members} == {A: "zero", B: "zero"}
         assert (a.group.status.completed, a.group.status.accepted, a.group.certified_root(1)) == (0, 0, "")
 
     play(scenario)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from neuroshard.aggregation import GateVerdict, MiddleMean, RejectionReason
+from neuroshard.aggregation import Cluster, GateVerdict, MiddleMean, RejectionReason
 from neuroshard.consensus.effects import Judged, RoundPhase, RoundProgress
 from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.round_messages import Phase, Quorum, Value, VerifiedBody, Vote
@@ -32,9 +32,9 @@ TERMS = RoundTerms(
     codec="int8",
     aggregator="trimmed_mean(0.2)",
 )
-VERDICT = GateVerdict((0, 1), {2: RejectionReason.NORM}, (1.0, 1.0), robust=True)
-JUDGED = Judged(VERDICT, MiddleMean((0, 1), (1.0, 1.0), 0))
-TOO_MANY = Judged(VERDICT, None, "1 of 3 contributions were refused, at most 0 may be")
+VERDICT = GateVerdict((0, 1), {2: RejectionReason.NORM}, (1.0, 1.0), (Cluster((0,)), Cluster((1,))), robust=True)
+JUDGED = Judged(VERDICT, MiddleMean.of_equals(2, 0))
+TOO_FEW = Judged(VERDICT, None, "Krum needs 5 contributions, and there are 3.")
 
 
 def certificate(*refused: tuple[GroupMember, str]) -> Quorum:
@@ -111,22 +111,9 @@ def test_who_did_too_little_to_count_is_not_shown_as_missing() -> None:
         MemberPart.ABSTAINED,
         MemberPart.ABSENT,
     ]
-    abstained = GateVerdict((0, 1), {}, (1.0, 1.0), robust=False, abstained=(2,))
+    abstained = GateVerdict((0, 1), {}, (1.0, 1.0), (Cluster((0,)), Cluster((1,))), robust=False, abstained=(2,))
     looked = RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, Judged(abstained, None, "too few are left"))
     assert parts_of(watched((101.0, looked))) == {"a": "accepted", "b": "accepted", "c": "abstained", "d": "absent"}
-
-
-def test_who_was_refused_in_a_view_that_was_given_up_stays_refused_in_the_rounds_record() -> None:
-    first = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY)))
-    assert (first.has_refused(C.node_id), first.has_refused(A.node_id)) == (True, False)
-    again = watched((111.0, RoundProgress(1, RoundPhase.EXCHANGE, (A, B))))  # called once more, without C
-    again.continues_from(first)
-    assert again.has_refused(C.node_id)
-    value = structs.replace(certificate().value, members=(A, B), accepted=(A.node_id, B.node_id))
-    record = again.completed(structs.replace(certificate(), value=value), END)
-    told = {one.node_id: (one.part, one.refusal) for one in record.members}
-    assert told[C.node_id] == (MemberPart.REFUSED, "norm")
-    assert told[D.node_id] == (MemberPart.ABSENT, "")
 
 
 def test_the_phases_of_all_views_add_up_to_the_seconds_of_the_round() -> None:
@@ -161,10 +148,10 @@ def test_a_round_that_ended_before_anybody_looked_ended_then() -> None:
             "no: worse",
         ),
         (
-            RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY),
-            TOO_MANY.abort_reason,
+            RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_FEW),
+            TOO_FEW.abort_reason,
             AbandonReason.CONTRIBUTIONS,
-            "1 of 3 contributions were refused, at most 0 may be",
+            "Krum needs 5 contributions, and there are 3.",
         ),
         (RoundProgress(0, RoundPhase.VOTE, EXCHANGED, JUDGED), "no space", AbandonReason.STORAGE, "no space"),
     ],
@@ -180,9 +167,9 @@ def test_an_abandoned_round_tells_as_much_of_its_members_as_was_seen() -> None:
     assert parts_of(watched()) == dict.fromkeys("abcd", "unjudged")
     unjudged = {**dict.fromkeys("abc", "unjudged"), "d": "absent"}
     assert parts_of(watched((101.0, exchange()))) == unjudged
-    judged = (101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))
+    judged = (101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_FEW))
     seen = {"a": "accepted", "b": "accepted", "c": "refused", "d": "absent"}
-    assert parts_of(watched(judged), TOO_MANY.abort_reason) == seen
+    assert parts_of(watched(judged), TOO_FEW.abort_reason) == seen
     assert parts_of(watched(judged, (102.0, RoundProgress(1, RoundPhase.GATHER)))) == seen  # of the view before
 
 
@@ -196,7 +183,7 @@ def test_reasons_that_no_gate_gives_are_counted_together() -> None:
 
 def test_the_last_rounds_are_kept_and_all_are_counted() -> None:
     good = watched().completed(certificate((C, str(RejectionReason.NORM))), END)
-    bad = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_MANY))).abandoned("too many", END)
+    bad = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_FEW))).abandoned("too many", END)
     rounds = NONE_YET
     for number in range(KEPT_ROUNDS + 5):
         rounds = with_round(rounds, replace(bad if number % 5 == 0 else good, outer_step=number))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
 from neuroshard.aggregation import (
     AggregatorConfig,
+    Cluster,
     GateVerdict,
+    MemberFacts,
     SliceRows,
     SliceStatistics,
+    capped_weights,
     judge_statistics,
     needs_gram,
     reduce_slice,
@@ -28,22 +32,23 @@ def honest_rows(count: int, length: int, seed: int = 0, common: float = 1.5) -> 
     return common * direction + torch.randn(count, length, generator=generator)
 
 
-def judge(contributions: torch.Tensor, total: SliceStatistics | None = None) -> GateVerdict:
-    """Verdict over (n, d) fp32 contributions in memory, whose statistics are known or made here."""
-    total = slice_statistics(SliceRows.of(contributions)) if total is None else total
-    return judge_statistics(total, _copies(contributions, total))
+def judge(
+    contributions: torch.Tensor, total: SliceStatistics | None = None, *, are_friends: bool = False
+) -> GateVerdict:
+    """Verdict over (n, d) fp32 contributions of established members, whose statistics are known or made here."""
+    facts = facts_of(contributions, are_friends=are_friends)
+    if total is None:
+        total = slice_statistics(SliceRows.of(contributions), with_gram=True, established=facts.counted)
+    return judge_statistics(total, facts)
 
 
-def _copies(contributions: torch.Tensor, total: SliceStatistics) -> set[int]:
-    originals: dict[float, list[int]] = {}  # by norm: equal vectors have equal norms
-    copies: set[int] = set()
-    for i, norm in enumerate(total.squared_norms):
-        same_norm = originals.setdefault(norm, [])
-        if any(torch.equal(contributions[i], contributions[other]) for other in same_norm):
-            copies.add(i)
-        else:
-            same_norm.append(i)
-    return copies
+def facts_of(contributions: torch.Tensor, *, are_friends: bool = False) -> MemberFacts:
+    """Established members with equal work. Rows with the same numbers are copies."""
+    originals = tuple(
+        next(first for first in range(row + 1) if torch.equal(contributions[first], one) or first == row)
+        for row, one in enumerate(contributions)
+    )
+    return replace(MemberFacts.of_equals(len(contributions), are_friends=are_friends), originals=originals)
 
 
 def attacked(rows: torch.Tensor, attack: str, liars: int, seed: int = 0) -> torch.Tensor:
@@ -80,21 +85,18 @@ def cut(rows: torch.Tensor, edges: list[int]) -> list[SliceRows]:
     return [SliceRows.of(rows[:, start:stop]) for start, stop in pairwise(bounds) if start < stop]
 
 
-def accepting_all(count: int) -> GateVerdict:
+def accepting_all(count: int, work: list[float] | None = None) -> GateVerdict:
     """The verdict that refuses and clips nobody, for tests of what comes after the gates."""
-    return GateVerdict(tuple(range(count)), {}, (1.0,) * count, robust=count >= 3)
+    weights = capped_weights([1.0] * count if work is None else work, [True] * count)
+    clusters = tuple(Cluster((row,), weight) for row, weight in enumerate(weights))
+    return GateVerdict(tuple(range(count)), {}, (1.0,) * count, clusters, robust=count >= 3)
 
 
 def aggregated(
-    rows: torch.Tensor,
-    config: AggregatorConfig,
-    *,
-    verdict: GateVerdict | None = None,
-    tolerated: int = 0,
-    work: list[float] | None = None,
+    rows: torch.Tensor, config: AggregatorConfig, *, verdict: GateVerdict | None = None, tolerated: int = 0
 ) -> torch.Tensor:
     """The aggregate of whole contributions (n, d); without a verdict all of them count as they are."""
     whole = SliceRows.of(rows)
     total = slice_statistics(whole, with_gram=needs_gram(config))
     verdict = accepting_all(rows.shape[0]) if verdict is None else verdict
-    return reduce_slice(whole, reduction_by(config, total, verdict, tolerated=tolerated, work=work))
+    return reduce_slice(whole, reduction_by(config, total, verdict, tolerated=tolerated))

@@ -15,6 +15,7 @@ import trio
 from torch import Tensor
 from trio.testing import MockClock
 
+from neuroshard.aggregation import MemberFacts
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.effects import AnyBody, Judge, MakeStatistics, Reduce
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
@@ -296,9 +297,10 @@ class MeetingPlace:
         length = self._rounds.exchanged_at(outer_step).length
         work = RoundWork.of(self._rounds.parameters_at(outer_step), length)
         parts = [work.encoded(contribution) for contribution in self._brought]
+        friends = MemberFacts.of_equals(self._members, are_friends=True)
         rows = {index: [part[index] for part in parts] for index in range(work.plan.count)}
-        statistics = list(work.statistics(MakeStatistics("round", rows)).values())
-        judged = work.judged(Judge("round", statistics, frozenset(), [1] * self._members))
+        statistics = list(work.statistics(MakeStatistics("round", rows, friends)).values())
+        judged = work.judged(Judge("round", statistics, friends))
         assert judged.reduction is not None, judged.abort_reason
         reduced = work.reduced(Reduce("round", rows, judged.reduction))
         return work.decoded([reduced[index] for index in range(work.plan.count)])

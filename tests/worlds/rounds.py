@@ -16,7 +16,7 @@ from random import Random
 
 from msgspec import structs
 
-from neuroshard.aggregation import GateVerdict, WeightedSum
+from neuroshard.aggregation import Cluster, GateVerdict, WeightedSum
 from neuroshard.consensus.effects import (
     Accuse,
     AnyBody,
@@ -277,8 +277,8 @@ class World:
         match job:
             case MakeStatistics(rows=rows):
                 return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
-            case Judge(sequences=sequences, copies=copies):
-                accepted = tuple(row for row in range(len(sequences)) if row not in copies)
+            case Judge(members=members):
+                accepted = tuple(row for row, first in enumerate(members.originals) if row == first)
                 return Judged(verdict_of(accepted), WeightedSum(accepted, (1.0,) * len(accepted), 1.0))
             case Reduce(rows=rows):
                 return {index: b"r" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
@@ -288,7 +288,8 @@ class World:
 
 
 def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
-    return GateVerdict(accepted, {}, (1.0,) * len(accepted), robust=len(accepted) > 2)
+    clusters = tuple(Cluster((row,)) for row in accepted)
+    return GateVerdict(accepted, {}, (1.0,) * len(accepted), clusters, robust=len(accepted) > 2)
 
 
 def signed_as(member: GroupMember, body: AnyBody) -> VerifiedBody[AnyBody]:

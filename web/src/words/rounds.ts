@@ -16,7 +16,6 @@ const NAMED = 3; // of those who sent nothing
 const REFUSALS: Record<string, string> = {
   not_finite: "it held values that are not numbers",
   zero: "it was empty",
-  copy: "it was a copy of another computer's",
   norm: "it was far larger or smaller than the others'",
   direction: "it pulled against the majority",
 };
@@ -24,7 +23,7 @@ const REFUSALS: Record<string, string> = {
 const ABANDONED: Record<NonNullable<RunRound["abandoned_for"]>, string> = {
   no_answer: "Too few computers answered in time.",
   objection: "This computer found that the result makes the model worse, and voted against it.",
-  contributions: "Too many contributions were refused, or too few were left.",
+  contributions: "No contribution was accepted, or too few for the run's rule.",
   storage: "This computer could not write its vote to the disk.",
 };
 
