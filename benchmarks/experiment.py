@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import get_args, get_type_hints
 
 from benchmarks.averaging_laboratory import averaged
-from benchmarks.hostile import attacks
+from benchmarks.hostile import ATTACKS, attacked
 from benchmarks.laboratory import BATCH, Outcome, Scheme, Start, Texts, apart, together
 from benchmarks.record import Row, table
 from benchmarks.schemes import told
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-steps", type=int, default=400, help="of the one that all go on from")
     parser.add_argument("--replicas", type=int, default=4, help="in all")
     parser.add_argument("--hostile", type=int, default=0, help="of these")
-    parser.add_argument("--attack", choices=tuple(attacks(frozenset())), default="sign flip")
+    parser.add_argument("--attack", choices=ATTACKS, default="sign flip")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--line-mbit", type=float, default=0.0, help="up, of each home; 0: no line is thought of")
     parser.add_argument("--parameters", type=float, default=25e6, help="of a model whose rounds would cross the line")
@@ -112,13 +112,15 @@ def _outcome(attempt: Attempt) -> Outcome:
     if outer.strategy == "averaging":
         return averaged(texts, start, Scheme(replace(outer, inner_steps=1), options.steps, options.replicas))
     honest = options.replicas - options.hostile
-    attack = attacks(frozenset(range(honest)))[options.attack]
-    hostile = dict.fromkeys(range(honest, options.replicas), attack)
-    rounds = options.steps // outer.inner_steps
     scheme = Scheme(
-        outer, rounds, options.replicas, attacks=hostile, late_share=attempt.late_share, votes=bool(hostile)
+        outer,
+        options.steps // outer.inner_steps,
+        options.replicas,
+        late_share=attempt.late_share,
+        votes=bool(options.hostile),
+        are_friends=not options.hostile,
     )
-    return together(texts, start, scheme)
+    return together(texts, start, attacked(scheme, honest, options.attack) if options.hostile else scheme)
 
 
 @cache

@@ -16,6 +16,11 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
+def seeds(count: int) -> tuple[int, ...]:
+    """1, 2 ... $BENCHMARK_SEEDS, or `count` of them."""
+    return tuple(range(1, int(os.environ.get("BENCHMARK_SEEDS", count)) + 1))
+
+
 def of_each(work: Callable[[Job], Result], jobs: Sequence[Job]) -> dict[Job, Result]:
     """The results by job; each process computes with one thread, so that a result is the same on any computer."""
     if IS_TINY:  # to start the processes takes longer than the work

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from benchmarks.laboratory import Scheme, Start, Texts, held_out_loss, together
-from benchmarks.recorded_attacks import recorded, replayed
+from benchmarks.hostile import attacked
+from benchmarks.laboratory import ReducedRound, Scheme, Start, Texts, held_out_loss, together
 from benchmarks.texts import TEXTS
 from neuroshard.config.run_parameters import OuterOptimization
 
@@ -21,34 +22,37 @@ def texts() -> Texts:
     return Texts()
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int4"])
-def test_replaying_what_all_contributed_ends_where_the_training_ended(texts: Texts, codec: str) -> None:
-    start = Start.of(texts, seed=1, steps=2, replicas=4)
-    scheme = Scheme(replace(OUTER, codec=codec), rounds=2, replicas=4)
-    record = recorded(texts, start, scheme)
-    assert replayed(texts, start, scheme, record).loss == together(texts, start, scheme).loss
-
-
-def test_a_replayed_liar_is_refused(texts: Texts) -> None:
+def test_a_liar_is_refused_and_the_honest_are_not(texts: Texts) -> None:
     start = Start.of(texts, seed=1, steps=2, replicas=5)
-    scheme = Scheme(OUTER, rounds=2, replicas=5)
-    record = recorded(texts, start, scheme)
-    lied = replayed(texts, start, replace(scheme, attacks={4: lambda honest, own, _: 100 * honest[own]}), record)
-    honest = replayed(texts, start, replace(scheme, replicas=4), record)
+    honest = Scheme(OUTER, rounds=2, replicas=4, are_friends=False)
+    hostile = replace(honest, replicas=5, attacks={4: lambda sent, own, _: 100 * sent[own]})
+    lied = together(texts, start, hostile)
     assert (lied.caught, lied.refused) == (2, 0)
-    assert lied.loss == pytest.approx(honest.loss, rel=1e-3)  # what is trimmed depends on how many there were
+    assert lied.loss == pytest.approx(together(texts, start, honest).loss, rel=1e-3)
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_what_makes_the_model_worse_is_voted_down(texts: Texts, is_recorded: bool) -> None:
+def test_adaptive_liars_do_more_than_plain_ones() -> None:
+    """They know the rule: near-copies that count as one move the aggregate less than those that differ enough."""
+    rows = {member: torch.randn(5000, generator=torch.Generator().manual_seed(member)) + 1 for member in range(8)}
+    scheme = Scheme(OUTER, rounds=1, replicas=8, are_friends=False)
+    sent = {member: attack(rows, member, 0) for member, attack in attacked(scheme, 6, "mimic").attacks.items()}
+    honest = {member: rows[member] for member in range(6)}
+    alone = ReducedRound.of(scheme, honest).aggregate
+    assert alone is not None
+
+    def moved(lies: dict[int, torch.Tensor]) -> float:
+        aggregate = ReducedRound.of(scheme, honest | lies).aggregate
+        assert aggregate is not None
+        return float((aggregate - alone).norm())
+
+    assert moved(sent) > 1.05 * moved({member: rows[0] + 1e-3 * rows[member] for member in (6, 7)})
+
+
+def test_what_makes_the_model_worse_is_voted_down(texts: Texts) -> None:
     start = Start.of(texts, seed=1, steps=2, replicas=2)
     honest = Scheme(OUTER, rounds=2, replicas=2, votes=True)
     hostile = replace(honest, attacks={1: lambda sent, own, _: 1e4 * sent[own].flip(0)})  # no gate judges one of two
-    if is_recorded:
-        record = recorded(texts, start, honest)
-        calm, lied = (replayed(texts, start, scheme, record) for scheme in (honest, hostile))
-    else:
-        calm, lied = (together(texts, start, scheme) for scheme in (honest, hostile))
+    calm, lied = (together(texts, start, scheme) for scheme in (honest, hostile))
     assert (calm.voted_down, calm.abandoned) == (0, 0)
     assert (lied.voted_down, lied.abandoned, lied.caught) == (2, 2, 0)
     assert lied.loss == held_out_loss(start.executor().model, texts)  # what was agreed on before
