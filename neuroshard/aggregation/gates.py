@@ -91,6 +91,7 @@ class GateVerdict:
     clusters: tuple[Cluster, ...]  # the accepted rows, each in one cluster
     robust: bool
     abstained: tuple[int, ...] = ()  # rows with too little work to count, which are not judged
+    others: frozenset[int] = frozenset()  # rows that are not established
 
     @property
     def member_count(self) -> int:
@@ -176,7 +177,9 @@ def judge_statistics(
             _refuse_directions(total, members, norms, refused)
     accepted, is_clipped = _left(norms, refused), is_robust and judges_direction
     factors = tuple(_fp32(min(1.0, median_norm / norms[row])) if is_clipped else 1.0 for row in accepted)
-    return GateVerdict(accepted, refused, factors, _clusters(total, members, accepted), is_robust, abstained)
+    clusters = _clusters(total, members, accepted)
+    others = frozenset(row for row, is_established in enumerate(members.established) if not is_established)
+    return GateVerdict(accepted, refused, factors, clusters, is_robust, abstained, others)
 
 
 def _broken(total: SliceStatistics, rows: Iterable[int]) -> dict[int, RejectionReason]:

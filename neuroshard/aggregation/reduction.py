@@ -293,7 +293,7 @@ def _krum_weights(
 ) -> list[float]:
     count = sum(one.is_established for one in clusters)
     copies = sum(len(one.rows) - 1 for one in clusters if one.is_established)
-    refused = verdict.member_count - len(verdict.accepted) - len(verdict.abstained)
+    refused = len(verdict.refused.keys() - verdict.others)  # refused others are none of the tolerated liars
     check_krum_count(count + copies + refused, tolerated)
     left = max(0, tolerated - refused - copies)
     gram = _cluster_gram(total, verdict, clusters)

@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 from neuroshard.aggregation import (
     AggregatorConfig,
     CentredClipping,
+    Cluster,
     GateVerdict,
     Krum,
     Mean,
     Median,
+    MemberFacts,
+    RejectionReason,
     SliceRows,
     TooFewContributionsError,
     TrimmedMean,
+    judge_statistics,
     reduction_by,
     slice_statistics,
 )
@@ -101,6 +105,21 @@ def test_a_copy_is_one_of_the_tolerated() -> None:
     rows[4] = rows[1]
     expected = aggregated(rows[:4], Mean())
     torch.testing.assert_close(aggregated(rows, Krum(), verdict=unclipped(judge(rows)), tolerated=1), expected)
+
+
+def test_refused_others_are_none_of_the_tolerated() -> None:
+    """Names are free: a liar that brings some to be refused must not make Krum trust its contribution."""
+    rows = attacked(honest_rows(9, 400), "x100", 1)
+    rows[7:] = 0.0
+    established = (True,) * 7 + (False,) * 2
+    facts = replace(MemberFacts.of_equals(9), established=established)
+    total = slice_statistics(SliceRows.of(rows), with_gram=True, established=established)
+    verdict = judge_statistics(total, facts)
+    assert set(verdict.refused) == {0, 7, 8}
+    trusting = replace(verdict, refused={7: RejectionReason.ZERO, 8: RejectionReason.ZERO}, accepted=tuple(range(7)))
+    clusters = tuple(Cluster((row,)) for row in range(7))
+    trusting = replace(trusting, clusters=clusters, clip_factors=(1.0,) * 7)
+    assert 0 not in reduction_by(Krum(), total, trusting, tolerated=1).rows
 
 
 def unclipped(verdict: GateVerdict) -> GateVerdict:
