@@ -45,7 +45,7 @@ class MemberFacts:
 
     work: tuple[float, ...]  # declared tokens or sequences since the last round
     established: tuple[bool, ...]  # the others change no median and have an eighth of the weight
-    originals: tuple[int, ...]  # the first row with the same bytes, which is the row itself if it is no copy
+    originals: tuple[int, ...]  # the first row with the same bytes, which is the row itself if it is not a copy
     are_friends: bool = False  # then no norm is too large, no near-copies are searched, and nobody abstains
 
     def __post_init__(self) -> None:

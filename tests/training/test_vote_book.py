@@ -142,7 +142,15 @@ def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_non
     assert again.offer("cd" * 32) is None
     path = tmp_path / "rounds" / CONTRIBUTION_FILE
     whole = path.read_bytes()
-    for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"\x78", b"\x79", 1), b"{}", b"\xff", b""):
+    for damaged in (
+        whole[:-1],
+        whole + b"x",
+        whole[:-1] + b"x",
+        whole.replace(b"\x78", b"\x79", 1),
+        b"{}",
+        b"\xff",
+        b"",
+    ):
         path.write_bytes(damaged)
         assert again.offer(HASH) is None
 
