@@ -348,7 +348,7 @@ def most_message_bytes(slices_bytes: int) -> int:
     return slices_bytes + OTHER_BYTES
 
 
-def encode_message(message: Message) -> Sequence[Encoded]:
+def encode_round_message(message: Message) -> Sequence[Encoded]:
     """The bytes of a message in pieces. Its slices, which are the last field, are views: they are not copied."""
     last = message.__struct_fields__[-1]
     slices = getattr(message, last)
@@ -362,8 +362,8 @@ def encode_message(message: Message) -> Sequence[Encoded]:
     return pieces
 
 
-def read_message(pieces: Sequence[Encoded]) -> Message:
-    """Read what `encode_message` wrote, and verify every signature. Raises MalformedMessageError.
+def read_round_message(pieces: Sequence[Encoded]) -> Message:
+    """Read what `encode_round_message` wrote, and verify every signature. Raises MalformedMessageError.
 
     The slices keep all bytes of the message in memory.
     """
@@ -378,9 +378,9 @@ def read_message(pieces: Sequence[Encoded]) -> Message:
 
 
 def _is_encoded_as(message: Message, data: memoryview) -> bool:
-    """Whether `encode_message` writes exactly these bytes, which the message was read from."""
+    """Whether `encode_round_message` writes exactly these bytes, which the message was read from."""
     start = 0
-    for piece in encode_message(message):
+    for piece in encode_round_message(message):
         # a slice is a view of `data`: it is at its place if everything before it is
         if isinstance(piece, bytes) and bytes(data[start : start + len(piece)]) != piece:
             return False

@@ -26,8 +26,8 @@ from neuroshard.consensus.round_messages import (
     Phase,
     Quorum,
     Vote,
-    encode_message,
-    read_message,
+    encode_round_message,
+    read_round_message,
 )
 from neuroshard.identity import hash_parts
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
@@ -187,7 +187,7 @@ MOST_ASKED = 16
 
 def certificate_answer(certificate: Quorum) -> Frame:
     """The answer with the certificate."""
-    data = b"".join(encode_message(CertificateSaid(certificate)))
+    data = b"".join(encode_round_message(CertificateSaid(certificate)))
     part = TensorPart(TensorSpec("certificate", "uint8", (len(data),)), data)
     return Frame(CERTIFICATE, CertificateAnswer(), (part,))
 
@@ -215,7 +215,7 @@ async def certificate_of(asking: ReplicaClient, stage: StageName, root: str, pee
 def _read(answer: Frame, root: str) -> Quorum:
     """Raises LyingDonorError for anything except a certificate that led to this root."""
     try:
-        message = read_message([part.data for part in answer.tensors])
+        message = read_round_message([part.data for part in answer.tensors])
     except MalformedMessageError as error:
         raise LyingDonorError(error.message, ScoreReason.MALFORMED_FRAME) from None
     certificate = message.certificate if isinstance(message, CertificateSaid) else None

@@ -43,8 +43,8 @@ from neuroshard.consensus.round_messages import (
     Quorum,
     VoteSaid,
     author_of,
-    encode_message,
-    read_message,
+    encode_round_message,
+    read_round_message,
 )
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, VoteLog
@@ -253,7 +253,7 @@ class RoundRunner:
 
     async def _received(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         try:
-            message = await self._around.offload(lambda: read_message(pieces))
+            message = await self._around.offload(lambda: read_round_message(pieces))
         except MalformedMessageError as error:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
@@ -351,7 +351,7 @@ class RoundRunner:
         self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:
-        pieces = encode_message(message)
+        pieces = encode_round_message(message)
         for peer in sorted(to):
             self.mail.send(peer, pieces)
 

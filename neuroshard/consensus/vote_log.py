@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct as Layout
-from typing import Annotated, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -299,7 +299,7 @@ class FileVoteLog:
         try:
             data = (self._folder / CONTRIBUTION_FILE).read_bytes()
             _, content = next(intact_records(data), (0, b""))
-            head = _decoded(content, _StoredContribution)
+            head: _StoredContribution = _decoded(content, _StoredContribution)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -330,7 +330,7 @@ class FileVoteLog:
             entries, length = list[_Entry](), 0
             for counter, content in intact_records(data):
                 try:
-                    record = _decoded(content, _StoredRecord)
+                    record: _StoredRecord = _decoded(content, _StoredRecord)
                 except ValueError as error:
                     raise self._damaged(f"record {counter} is of another version ({error})") from None
                 size = _HEAD_BYTES + len(content)
@@ -413,7 +413,7 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _decoded(content: bytes, form: type[_T]) -> _T:
+def _decoded(content: bytes, form: Any) -> Any:
     try:
         return msgpack_decoder(form).decode(content)
     except RecursionError as error:

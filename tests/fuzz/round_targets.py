@@ -29,8 +29,8 @@ from neuroshard.consensus.round_messages import (
     Value,
     Vote,
     VoteSaid,
-    encode_message,
-    read_message,
+    encode_round_message,
+    read_round_message,
     signed_by,
 )
 from neuroshard.consensus.round_requests import (
@@ -57,10 +57,10 @@ STAGE = StageName(RunId("1" * 64), LayerRange(0, 2))
 def check_round_message(data: bytes) -> None:
     """A message that is read has no other encoding, and its claims were verified."""
     try:
-        message = read_message([data[:1], memoryview(data)[1:]] if len(data) % 2 else [data])
+        message = read_round_message([data[:1], memoryview(data)[1:]] if len(data) % 2 else [data])
     except MalformedMessageError:
         return
-    assert b"".join(encode_message(message)) == data
+    assert b"".join(encode_round_message(message)) == data
     if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | StatementSaid | ResultSaid | VoteSaid):
         assert message.signed.member in MEMBERS
         assert isinstance(message.signed.body, message.form)
@@ -88,7 +88,7 @@ def round_message_seeds() -> tuple[bytes, ...]:
         AggregateWanted(HASH, HASH, (0, 3)),
         AggregateSent(HASH, slices),
     )
-    return tuple(b"".join(encode_message(message)) for message in messages)
+    return tuple(b"".join(encode_round_message(message)) for message in messages)
 
 
 def check_round_request(data: bytes) -> None:

@@ -40,8 +40,8 @@ from neuroshard.consensus.round_messages import (
     VerifiedBody,
     Vote,
     VoteSaid,
-    encode_message,
-    read_message,
+    encode_round_message,
+    read_round_message,
     signed_by,
 )
 from neuroshard.identity.claims import ClaimBody, sign_message
@@ -87,7 +87,7 @@ MESSAGES: list[Message] = [
 
 
 def packed(message: Message) -> bytes:
-    return b"".join(encode_message(message))
+    return b"".join(encode_round_message(message))
 
 
 def content(message: Message) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def content(message: Message) -> dict[str, Any]:
 def refusal(value: object) -> str:
     """Why these fields, or these bytes, are not read."""
     with pytest.raises(MalformedMessageError) as caught:
-        read_message([value if isinstance(value, bytes) else msgspec.msgpack.encode(value)])
+        read_round_message([value if isinstance(value, bytes) else msgspec.msgpack.encode(value)])
     return str(caught.value)
 
 
@@ -109,8 +109,8 @@ every_message = pytest.mark.parametrize("message", MESSAGES, ids=lambda message:
 @every_message
 def test_what_is_written_is_read(message: Message) -> None:
     data = packed(message)
-    assert read_message([data]) == message
-    assert read_message([data[:7], memoryview(data)[7:]]) == message
+    assert read_round_message([data]) == message
+    assert read_round_message([data[:7], memoryview(data)[7:]]) == message
 
 
 @every_message
@@ -140,10 +140,10 @@ def test_there_is_one_encoding_of_a_message(message: Message) -> None:
 
 def test_slices_are_views_of_what_was_sent_and_received() -> None:
     (index, sent), *_ = {7: memoryview(b"x" * 1000)}.items()
-    pieces = encode_message(AggregateSent(HASH, {index: sent}))
+    pieces = encode_round_message(AggregateSent(HASH, {index: sent}))
     assert any(piece is sent for piece in pieces)
     data = b"".join(pieces)
-    message = read_message([data])
+    message = read_round_message([data])
     assert isinstance(message, AggregateSent)
     received = message.slices[index]
     assert isinstance(received, memoryview)
