@@ -195,7 +195,7 @@ class MiddleMean:
 
     @classmethod
     def of_equals(cls, count: int, trim: int) -> MiddleMean:
-        """Of all rows, with equal weights."""
+        """Return the reduction in which all rows have equal weights."""
         ones = (1.0,) * count
         return cls(tuple(range(count)), ones, (1,) * count, ones, trim)
 
