@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from neuroshard.network import MessageTooLargeError
 from neuroshard.network.limits import ByteBudget, contested_seconds, frame_budget
-from neuroshard.network.transport import MessageTooLargeError
 from neuroshard.types import NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

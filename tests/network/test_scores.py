@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard.network import PeerScores, Reputation, ScoreReason
 from neuroshard.network.reputation import (
     BAN_BELOW,
     BANS_EXPIRE_SECONDS,
@@ -11,9 +12,6 @@ from neuroshard.network.reputation import (
     LONGEST_BAN_SECONDS,
     LOWEST_SCORE,
     RULES,
-    PeerScores,
-    Reputation,
-    ScoreReason,
 )
 from neuroshard.types import NodeId
 

@@ -18,7 +18,7 @@ from neuroshard.messages import (
     MalformedFrameError,
     encode,
 )
-from tests.worlds.wire_frames import bytes_frame, large_limits
+from tests.worlds.claims import bytes_frame, large_limits
 
 SIZE = 3 * CHUNK_BYTES + 100
 FRAME = bytes_frame(SIZE)

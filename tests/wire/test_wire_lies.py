@@ -28,7 +28,7 @@ from neuroshard.messages import (
     decode,
     encode,
 )
-from tests.worlds.wire_frames import bytes_frame, forged_head, large_limits
+from tests.worlds.claims import bytes_frame, forged_head, large_limits
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

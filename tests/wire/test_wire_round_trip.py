@@ -24,7 +24,7 @@ from neuroshard.messages import (
     encode,
 )
 from neuroshard.messages.frame import ITEM_BYTES
-from tests.worlds.wire_frames import bytes_frame, large_limits, pattern
+from tests.worlds.claims import bytes_frame, large_limits, pattern
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=8)
 headers = st.dictionaries(st.text(max_size=8), scalars | st.lists(scalars, max_size=4), max_size=6)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neuroshard.messages import Frame, MalformedFrameError, TensorPart, TensorSpec, decode, encode
 from neuroshard.messages.tensors import part_of, spec_of, tensor_of
-from tests.worlds.wire_frames import large_limits
+from tests.worlds.claims import large_limits
 
 DTYPES = (
     torch.float32,

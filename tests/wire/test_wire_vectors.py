@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard import messages as wire
 from neuroshard.messages import FrameDecoder, FrameLimits, WireError, decode, encode
-from tests.worlds.wire_frames import VECTORS, golden_bytes, golden_frame, large_limits
+from tests.worlds.claims import VECTORS, golden_bytes, golden_frame, large_limits
 
 
 def named(vectors: list[dict[str, Any]]) -> Any:

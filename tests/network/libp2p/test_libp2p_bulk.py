@@ -19,7 +19,7 @@ from neuroshard.network.pool import Endpoint, NotDeliveredError, PeerTraffic
 from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
 from tests.worlds.processes import Program, program
 
 MIB = 1024 * 1024

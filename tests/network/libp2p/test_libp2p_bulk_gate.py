@@ -13,7 +13,7 @@ from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.pool.transfers import BLOCK_BYTES, EAGER_BLOCKS
 from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy
 from neuroshard.types import NodeId
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, nodes, run
 
 PART_BYTES = 4 << 20
 TRIES = 5

@@ -18,7 +18,7 @@ from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run
+from tests.worlds.network_nodes import address_of, echo, lives, nodes, port_of, run
 
 CROWD = 200  # more than each limit that it meets
 LIMITS = ConnectionLimits()

@@ -14,16 +14,17 @@ from neuroshard.network import (
     Network,
     PeerRefusedError,
     PeerUnreachableError,
+    Reputation,
+    ScoreReason,
     TransportClosedError,
 )
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.directory import FindAnswer, FindRequest, FoundNode, Stored, StoreRequest
-from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, nodes, run
 
 SPACE = "run/0"
 

@@ -29,7 +29,7 @@ from neuroshard.network.libp2p.relay import RelayClient
 from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
-from tests.worlds.libp2p_nodes import run
+from tests.worlds.network_nodes import run
 
 SPACE = "run/0"
 ME = identity_of(1).node_id

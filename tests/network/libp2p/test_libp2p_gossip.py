@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from neuroshard.network import MessageTooLargeError, Network, Subscription, TransportClosedError
+from neuroshard.network import MessageTooLargeError, Network, Reputation, Subscription, TransportClosedError
 from neuroshard.network.libp2p import NetworkParts, libp2p_network
 from neuroshard.network.libp2p.gossip import QUEUE_LENGTH
 from neuroshard.network.libp2p.gossip_messages import topic_id
-from neuroshard.network.reputation import Reputation
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, nodes, run
 
 TOPIC = "reports/run/0"
 

@@ -10,14 +10,14 @@ import anyio
 import trio
 from trio.testing import MockClock
 
+from neuroshard.network import Reputation
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, STALE_SECONDS, Libp2pGossip
 from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, packed, topic_id
 from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_SECOND, GossipRouter
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept_protocol, proposal
-from neuroshard.network.reputation import Reputation
 from neuroshard.types import NodeId
-from tests.worlds.libp2p_nodes import connected, run
+from tests.worlds.network_nodes import connected, run
 
 TOPIC = "reports/run/0"
 A, B = NodeId("a"), NodeId("b")

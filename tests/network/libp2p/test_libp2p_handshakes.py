@@ -31,7 +31,7 @@ from neuroshard.network.libp2p.host import IDENTIFY_PROTOCOL, MAX_IDENTIFY_BYTES
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import address_of, echo, lives, nodes, port_of, run
+from tests.worlds.network_nodes import address_of, echo, lives, nodes, port_of, run
 
 Keys = Any
 

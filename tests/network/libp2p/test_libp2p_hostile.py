@@ -14,17 +14,16 @@ from libp2p.exceptions import BaseLibp2pError
 from trio.testing import MockClock
 
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, encode
-from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, Reputation, ScoreReason
 from neuroshard.network.libp2p import NetworkParts
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
 from neuroshard.network.libp2p.streams import DATA, PING, SYN, WINDOW_UPDATE, header_bytes
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 from neuroshard.network.limits import ByteBudget
-from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
 
 @asynccontextmanager

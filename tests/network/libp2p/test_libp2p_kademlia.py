@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, sign_claim
+from neuroshard.network import ScoreReason
 from neuroshard.network.libp2p.kademlia import (
     BUCKET_SIZE,
     MAX_RECORDS_OF_NAMESPACE,
@@ -24,7 +25,6 @@ from neuroshard.network.libp2p.kademlia import (
     record_origin,
     record_score_reason,
 )
-from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of

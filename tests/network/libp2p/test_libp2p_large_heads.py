@@ -11,7 +11,7 @@ from neuroshard.network.limits import ByteBudget, frame_budget
 from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from tests.worlds.libp2p_nodes import connected, run
+from tests.worlds.network_nodes import connected, run
 
 STREAMS = 4
 ROOM = 100_000

@@ -14,7 +14,7 @@ from neuroshard.network.libp2p.gossip import Libp2pGossip
 from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, topic_id
 from neuroshard.network.libp2p.gossip_router import GossipRouter
 from neuroshard.types import NodeId
-from tests.worlds.libp2p_nodes import connected, run
+from tests.worlds.network_nodes import connected, run
 
 STRANGERS = 50
 

@@ -12,7 +12,7 @@ from neuroshard.network import Network, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
 
 
 def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:

@@ -23,7 +23,7 @@ from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import LayerRange, RunId
 from tests.worlds.claims import identity_of
 from tests.worlds.lan import internet, is_possible
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
 
 MIB = 1024 * 1024
 PUBLIC = "1.2.3"  # only ever inside the namespaces

@@ -13,7 +13,7 @@ from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.status.snapshot import ConnectionKind
 from tests.worlds.claims import identity_of
 from tests.worlds.lan import RELAY_IP, Internet, internet, is_possible
-from tests.worlds.libp2p_nodes import TEST_SECONDS, address_of, echo
+from tests.worlds.network_nodes import TEST_SECONDS, address_of, echo
 
 pytestmark = [
     pytest.mark.process,

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from neuroshard.network.libp2p.peer_limits import ReceiveLimits, ReceiveMemory
 from neuroshard.network.libp2p.streams import INITIAL_WINDOW, MAX_WINDOW
-from tests.worlds.libp2p_nodes import SlowLine, connected, run
+from tests.worlds.network_nodes import SlowLine, connected, run
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_messag
 from neuroshard.status.snapshot import ConnectionKind
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, lives, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
 
 @dataclass(frozen=True)

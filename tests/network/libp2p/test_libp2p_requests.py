@@ -16,17 +16,18 @@ from neuroshard.network import (
     Network,
     PeerRefusedError,
     PeerUnreachableError,
+    Reputation,
     RequestRefusedError,
     RequestTimeoutError,
+    ScoreReason,
     TransportClosedError,
 )
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
-from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.libp2p_nodes import LOOPBACK, address_of, echo, nodes, port_of, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, port_of, run
 
 MIB = 1024 * 1024
 

@@ -14,6 +14,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamReset
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from neuroshard.network import ScoreReason
 from neuroshard.network.libp2p.muxer import MAX_UNACCEPTED_STREAMS, BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, ConnectionLimits, StreamAdmission
 from neuroshard.network.libp2p.streams import (
@@ -30,8 +31,7 @@ from neuroshard.network.libp2p.streams import (
     YamuxStream,
     header_bytes,
 )
-from neuroshard.network.reputation import ScoreReason
-from tests.worlds.libp2p_nodes import SlowLine, connected, run
+from tests.worlds.network_nodes import SlowLine, connected, run
 
 
 async def opened(a: BoundedMuxer, b: BoundedMuxer) -> tuple[YamuxStream, YamuxStream]:

@@ -25,7 +25,7 @@ from neuroshard.membership.announcements import report_topic
 from neuroshard.membership.claim_intake import signed_announcement, signed_report
 from neuroshard.membership.handshake import HANDSHAKE, HandshakeMessage
 from neuroshard.messages import Frame
-from neuroshard.network import Network
+from neuroshard.network import Network, ScoreReason
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
@@ -35,11 +35,10 @@ from neuroshard.network.pool.options import ConnectionLostError
 from neuroshard.network.pool.route import ENDPOINT_KIND
 from neuroshard.network.pool.secure_stream import GreetingVerdict, SecureStream, dialler_context, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind, packet
-from neuroshard.network.reputation import ScoreReason
 from neuroshard.node.peer_network import own_announcement, own_report
 from neuroshard.types import NodeId, RunId
 from tests.worlds.claims import identity_of
-from tests.worlds.pool_nodes import digest_of
+from tests.worlds.network_nodes import digest_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
 

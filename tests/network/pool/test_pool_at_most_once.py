@@ -17,7 +17,19 @@ from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, Stranger, frame_of, line_to, node, run, stranger
+from tests.worlds.network_nodes import (
+    LIMITS,
+    MIB,
+    POOL_LOOPBACK,
+    Line,
+    Node,
+    Stranger,
+    frame_of,
+    line_to,
+    node,
+    run,
+    stranger,
+)
 
 DATA = Random(5).randbytes(12 * MIB)
 SLOW = 24 * MIB
@@ -179,7 +191,7 @@ def test_an_asker_is_not_left_waiting_for_what_was_given_up_while_the_line_was_d
     async def scenario() -> None:
         async with (
             node(1) as a,
-            node(2, replace(LOOPBACK, resume_seconds=0.3)) as b,
+            node(2, replace(POOL_LOOPBACK, resume_seconds=0.3)) as b,
             line_to(b.pool.endpoint()) as line,
             anyio.create_task_group() as tasks,
         ):
@@ -206,7 +218,7 @@ def test_an_asker_is_told_when_its_answer_is_given_up() -> None:
     async def scenario() -> None:
         async with (
             node(1, budget=ByteBudget(MIB, MIB)) as a,
-            node(2, replace(LOOPBACK, answer_seconds=0.5)) as b,
+            node(2, replace(POOL_LOOPBACK, answer_seconds=0.5)) as b,
         ):
             taken = await a.budget.reserve(NodeId("other"), MIB)
             with pytest.raises(PeerRefusedError, match="not taken"):
@@ -222,7 +234,11 @@ def test_what_is_not_offered_again_is_forgotten_without_blame() -> None:
     """Its sender gave it up while it had no connection, and could not say so."""
 
     async def scenario() -> None:
-        async with node(2, replace(LOOPBACK, resume_seconds=0.5)) as b, stranger(b) as first, stranger(b) as second:
+        async with (
+            node(2, replace(POOL_LOOPBACK, resume_seconds=0.5)) as b,
+            stranger(b) as first,
+            stranger(b) as second,
+        ):
             await first.send(PacketKind.OFFER, 1, encode(frame_of(DATA)).head)
             assert (await first.receive())[0].kind is PacketKind.ACCEPT
             assert b.budget.used == len(DATA)

@@ -23,7 +23,7 @@ from neuroshard.types import NodeId
 from tests.worlds import processes
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Node, frame_of, node, run
+from tests.worlds.network_nodes import LIMITS, MIB, POOL_LOOPBACK, Node, frame_of, node, run
 from tests.worlds.processes import Program
 
 SLOW = 24 * MIB  # bytes a second: slow enough to die in the middle
@@ -37,7 +37,7 @@ def _say(line: str) -> None:
 async def _live(arguments: Sequence[str]) -> None:
     number, port, *question = arguments
     async with (
-        node(int(number), replace(LOOPBACK, port=int(port)), pacer=UploadPacer(SLOW)) as here,
+        node(int(number), replace(POOL_LOOPBACK, port=int(port)), pacer=UploadPacer(SLOW)) as here,
         anyio.create_task_group() as tasks,
     ):
 
@@ -161,7 +161,7 @@ def test_an_asker_that_is_killed_leaves_nothing_behind(phase: str, comes_back: b
     """What is kept for it goes after `resume_seconds`, or as soon as the process that was started again calls."""
 
     async def scenario() -> None:
-        options = replace(LOOPBACK, resume_seconds=30.0 if comes_back else 1.0)
+        options = replace(POOL_LOOPBACK, resume_seconds=30.0 if comes_back else 1.0)
         handling, ended = anyio.Event(), anyio.Event()
 
         async def hold(_: NodeId, __: Frame) -> Frame:

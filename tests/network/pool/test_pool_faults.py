@@ -17,7 +17,7 @@ from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import PoolOptions
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Line, Node, frame_of, line_to, node, run, two_nodes
+from tests.worlds.network_nodes import LIMITS, MIB, POOL_LOOPBACK, Line, Node, frame_of, line_to, node, run, two_nodes
 
 SLOW = 24 * MIB  # bytes a second: slow enough to be interrupted
 DATA = Random(3).randbytes(24 * MIB)
@@ -26,7 +26,7 @@ LOST_ON_THE_WAY = 9 * MIB  # what buffers of two sockets, a line and TLS may hol
 
 @asynccontextmanager
 async def nodes_with_a_line(connections: int) -> AsyncGenerator[tuple[Node, Node, Line]]:
-    options = replace(LOOPBACK, fixed_connections=connections)
+    options = replace(POOL_LOOPBACK, fixed_connections=connections)
     async with (
         node(1, options, pacer=UploadPacer(SLOW)) as a,
         node(2, options, pacer=UploadPacer(SLOW)) as b,
@@ -109,7 +109,7 @@ def test_the_line_is_down_for_a_while() -> None:
 
 def test_half_a_transfer_of_a_peer_that_is_gone_is_kept_for_a_while_and_then_forgotten() -> None:
     async def scenario() -> None:
-        options = replace(LOOPBACK, resume_seconds=1.0)
+        options = replace(POOL_LOOPBACK, resume_seconds=1.0)
         async with node(2, options) as b:
             async with node(1, options, pacer=UploadPacer(SLOW)) as a, anyio.create_task_group() as tasks:
                 tasks.start_soon(_ask_in_vain, a, b)
@@ -131,7 +131,7 @@ async def _ask_in_vain(a: Node, b: Node) -> None:
 
 def test_a_peer_that_is_gone_for_good_is_unreachable() -> None:
     async def scenario() -> None:
-        options = replace(LOOPBACK, resume_seconds=0.5)
+        options = replace(POOL_LOOPBACK, resume_seconds=0.5)
         async with (
             node(1, options, pacer=UploadPacer(SLOW)) as a,
             node(2, options) as b,
@@ -159,7 +159,7 @@ def test_a_node_that_was_started_again_is_asked_again() -> None:
             async with node(2) as b:
                 await a.ask(b, frame_of(b"first"))
                 port = b.pool.endpoint()[1]
-            async with node(2, replace(LOOPBACK, port=port)) as again:
+            async with node(2, replace(POOL_LOOPBACK, port=port)) as again:
                 assert (await a.ask(again, frame_of(b"second"))).tensors[0].data == b"second"
 
     run(scenario)

@@ -13,7 +13,7 @@ import trio
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.signing import purpose_message
-from neuroshard.network import PeerUnreachableError
+from neuroshard.network import PeerUnreachableError, ScoreReason
 from neuroshard.network.pool import tcp
 from neuroshard.network.pool.options import ConnectionLostError
 from neuroshard.network.pool.secure_stream import (
@@ -24,10 +24,9 @@ from neuroshard.network.pool.secure_stream import (
     greet_as_dialler,
 )
 from neuroshard.network.pool.transfers import PacketKind
-from neuroshard.network.reputation import ScoreReason
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import LOOPBACK, digest_of, frame_of, node, run, secured, stranger, two_nodes
+from tests.worlds.network_nodes import POOL_LOOPBACK, digest_of, frame_of, node, run, secured, stranger, two_nodes
 
 
 class Recording(SecureStream):
@@ -182,7 +181,7 @@ def test_a_node_that_was_dialled_cannot_pretend_to_be_the_dialler_elsewhere() ->
 )
 def test_who_does_not_speak_tls_is_turned_away(data: bytes) -> None:
     async def scenario() -> None:
-        async with two_nodes(listener_options=replace(LOOPBACK, handshake_seconds=0.5)) as (a, b):
+        async with two_nodes(listener_options=replace(POOL_LOOPBACK, handshake_seconds=0.5)) as (a, b):
             stream = await trio.open_tcp_stream(*b.pool.endpoint())
             await stream.send_all(data)
             with suppress(trio.BrokenResourceError):
@@ -198,7 +197,7 @@ def test_who_does_not_speak_tls_is_turned_away(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"NSPL\x01" + bytes(32), bytes(37), b"short"])
 def test_who_speaks_another_protocol_inside_tls_is_turned_away(data: bytes) -> None:
     async def scenario() -> None:
-        async with node(2, replace(LOOPBACK, handshake_seconds=0.5)) as b:
+        async with node(2, replace(POOL_LOOPBACK, handshake_seconds=0.5)) as b:
             stream = await secured(b.pool.endpoint())
             await stream.send_all(data)
             with pytest.raises(ConnectionLostError):

@@ -18,10 +18,10 @@ from neuroshard.network.pool.transfers import BLOCK_BYTES, PacketKind, packet
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, Node, Stranger, frame_of, node, run, stranger
+from tests.worlds.network_nodes import LIMITS, MIB, POOL_LOOPBACK, Node, Stranger, frame_of, node, run, stranger
 
 LIAR = identity_of(9).node_id
-QUICK = replace(LOOPBACK, grace_seconds=0.3, min_bytes_per_second=4 * MIB)
+QUICK = replace(POOL_LOOPBACK, grace_seconds=0.3, min_bytes_per_second=4 * MIB)
 
 
 async def assert_lives(victim: Node) -> None:
@@ -280,7 +280,7 @@ def test_only_so_many_requests_of_one_peer_at_once() -> None:
         return Frame("answer")
 
     async def scenario() -> None:
-        async with node(2, replace(LOOPBACK, max_transfers_per_peer=8)) as b, stranger(b) as greedy:
+        async with node(2, replace(POOL_LOOPBACK, max_transfers_per_peer=8)) as b, stranger(b) as greedy:
             b.server.serve("wait", wait, FrameLimits(), 64)
             for number in range(1, 11):
                 await greedy.send(PacketKind.OFFER, number, encode(Frame("wait")).head)
@@ -333,7 +333,7 @@ def test_a_request_gets_one_answer_at_a_time() -> None:
 
 def test_an_answer_that_is_never_taken_is_given_up() -> None:
     async def scenario() -> None:
-        async with node(2, replace(LOOPBACK, answer_seconds=0.5)) as b, stranger(b) as peer:
+        async with node(2, replace(POOL_LOOPBACK, answer_seconds=0.5)) as b, stranger(b) as peer:
             data = bytes(4 * MIB)
             assert await offered(peer, encode(frame_of(data))) is PacketKind.ACCEPT
             for start in range(0, len(data), MIB):

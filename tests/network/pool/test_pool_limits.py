@@ -21,10 +21,10 @@ from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import (
+from tests.worlds.network_nodes import (
     LIMITS,
-    LOOPBACK,
     MIB,
+    POOL_LOOPBACK,
     Node,
     digest_of,
     frame_of,
@@ -122,7 +122,7 @@ def test_the_upload_limit_holds() -> None:
 
 def test_a_thousand_connections_are_bounded_and_honest_peers_still_served() -> None:
     async def scenario() -> None:
-        async with two_nodes(listener_options=replace(LOOPBACK, handshake_seconds=1.0)) as (a, b):
+        async with two_nodes(listener_options=replace(POOL_LOOPBACK, handshake_seconds=1.0)) as (a, b):
             with ExitStack() as stack:
                 for number in range(1000):
                     raw = stack.enter_context(socket.socket())
@@ -141,7 +141,7 @@ def test_a_thousand_connections_are_bounded_and_honest_peers_still_served() -> N
 
 def test_a_peer_gets_so_many_connections_and_no_more() -> None:
     async def scenario() -> None:
-        async with node(2, replace(LOOPBACK, max_connections_per_peer=3)) as b:
+        async with node(2, replace(POOL_LOOPBACK, max_connections_per_peer=3)) as b:
             streams = [await secured(b.pool.endpoint()) for _ in range(6)]
             key = identity_of(9).key
             verdicts = [(await greet_as_dialler(stream, key, b.id, digest_of(stream))).verdict for stream in streams]
@@ -157,7 +157,7 @@ def test_a_peer_gets_so_many_connections_and_no_more() -> None:
 
 def test_all_peers_together_get_so_many_connections_and_no_more() -> None:
     async def scenario() -> None:
-        async with node(2, replace(LOOPBACK, max_connections=16)) as b:
+        async with node(2, replace(POOL_LOOPBACK, max_connections=16)) as b:
             verdicts: list[GreetingVerdict] = []
             for number in range(10, 30):
                 stream = await secured(b.pool.endpoint())
@@ -177,7 +177,7 @@ def test_all_peers_together_get_so_many_connections_and_no_more() -> None:
 
 def test_a_listener_with_few_places_is_used_with_few_connections() -> None:
     async def scenario() -> None:
-        few = replace(LOOPBACK, max_connections_per_peer=2)
+        few = replace(POOL_LOOPBACK, max_connections_per_peer=2)
         async with two_nodes(PoolOptions(host="127.0.0.1", fixed_connections=8), few) as (a, b):
             await _echo(a, b, bytes(8 * MIB))
             await anyio.sleep(0.5)
@@ -192,7 +192,7 @@ def test_a_port_that_is_taken_is_told() -> None:
         async with node(1) as a:
             port = a.pool.endpoint()[1]
             with pytest.RaisesGroup(pytest.RaisesExc(NetworkRefusedError, match=str(port))):
-                async with node(2, replace(LOOPBACK, port=port)):
+                async with node(2, replace(POOL_LOOPBACK, port=port)):
                     pass
 
     run(scenario)
@@ -201,7 +201,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 def test_an_address_that_is_none_is_told() -> None:
     async def scenario() -> None:
         with pytest.RaisesGroup(pytest.RaisesExc(NetworkRefusedError, match="nonsense")):
-            async with node(2, replace(LOOPBACK, host="nonsense")):
+            async with node(2, replace(POOL_LOOPBACK, host="nonsense")):
                 pass
 
     run(scenario)

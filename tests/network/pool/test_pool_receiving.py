@@ -10,15 +10,15 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.messages import CHUNK_BYTES, Frame, FrameDecoder, FrameHead, FrameLimits, TensorPart, TensorSpec, encode
+from neuroshard.network import Reputation
 from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.options import PoolOptions
 from neuroshard.network.pool.receiving import Receiver, ReceivingHooks, Resources
 from neuroshard.network.pool.transfers import BLOCK_BYTES, PacketHeader, PacketKind
-from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
-from tests.worlds.pool_nodes import MIB, frame_of, run, two_nodes
+from tests.worlds.network_nodes import MIB, frame_of, run, two_nodes
 
 LARGE_BYTES = 96 * MIB
 SLOW, OTHER, THIRD = NodeId("slow"), NodeId("other"), NodeId("third")

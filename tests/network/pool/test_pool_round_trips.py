@@ -8,13 +8,21 @@ from typing import get_args
 import anyio
 import pytest
 
-from neuroshard.messages import DType, Frame, FrameLimits, TensorPart, TensorSpec, UnexpectedTensorError
-from neuroshard.messages.frame import ITEM_BYTES, FrameTooLargeError
+from neuroshard.messages import (
+    DType,
+    Frame,
+    FrameLimits,
+    FrameTooLargeError,
+    TensorPart,
+    TensorSpec,
+    UnexpectedTensorError,
+)
+from neuroshard.messages.frame import ITEM_BYTES
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.pool import PoolOptions
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
-from tests.worlds.pool_nodes import LIMITS, LOOPBACK, MIB, frame_of, line_to, node, run, tensor, two_nodes
+from tests.worlds.network_nodes import LIMITS, MIB, POOL_LOOPBACK, frame_of, line_to, node, run, tensor, two_nodes
 
 FOUR = PoolOptions(host="127.0.0.1", fixed_connections=4)
 
@@ -39,7 +47,7 @@ def test_every_type_comes_back_as_it_went() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("options", [LOOPBACK, FOUR])
+@pytest.mark.parametrize("options", [POOL_LOOPBACK, FOUR])
 @pytest.mark.parametrize("size", [1, 64 * 1024, MIB - 1, MIB, MIB + 1, 3 * MIB + 12345])
 def test_sizes_around_blocks_and_chunks(options: PoolOptions, size: int) -> None:
     data = Random(size).randbytes(size)
@@ -53,7 +61,7 @@ def test_sizes_around_blocks_and_chunks(options: PoolOptions, size: int) -> None
     run(scenario)
 
 
-@pytest.mark.parametrize("options", [LOOPBACK, PoolOptions(host="127.0.0.1", fixed_connections=16)])
+@pytest.mark.parametrize("options", [POOL_LOOPBACK, PoolOptions(host="127.0.0.1", fixed_connections=16)])
 def test_64_mib_there_and_back(options: PoolOptions) -> None:
     data = Random(2).randbytes(64 * MIB)
 

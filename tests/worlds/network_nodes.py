@@ -1,22 +1,30 @@
-"""Nodes of the bulk pool on loopback, lines between them that break on demand, and hostile peers.
+"""Nodes over libp2p and nodes of the bulk pool on loopback, lines that break on demand, and hostile peers.
 
-Real: the pool, its sockets and its encryption. Simulated: the damage to a line, and the hostile peer, which speaks the
-protocol by hand.
+Real: the nodes, the pool, their sockets, keys and encryption; of the pair in memory only the multiplexer. Simulated:
+the damage to a line, the hostile peer, which speaks the protocol by hand, and the line between the ends in memory.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import anyio
 import trio
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.messages import DType, Frame, FrameLimits, TensorPart, TensorSpec
+from neuroshard.network import Network
+from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+from neuroshard.network.libp2p.streams import RoundTrips
 from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool import BulkPool, Endpoint, PoolOptions, bulk_pool, tcp
 from neuroshard.network.pool.secure_stream import (
@@ -32,18 +40,128 @@ from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 
+LOOPBACK = NetworkOptions(host="127.0.0.1")
+TEST_SECONDS = 280  # just before the limit of pytest: how long a scenario takes says nothing on a busy machine
+
+
+def run(scenario: Callable[..., Awaitable[Any]], *arguments: Any, clock: trio.abc.Clock | None = None) -> None:
+    """Run a scenario in trio, with logs as a node has them."""
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
+
+    async def limited() -> None:
+        with trio.fail_after(TEST_SECONDS if clock is None else 100_000):
+            await scenario(*arguments)
+
+    trio.run(limited, clock=clock)
+
+
+@asynccontextmanager
+async def nodes(
+    count: int,
+    options: NetworkOptions = LOOPBACK,
+    parts: Callable[[int], NetworkParts] = lambda _: NetworkParts(),
+    first: int = 1,
+) -> AsyncIterator[tuple[Network, ...]]:
+    """Networks of `count` nodes that do not know each other yet."""
+    async with AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(libp2p_network(identity_of(first + i), replace(options), parts=parts(i)))
+            for i in range(count)
+        ]
+        yield tuple(opened)
+
+
+def address_of(network: Network) -> str:
+    """Where a node on loopback is reached."""
+    return network.transport.addresses()[0]
+
+
+def port_of(network: Network) -> int:
+    """Its TCP port."""
+    return int(address_of(network).split("/")[4])
+
+
+async def echo(_: NodeId, frame: Frame) -> Frame:
+    """Answers with the question."""
+    return frame
+
+
+async def lives(asker: Network, asked: Network) -> None:
+    """The node that was attacked still answers."""
+    await asker.transport.connect(address_of(asked))
+    reply = await asker.transport.request(asked.transport.local_id, Frame("echo", {"alive": True}), timeout_seconds=10)
+    assert reply.header == {"alive": True}
+
+
+class SlowLine(RoundTrips):
+    """Round trips of always this length, whatever is measured in memory."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        super().add(seconds)
+
+    def add(self, seconds: float) -> None:
+        """Nothing."""
+
+
+class Pipe:
+    """One end of a secured connection in memory; up to 64 messages wait for the other end."""
+
+    def __init__(self, is_initiator: bool, send: Any, receive: Any) -> None:
+        self.is_initiator = is_initiator
+        self._send, self._receive = send, receive
+        self.is_cut = False
+
+    async def read(self, n: int | None = None) -> bytes:
+        try:
+            data: bytes = await self._receive.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            raise ConnectionClosedError("closed") from None
+        return data
+
+    async def write(self, data: bytes) -> None:
+        if self.is_cut:
+            return
+        try:
+            await self._send.send(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ConnectionClosedError("closed") from None
+
+    async def close(self) -> None:
+        self._send.close()
+        self._receive.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+    def get_connection_type(self) -> ConnectionType:
+        return ConnectionType.DIRECT
+
+
+def pipes() -> tuple[Pipe, Pipe]:
+    there = trio.open_memory_channel[bytes](64)
+    back = trio.open_memory_channel[bytes](64)
+    return Pipe(True, there[0], back[1]), Pipe(False, back[0], there[1])
+
+
+@asynccontextmanager
+async def connected(options: MuxerOptions | None = None) -> AsyncIterator[tuple[BoundedMuxer, BoundedMuxer]]:
+    first, second = pipes()
+    muxers = BoundedMuxer(first, "b", options), BoundedMuxer(second, "a", options)
+    async with anyio.create_task_group() as tasks:
+        for muxer in muxers:
+            tasks.start_soon(muxer.start)
+        for muxer in muxers:
+            await muxer.event_started.wait()
+        yield muxers
+        for muxer in muxers:
+            await muxer.close()
+
+
 MIB = 1024 * 1024
 LIMITS = FrameLimits(max_body_bytes=256 * MIB)
-DEADLINE_SECONDS = 280.0  # just before the limit of pytest: how long a scenario takes says nothing on a busy machine
-LOOPBACK = PoolOptions(host="127.0.0.1")
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        with anyio.fail_after(DEADLINE_SECONDS):
-            await scenario()
-
-    trio.run(within_time)
+POOL_LOOPBACK = PoolOptions(host="127.0.0.1")
 
 
 def tensor(data: bytes, dtype: DType = "uint8", name: str = "x") -> TensorPart:
@@ -80,7 +198,7 @@ class Node:
 @asynccontextmanager
 async def node(
     number: int,
-    options: PoolOptions = LOOPBACK,
+    options: PoolOptions = POOL_LOOPBACK,
     *,
     budget: ByteBudget | None = None,
     pacer: UploadPacer | None = None,
@@ -106,7 +224,7 @@ async def node(
 
 @asynccontextmanager
 async def two_nodes(
-    options: PoolOptions = LOOPBACK, listener_options: PoolOptions | None = None
+    options: PoolOptions = POOL_LOOPBACK, listener_options: PoolOptions | None = None
 ) -> AsyncGenerator[tuple[Node, Node]]:
     async with node(1, options) as asker, node(2, listener_options or options) as answerer:
         yield asker, answerer
