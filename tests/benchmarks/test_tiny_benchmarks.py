@@ -14,6 +14,7 @@ from benchmarks.__main__ import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = {
+    "diloco_long": "diloco is the same code with fewer rounds",
     "pipeline_takeovers": "a second copy of a stage is made every 30 s, and a silent node is given up after 60 s",
     "node_speed_16m": "node_speed_5m is the same code, and at the tiny size the same model",
     "utilisation_int4": "utilisation_int8 is the same code with another codec",
@@ -33,7 +34,7 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
     "dashboards": "there is no Chromium",
 }
 GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
-    "learning": ("diloco", "diloco_long", "schemes", "rare_rounds", "overlap", "churn", "attacks", "pipeline_quality"),
+    "learning": ("diloco", "schemes", "rare_rounds", "overlap", "churn", "attacks", "pipeline_quality"),
     "parts": (
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
         *("line_speed", "loopback_speed", "tensor_round_trip", "rounds", "utilisation_int8"),

@@ -11,7 +11,7 @@ import pytest
 
 from neuroshard.data.manifest import MAX_MANIFEST_BYTES, ManifestTrust, parse_manifest, serialise_manifest, shard_of
 from neuroshard.errors import DataError
-from neuroshard.identity.signing import sign_json
+from neuroshard.identity import sign_json
 from tests.worlds.data_sets import TestSigner, write_genesis
 
 MINIMAL = {

@@ -21,8 +21,8 @@ from neuroshard.data.source import ShardSource, open_source
 from neuroshard.data.source_monitor import RefreshTimes, SourceMonitor
 from neuroshard.data.tokenizer import learn_merges
 from neuroshard.data.transfer import FileUnchangedError
+from neuroshard.dataset import GenesisServer
 from neuroshard.dataset.destination import FolderDestination
-from neuroshard.dataset.server import GenesisServer
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.status.data import RefreshState
 from tests.worlds import file_servers as hostile

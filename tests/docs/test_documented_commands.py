@@ -66,7 +66,7 @@ pytestmark = [
     ),
 ]
 MOST_NOT_RUN = 13  # one of them for Windows
-SECONDS_BEFORE_INTERRUPT = 5  # after the first output
+SECONDS_BEFORE_INTERRUPT = 2  # after the first output
 FIRST_LINES = 3
 LONGEST_SECONDS = 240.0
 RUN_PAGES = [page for page in PAGES if any(block.reason is None for block in blocks_of(page))]

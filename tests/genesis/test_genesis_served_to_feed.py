@@ -12,7 +12,7 @@ from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import open_source
 from neuroshard.data.tokenizer import Tokenizer, TokenizerTable
 from neuroshard.dataset import FolderText, GenesisServer, build_genesis
-from neuroshard.identity.wallet import Wallet, parse_token
+from neuroshard.identity import Wallet, parse_token
 from neuroshard.types import NodeId, RunId
 
 

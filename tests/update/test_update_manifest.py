@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from neuroshard.identity import canonical_json
 from neuroshard.identity.signing import SigningKey, purpose_message
-from neuroshard.identity.strict_json import canonical_json
 from neuroshard.update.checking import RELEASE_KEY, platform_name
 from neuroshard.update.manifest import (
     MAX_MANIFEST_BYTES,
