@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from pydantic import Field
 
 NodeId = NewType("NodeId", str)  # libp2p peer id of the node's Ed25519 key
-WalletId = NewType("WalletId", str)  # first 16 hex digits of SHA-256(wallet public key)
+WALLET_ID_DIGITS = 32
+WalletId = NewType("WalletId", str)  # first WALLET_ID_DIGITS hex digits of SHA-256(wallet public key)
 RunId = NewType("RunId", str)  # 64 hex digits
 ShardId = NewType("ShardId", int)
 

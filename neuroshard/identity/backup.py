@@ -23,7 +23,7 @@ from neuroshard.decoders import read_json
 from neuroshard.errors import StorageError, TokenError
 from neuroshard.identity.strict_json import canonical_json
 from neuroshard.identity.wallet import MAX_TOKEN_CHARACTERS, SCRYPT_N, SCRYPT_R
-from neuroshard.types import HexDigest, JsonValue
+from neuroshard.types import WALLET_ID_DIGITS, HexDigest, JsonValue
 
 MAX_BACKUP_BYTES = 64 * 1024
 LEAST_PASSPHRASE_CHARACTERS = 8
@@ -46,7 +46,7 @@ class BackupHead(Struct, frozen=True, forbid_unknown_fields=True):
 
     format: Literal["neuroshard identity backup"]
     version: Literal[1]
-    wallet_id: Annotated[str, Meta(max_length=16)]
+    wallet_id: Annotated[str, Meta(max_length=WALLET_ID_DIGITS)]
     salt: Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{2 * _SALT_BYTES}}}\Z")]
     nonce: Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{2 * _NONCE_BYTES}}}\Z")]
 

@@ -15,7 +15,7 @@ from mnemonic import Mnemonic
 
 from neuroshard.errors import TokenError
 from neuroshard.identity.signing import SigningKey
-from neuroshard.types import WalletId
+from neuroshard.types import WALLET_ID_DIGITS, WalletId
 
 PHRASE_LENGTHS = (12, 15, 18, 21, 24)
 _LIKELY_PHRASE_LENGTHS = range(10, 27)  # a phrase with a word lost or doubled
@@ -142,8 +142,8 @@ _WALLET_LABEL = b"neuroshard/wallet/ed25519/1"
 
 
 def wallet_id_of(public_key: bytes) -> WalletId:
-    """Return the first 16 hex digits of SHA-256(wallet public key)."""
-    return WalletId(sha256(public_key).hexdigest()[:16])
+    """Return the first WALLET_ID_DIGITS hex digits of SHA-256(wallet public key)."""
+    return WalletId(sha256(public_key).hexdigest()[:WALLET_ID_DIGITS])
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Wallet:
 
     @property
     def wallet_id(self) -> WalletId:
-        """First 16 hex digits of SHA-256(public key)."""
+        """Id of this wallet, from its public key."""
         return wallet_id_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:

@@ -50,7 +50,7 @@ class FoundRun:
     @property
     def explanation(self) -> str:
         """The reason why this node serves the run, as one sentence for its owner."""
-        owner = f" of wallet {self.offer.owner}"
+        owner = f" of wallet {self.offer.owner[:8]}"
         match self.origin:
             case RunOrigin.NAMED:
                 return f"This computer serves the run{owner} that was named with --run."

@@ -43,7 +43,7 @@ def test_a_token_leads_to_the_same_wallet_for_ever(vector: dict[str, str]) -> No
     wallet = Wallet.from_secret(secret)
     assert secret.kind == vector["kind"]
     assert wallet.public_key.hex() == vector["public_key"]
-    assert wallet.wallet_id == vector["wallet_id"] == hashlib.sha256(wallet.public_key).hexdigest()[:16]
+    assert wallet.wallet_id == vector["wallet_id"] == hashlib.sha256(wallet.public_key).hexdigest()[:32]
 
 
 def test_the_wallet_key_is_hkdf_of_the_secret() -> None:

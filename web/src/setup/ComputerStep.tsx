@@ -62,7 +62,7 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
       {holdsAnother && (
         <div class="banner tone-warn" role="alert">
           <div class="banner-text">
-            This folder holds the wallet <span class="mono">{folder.wallet_id}</span> already. Use that one, or another folder.
+            This folder holds the wallet <span class="mono">{folder.wallet_id?.slice(0, 8)}</span> already. Use that one, or another folder.
           </div>
           <button type="button" class="button" onClick={() => send(useFound)}>
             Use that wallet

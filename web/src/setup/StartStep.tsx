@@ -47,7 +47,7 @@ function rowsOf(setup: SetupBody): [string, string][] {
     return [[label, value === null ? "no limit" : `${value} ${unit}`.trim()]];
   });
   return [
-    ["Wallet", setup.wallet?.wallet_id ?? "–"],
+    ["Wallet", setup.wallet?.wallet_id.slice(0, 8) ?? "–"],
     ["Data folder", setup.folder.path],
     ...limits,
     ["Training", WHEN_WORDS[whenOf(setup)]],

@@ -82,7 +82,7 @@ export function WalletStep({ setup, calls, onChange, go }: StepProps) {
 function Id({ of }: { of: string }) {
   return (
     <>
-      Wallet <span class="mono">{of}</span>
+      Wallet <span class="mono">{of.slice(0, 8)}</span>
     </>
   );
 }

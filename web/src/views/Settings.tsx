@@ -28,7 +28,7 @@ export function Settings({ status, nodeNow, reachable, actions, onMessage }: Pro
             ["Version", status.version],
             ["Started", `${dateAndTime(status.started_at)} (${runningFor(status, nodeNow)} ago)`],
             ["Node", <span class="mono">{status.node_id ?? "–"}</span>],
-            ["Wallet", <span class="mono">{status.wallet_id ?? "–"}</span>],
+            ["Wallet", <span class="mono">{status.wallet_id?.slice(0, 8) ?? "–"}</span>],
             ["Data folder", <span class="mono">{status.data_dir || "–"}</span>],
           ]}
         />
