@@ -300,7 +300,7 @@ def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
         ({"members": [["a", "b"], ["a", "c"]]}, "each once"),
         ({"members": [["b", "a"], ["a", "a"]]}, "not in order"),
         ({"members": [["a", "b", "c"]]}, r"`\$\.certificate\.value\.members\[0\]`"),
-        ({"members": [["a", "b" * 17]]}, r"`\$\.certificate\.value\.members\[0\]\[1\]`"),
+        ({"members": [["a", "b" * 33]]}, r"`\$\.certificate\.value\.members\[0\]\[1\]`"),
         ({"accepted": ["a\n"]}, r"`\$\.certificate\.value\.accepted\[0\]`"),
         ({"refused": [["a"]]}, r"`\$\.certificate\.value\.refused\[0\]`"),
         ({"aggregate": [HASH] * (MAX_SLICES + 1)}, r"`\$\.certificate\.value\.aggregate`"),

@@ -1,0 +1,95 @@
+"""The wallets that may take part in a run of friends, from the passes and revocations that this node knows. Pure.
+
+Every member keeps its own register: a wallet counts from the first pass that the member sees. Members that saw more
+wallets than an invitation allows may therefore disagree about the last of them.
+"""
+
+from __future__ import annotations
+
+from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from neuroshard.identity.invitations import InvitationError, MemberPass, check_date, read_revocation
+from neuroshard.identity.wallet import wallet_id_of
+from neuroshard.types import RunId, WalletId
+
+MAX_MEMBERS = 20_000
+MAX_REVOCATIONS = 4096
+ASK_FOR_ONE = "Ask the owner of the run for an invitation."
+
+
+class PassRegister:
+    """The passes and revocations of one run. The owner's wallet needs no pass."""
+
+    def __init__(self, run_id: RunId, owner: bytes) -> None:
+        """`owner` is the public key that signed the run."""
+        self.run_id = run_id
+        self.owner = owner
+        self._owner_id = wallet_id_of(owner)
+        self._passes: dict[WalletId, MemberPass] = {}
+        self._used: dict[bytes, set[WalletId]] = {}  # by the key of the invitation
+        self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation
+
+    def admit(self, data: bytes, now: float, *, is_vouched: bool = False) -> MemberPass:
+        """Check a pass and record it. Raises InvitationError with the reason against it.
+
+        An invitation that has expired admits no wallet, unless `is_vouched`: a member that knows the pass from earlier
+        handed it over.
+        """
+        member_pass = MemberPass.read(data)
+        wallet = member_pass.wallet_id
+        known = self._passes.get(wallet)
+        if known is not None and not self._is_revoked(known):
+            return known
+        member_pass.verify(self.run_id, self.owner)
+        if self._is_revoked(member_pass):
+            raise InvitationError(_REVOKED, ASK_FOR_ONE)
+        if member_pass.statement.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
+            raise InvitationError("A pass is dated in the future.", "Check the clocks of both computers.")
+        if not is_vouched:
+            check_date(member_pass.not_after, now)
+        for grant in member_pass.grants:
+            used = self._used.get(grant.invitation, set())
+            if wallet not in used and len(used) >= grant.uses:
+                wallets = "1 wallet" if grant.uses == 1 else f"{grant.uses:,} wallets"
+                raise InvitationError(f"The invitation is used up: it was for {wallets}.", ASK_FOR_ONE)
+        if len(self._passes) >= MAX_MEMBERS:
+            raise InvitationError(f"The run has {MAX_MEMBERS:,} members, the most that a node keeps.")
+        for grant in member_pass.grants:
+            self._used.setdefault(grant.invitation, set()).add(wallet)
+        self._passes[wallet] = member_pass
+        return member_pass
+
+    def revoke(self, data: bytes) -> bool:
+        """Record a revocation that the owner signed; return whether it is new. Raises InvitationError."""
+        revocation = read_revocation(data, self.run_id, self.owner)
+        if revocation.invitation in self._revocations or len(self._revocations) >= MAX_REVOCATIONS:
+            return False
+        self._revocations[revocation.invitation] = data
+        return True
+
+    def refusal(self, wallet: WalletId) -> str:
+        """The reason why a wallet may not take part; "" if it may."""
+        if wallet == self._owner_id:
+            return ""
+        known = self._passes.get(wallet)
+        if known is None:
+            return f"Wallet {wallet[:8]} has no pass for this run of friends. {ASK_FOR_ONE}"
+        return f"{_REVOKED} {ASK_FOR_ONE}" if self._is_revoked(known) else ""
+
+    def pass_of(self, wallet: WalletId) -> MemberPass | None:
+        """The valid pass of a wallet, if any."""
+        known = self._passes.get(wallet)
+        return None if known is None or self._is_revoked(known) else known
+
+    def passes(self) -> tuple[MemberPass, ...]:
+        """All passes that are not revoked."""
+        return tuple(known for known in self._passes.values() if not self._is_revoked(known))
+
+    def revocations(self) -> tuple[bytes, ...]:
+        """All signed revocations."""
+        return tuple(self._revocations.values())
+
+    def _is_revoked(self, member_pass: MemberPass) -> bool:
+        return any(grant.invitation in self._revocations for grant in member_pass.grants)
+
+
+_REVOKED = "The owner of the run revoked the invitation."
