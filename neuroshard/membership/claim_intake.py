@@ -25,6 +25,7 @@ from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.clock_skew import ClockSkew
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
+from neuroshard.membership.run_members import RunMembers
 from neuroshard.network import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_KIND, RECORD_SECONDS
 from neuroshard.types import NodeId, RunId, WalletId
@@ -68,6 +69,7 @@ class ClaimRules(Generic[T]):
     sequence_of: Callable[[T], int] | None  # must rise from claim to claim of a node; None: may be repeated
     max_bytes: int
     max_age_seconds: float
+    pass_of: Callable[[T], bytes | None] | None = None  # the pass that the claim shows; None: this kind shows none
 
 
 @dataclass
@@ -173,6 +175,7 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
     sequence_of=None,
     max_bytes=MAX_RECORD_BYTES,
     max_age_seconds=RECORD_SECONDS,
+    pass_of=lambda announcement: announcement.member_pass,
 )
 
 
@@ -215,7 +218,10 @@ class ClaimIntake(Generic[T]):
         run_id: RunId,
         now: Callable[[], float],
         cache: ClaimCache[T] | None = None,
+        members: RunMembers | None = None,
     ) -> None:
+        """With `members`, only claims of nodes whose wallets may take part are accepted."""
+        self._members = members
         self._rules = rules
         self._run_id = run_id
         self._now = now
@@ -269,6 +275,7 @@ class ClaimIntake(Generic[T]):
             or self._wrong_time(data, statement, now)
             or self._repeated(data, statement, sender, now)
             or self._cache.authenticity(data)
+            or self._not_invited(statement)
             or self._too_many(statement, now)
             or statement
         )
@@ -311,6 +318,15 @@ class ClaimIntake(Generic[T]):
         # other nodes forward a claim that came from its author, and may be slower than the author's next claim
         is_late = sequence != speaker.sequence and statement.issued_at >= speaker.issued_at - LATE_SECONDS
         return Refusal(text, None if is_late else ScoreReason.REPLAYED_CLAIM)
+
+    def _not_invited(self, statement: Statement[T]) -> Refusal | None:
+        """No node is at fault: the one that forwards the claim may know a pass that this node does not know yet."""
+        if self._members is None:
+            return None
+        shown = None if self._rules.pass_of is None else self._rules.pass_of(statement.value)
+        node, wallet = statement.node_id, statement.wallet_id
+        reason = self._members.introduce(node, wallet, statement.delegated_until, shown)
+        return Refusal(reason, None) if reason else None
 
     def _too_many(self, statement: Statement[T], now: float) -> Refusal | None:
         if self._rules.sequence_of is None or self._allowance(statement, now) >= 1:

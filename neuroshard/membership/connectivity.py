@@ -22,6 +22,7 @@ from neuroshard.errors import NetworkRefusedError, NeuroShardError, StorageError
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, PeerUnreachableError
+from neuroshard.network.membership_gate import PeerCheck
 from neuroshard.network.tasks import keep_running
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.signals import Signal, sleep_to_tick
@@ -211,6 +212,7 @@ class Networking:
         self._failure = ""
         self._was_up = False
         self.gate = gate or TransferPolicy()
+        self._peer_check: PeerCheck | None = None
         self._forbidden = ""
         self._living: anyio.CancelScope | None = None
 
@@ -220,6 +222,12 @@ class Networking:
         if reason and self._living is not None:
             self._living.cancel()
         self._changed.notify()
+
+    def close_to_others(self, check: PeerCheck) -> None:
+        """Serve only the peers that `check` accepts, in this network and in all that follow."""
+        self._peer_check = check
+        if self._network is not None:
+            self._network.gate.close(check)
 
     @property
     def is_wanted(self) -> bool:
@@ -304,6 +312,8 @@ class Networking:
                 # until `leave` is set. The deadline then ends a network that does not close.
                 scope.shield = True
                 if not leave.is_set():
+                    if self._peer_check is not None:
+                        network.gate.close(self._peer_check)
                     gated = replace(network, transport=PolicyTransport(network.transport, self.gate))
                     self._network, self._failure, self._was_up = gated, "", True
                     self._changed.notify()

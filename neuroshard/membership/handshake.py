@@ -22,6 +22,7 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.membership.announcements import Announcement, DirectoryGroups
 from neuroshard.membership.claim_intake import ClaimIntake, Refusal, signed_announcement
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
+from neuroshard.membership.run_members import Papers, RunMembers
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
@@ -32,6 +33,7 @@ from neuroshard.types import NodeId
 HANDSHAKE = "handshake"
 MAX_SHARED_ADDRESSES = 32
 MAX_HANDSHAKE_BYTES = 32 * 1024
+MAX_PAPER_BYTES = 8 * 1024  # of one handshake; more spread by gossip
 HANDSHAKE_TIMEOUT_SECONDS = 10.0
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
     announcement: Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]  # signed
     report: Annotated[bytes, Meta(max_length=MAX_REPORT_BYTES)] | None  # signed; None before the first one
     addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_SHARED_ADDRESSES)]  # of other nodes
+    papers: Papers = Papers()  # that the sender vouches for, among friends
 
 
 HANDSHAKE_LIMITS = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES, message=HandshakeMessage)
@@ -68,11 +71,14 @@ class Handshaker:
         membership: Membership,
         intakes: ClaimIntakes,
         make_announcement: Callable[[], Announcement],
+        members: RunMembers | None = None,
         *,
         now: Callable[[], float] = time.time,
         random: Random,
     ) -> None:
+        """`members` decides in a run of friends; None: any node may take part."""
         self._identity = identity
+        self._members = members
         self._membership = membership
         self._intakes = intakes
         self._make_announcement = make_announcement
@@ -89,7 +95,7 @@ class Handshaker:
                 raise RequestRefusedError(str(error)) from None
             return Frame(HANDSHAKE, self._message_to(sender))
 
-        network.transport.serve(HANDSHAKE, answer, HANDSHAKE_LIMITS)
+        network.transport.serve(HANDSHAKE, answer, HANDSHAKE_LIMITS, for_anyone=True)
 
     async def greet(self, network: Network, peer: NodeId) -> tuple[str, ...]:
         """Exchange handshakes with a peer and return addresses of other nodes that it knows.
@@ -116,8 +122,12 @@ class Handshaker:
         return signed_announcement(self._identity, announcement, self._now())
 
     def _message_to(self, peer: NodeId) -> HandshakeMessage:
+        announced = self.signed(self.announcement())
+        if self._members is not None and self._members.refusal(peer):
+            return HandshakeMessage(announced, None, ())  # a stranger, or a member that has not shown its pass yet
         others = self._membership.addresses(self._random, MAX_SHARED_ADDRESSES, peer)
-        return HandshakeMessage(self.signed(self.announcement()), self._membership.own_report, others)
+        papers = Papers() if self._members is None else self._members.papers().part(MAX_PAPER_BYTES, self._random)
+        return HandshakeMessage(announced, self._membership.own_report, others, papers)
 
     def _hear(self, network: Network, peer: NodeId, message: HandshakeMessage) -> None:
         announced = self._intakes.announcements.take(message.announcement, peer)
@@ -125,6 +135,8 @@ class Handshaker:
             _score(network, peer, announced)
             raise HandshakeRefusedError(announced.explanation)
         self._membership.hear_announcement(announced)
+        if self._members is not None:
+            self._members.learn(message.papers)
         if message.report is None:
             return
         reported = self._intakes.reports.take(message.report, peer)

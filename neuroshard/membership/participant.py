@@ -14,8 +14,10 @@ from neuroshard.membership.announcements import Announcement, DirectoryGroups, r
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, REPORT_RULES, ClaimCache, ClaimIntake
 from neuroshard.membership.failure_detector import FailureDetector
 from neuroshard.membership.handshake import AddressSink, ClaimIntakes, Handshaker, Meeting
+from neuroshard.membership.pass_gossip import PassGossip
 from neuroshard.membership.reporting import Listener, Reporter
 from neuroshard.membership.reports import ReportNumbers, TrainingReport
+from neuroshard.membership.run_members import RunMembers
 from neuroshard.membership.swarm_status import ShardCoverage, to_status
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
@@ -47,23 +49,28 @@ class Participant:
         learned: AddressSink,
         *,
         plan: StagePlan,
+        members: RunMembers | None = None,
         claim_bytes: int = CLAIM_BYTES,
         now: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """`claim_bytes` bounds the memory of the claims that were read and of the known announcements."""
+        """`claim_bytes` bounds the memory of the claims that were read and of the known announcements.
+
+        `members` decides in a run of friends; None: any node may take part.
+        """
         chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
         topic = report_topic(run_id)
         part = claim_bytes // 4
         self.membership = Membership(identity.node_id, identity.wallet_id, part)
         self.intakes = ClaimIntakes(
-            ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, ClaimCache(ANNOUNCEMENT_RULES, part)),
-            ClaimIntake(REPORT_RULES, run_id, now, ClaimCache(REPORT_RULES, 2 * part)),
+            ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, ClaimCache(ANNOUNCEMENT_RULES, part), members),
+            ClaimIntake(REPORT_RULES, run_id, now, ClaimCache(REPORT_RULES, 2 * part), members),
         )
         self._coverage = ShardCoverage(run_id, total_shards)
         self._handshaker = Handshaker(
-            identity, self.membership, self.intakes, words.announcement, now=now, random=chance
+            identity, self.membership, self.intakes, words.announcement, members, now=now, random=chance
         )
+        self._papers = None if members is None else PassGossip(members, self.membership, run_id)
         self._reporter = Reporter(
             identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
         )
@@ -95,6 +102,8 @@ class Participant:
             tasks.start_soon(self._failure_detector.watch_forever, network)
             tasks.start_soon(self._meeting.handshake_forever, network)
             tasks.start_soon(self._meeting.announce_forever, network)
+            if self._papers is not None:
+                tasks.start_soon(self._papers.run, network)
 
     def status(self, network: Network | None) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
         """Return the peers and the totals of all nodes, for the snapshot."""

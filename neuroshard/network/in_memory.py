@@ -19,6 +19,7 @@ from neuroshard.identity import read_claim
 from neuroshard.messages import Frame, FrameLimits, WireError, as_received
 from neuroshard.network.in_memory_gossip import GossipCounters, GossipHub, InMemoryGossip
 from neuroshard.network.in_memory_links import PERFECT_LINK, Link, Links
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer, accepted, refusal
 from neuroshard.network.transport import (
@@ -161,17 +162,18 @@ class InMemoryNetwork:
         """
         if node_id in self._nodes:
             raise ValueError(f"{node_id} has already joined")
-        transport = InMemoryTransport(self, node_id)
+        gate = MembershipGate()
+        transport = InMemoryTransport(self, node_id, gate)
         reputation = Reputation(anyio.current_time)
-        gossip = self._hub.join(node_id, reputation, self._gossip_queue_length)
+        gossip = self._hub.join(node_id, reputation, self._gossip_queue_length, gate)
         directory = InMemoryDirectory(self.records, node_id, lambda: transport.is_closed)
-        self._nodes[node_id] = _Node(transport, gossip, directory, reputation)
+        self._nodes[node_id] = _Node(transport, gossip, directory, reputation, gate)
         return transport
 
     def network_of(self, node_id: NodeId) -> Network:
         """The network of a node that has joined. Raises PeerUnreachableError if there is no such node."""
         node = self._node(node_id)
-        return Network(node.transport, node.gossip, node.directory, node.reputation)
+        return Network(node.transport, node.gossip, node.directory, node.reputation, node.gate)
 
     def traffic_of(self, node_id: NodeId) -> GossipCounters:
         """Gossip counters of a node. Raises PeerUnreachableError if there is no such node."""
@@ -249,11 +251,11 @@ class InMemoryNetwork:
 class InMemoryTransport:
     """One node's end of an InMemoryNetwork. Every node is connected with every other one."""
 
-    def __init__(self, network: InMemoryNetwork, local_id: NodeId) -> None:
+    def __init__(self, network: InMemoryNetwork, local_id: NodeId, gate: MembershipGate) -> None:
         self._network = network
         self._local_id = local_id
         self._is_closed = False
-        self._server = RequestServer()
+        self._server = RequestServer(gate)
 
     @property
     def local_id(self) -> NodeId:
@@ -290,8 +292,10 @@ class InMemoryTransport:
         *,
         max_concurrent: int = 16,
         admit: Admission | None = None,
+        for_anyone: bool = False,
     ) -> None:
-        self._server.serve(kind, handler, limits or FrameLimits(), max_concurrent, admit=admit)
+        limits = limits or FrameLimits()
+        self._server.serve(kind, handler, limits, max_concurrent, admit=admit, for_anyone=for_anyone)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """Connect to an address of the form /memory/p2p/<node id>."""
@@ -325,7 +329,7 @@ class InMemoryTransport:
         try:
             request = as_received(request, self._server.limits_of(request.kind))
             if sender != self._local_id:
-                self._server.check(request.kind, sum(part.spec.byte_count for part in request.tensors))
+                self._server.check(sender, request.kind, sum(part.spec.byte_count for part in request.tensors))
         except (RequestRefusedError, WireError) as error:
             return refusal(str(error))
         return await self._server.answer(sender, request)
@@ -351,3 +355,4 @@ class _Node:
     gossip: InMemoryGossip
     directory: InMemoryDirectory
     reputation: Reputation
+    gate: MembershipGate

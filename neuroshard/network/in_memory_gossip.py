@@ -14,6 +14,7 @@ from random import Random
 import anyio
 
 from neuroshard.network.in_memory_links import Links
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
 from neuroshard.signals import Signal
@@ -174,8 +175,11 @@ class InMemorySubscription:
 class InMemoryGossip:
     """One node's gossip. A node does not receive its own messages."""
 
-    def __init__(self, hub: GossipHub, local_id: NodeId, reputation: Reputation, queue_length: int) -> None:
+    def __init__(
+        self, hub: GossipHub, local_id: NodeId, reputation: Reputation, queue_length: int, gate: MembershipGate
+    ) -> None:
         self._hub = hub
+        self.gate = gate
         self.local_id = local_id
         self._reputation = reputation
         self._queue_length = queue_length
@@ -240,7 +244,7 @@ class InMemoryGossip:
         if message.message_id in self._seen:
             self._duplicates += 1
             return False
-        if self._reputation.is_banned(sender):
+        if self._reputation.is_banned(sender) or self.gate.refusal(sender):
             self._refused += 1
             return False
         self._seen.add(message.message_id)
@@ -264,9 +268,9 @@ class GossipHub:
         self._nodes: dict[NodeId, InMemoryGossip] = {}
         self._meshes: dict[str, Mesh] = {}
 
-    def join(self, node_id: NodeId, reputation: Reputation, queue_length: int) -> InMemoryGossip:
+    def join(self, node_id: NodeId, reputation: Reputation, queue_length: int, gate: MembershipGate) -> InMemoryGossip:
         """Create the gossip of one more node."""
-        self._nodes[node_id] = InMemoryGossip(self, node_id, reputation, queue_length)
+        self._nodes[node_id] = InMemoryGossip(self, node_id, reputation, queue_length, gate)
         return self._nodes[node_id]
 
     def leave(self, node_id: NodeId) -> None:
@@ -311,7 +315,7 @@ class GossipHub:
     ) -> None:
         """Send a copy to every neighbour except the one it came from."""
         neighbours = self.mesh(message.topic).neighbours(sender.local_id)
-        others = [self._nodes[neighbour] for neighbour in neighbours if neighbour != received_from]
+        others = [self._nodes[peer] for peer in neighbours if peer != received_from and not sender.gate.refusal(peer)]
         sender.count_sent(message.size, len(others))
         delay = self._links.common_delay_seconds
         if delay is not None:

@@ -13,6 +13,7 @@ import anyio
 from msgspec import Meta, Struct
 
 from neuroshard.messages import Frame, FrameLimits, WireError
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.transport import (
     MAX_REASON_CHARACTERS,
     Admission,
@@ -42,13 +43,16 @@ class _Served:
     limits: FrameLimits
     slots: anyio.CapacityLimiter
     admit: Admission | None
+    for_anyone: bool
 
 
 class RequestServer:
-    """The request handlers of one node."""
+    """The request handlers of one node, behind its membership gate."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: MembershipGate | None = None) -> None:
+        """Without `gate` every peer is served."""
         self._served: dict[str, _Served] = {}
+        self._gate = gate or MembershipGate()
 
     def serve(
         self,
@@ -58,11 +62,15 @@ class RequestServer:
         max_concurrent: int,
         *,
         admit: Admission | None = None,
+        for_anyone: bool = False,
     ) -> None:
-        """Register the handler of a kind. Raises ValueError if the kind has a handler already."""
+        """Register the handler of a kind. Raises ValueError if the kind has a handler already.
+
+        The gate must let a peer in, unless the kind is `for_anyone`.
+        """
         if kind in self._served or kind == REFUSED_KIND:
             raise ValueError(f"requests of kind {kind!r} already have a handler")
-        self._served[kind] = _Served(handler, limits, anyio.CapacityLimiter(max_concurrent), admit)
+        self._served[kind] = _Served(handler, limits, anyio.CapacityLimiter(max_concurrent), admit, for_anyone)
 
     def limits_of(self, kind: str) -> FrameLimits:
         """Limits of a request of this kind. Raises RequestRefusedError for a kind without a handler."""
@@ -71,10 +79,13 @@ class RequestServer:
             raise RequestRefusedError(f"This node does not answer requests of kind {kind[:64]!r}.")
         return served.limits
 
-    def check(self, kind: str, body_bytes: int) -> None:
+    def check(self, sender: NodeId, kind: str, body_bytes: int) -> None:
         """Check a peer's request before its tensors are received. Raises RequestRefusedError."""
         served = self._served.get(kind)
-        if served is not None and served.admit is not None:
+        if served is None:
+            return
+        self._check_gate(sender, served)
+        if served.admit is not None:
             served.admit(body_bytes)
 
     async def answer(self, sender: NodeId, request: Frame) -> Frame:
@@ -93,10 +104,16 @@ class RequestServer:
     async def _handled(self, sender: NodeId, request: Frame) -> Frame:
         self.limits_of(request.kind)
         served = self._served[request.kind]
+        self._check_gate(sender, served)  # again: a revocation may have arrived while the tensors were received
         if served.slots.statistics().tasks_waiting >= MAX_WAITING_PER_SLOT * served.slots.total_tokens:
             raise RequestRefusedError("This node is busy; try again later.")
         async with served.slots:
             return await served.handler(sender, request)
+
+    def _check_gate(self, sender: NodeId, served: _Served) -> None:
+        reason = "" if served.for_anyone else self._gate.refusal(sender)
+        if reason:
+            raise RequestRefusedError(reason)
 
 
 def refusal(reason: str) -> Frame:

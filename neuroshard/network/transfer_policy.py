@@ -92,6 +92,7 @@ class PolicyTransport:
         *,
         max_concurrent: int = 16,
         admit: Admission | None = None,
+        for_anyone: bool = False,
     ) -> None:
         """Large requests are refused with the policy's reason, before their tensors are received."""
 
@@ -110,7 +111,9 @@ class PolicyTransport:
                 check_policy(_bytes(answer))
             return answer
 
-        self._inner.serve(kind, checked_answer, limits, max_concurrent=max_concurrent, admit=admitted)
+        self._inner.serve(
+            kind, checked_answer, limits, max_concurrent=max_concurrent, admit=admitted, for_anyone=for_anyone
+        )
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         return await self._inner.connect(address, is_given=is_given)

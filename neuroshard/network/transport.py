@@ -17,6 +17,7 @@ from neuroshard.identity import (
     verify_claim,
 )
 from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.reputation import Reputation
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
@@ -110,8 +111,11 @@ class Transport(Protocol):
         *,
         max_concurrent: int = 16,
         admit: Admission | None = None,
+        for_anyone: bool = False,
     ) -> None:
         """Answer requests of a kind that `admit` accepts. Raises ValueError for a second handler of a kind.
+
+        Only peers that the membership gate lets in are answered, unless the kind is `for_anyone`.
 
         A handler refuses by raising RequestRefusedError. Its other errors are logged here; the peer gets "internal
         error".
@@ -186,12 +190,13 @@ class Directory(Protocol):
 
 @dataclass(frozen=True)
 class Network:
-    """Everything one node needs to reach its peers, and the reputation of those peers."""
+    """Everything one node needs to reach its peers, the reputation of those peers, and the gate before them."""
 
     transport: Transport
     gossip: Gossip
     directory: Directory
     reputation: Reputation = field(default_factory=Reputation)
+    gate: MembershipGate = field(default_factory=MembershipGate)
 
 
 RECORD_KIND = "announcement"

@@ -101,7 +101,7 @@ async def _refuse_what_needs_a_run(network: Network) -> None:
         raise RequestRefusedError("This is a seed: it serves no run. Look for nodes of the run in the directory.")
 
     for kind in (HANDSHAKE, RUN_KIND):
-        network.transport.serve(kind, refuse)
+        network.transport.serve(kind, refuse, for_anyone=True)
     await anyio.lowlevel.checkpoint()
 
 

@@ -72,7 +72,7 @@ def test_every_damage_of_one_character_is_found() -> None:
         damaged = random.choice([code[:place] + letter + code[place + 1 :], code[:place] + code[place + 1 :]])
         if damaged == code:
             continue
-        with pytest.raises(InvitationError, match="damaged.*Copy it whole"):
+        with pytest.raises(InvitationError, match=r"damaged.*Copy it whole"):
             read_invitation(damaged)
 
 
@@ -94,8 +94,8 @@ def content_of(code: str) -> bytes:
 def test_another_version_asks_for_an_update() -> None:
     with pytest.raises(InvitationError, match=r"version 2, .*Update NeuroShard first"):
         read_invitation(coded(b"\2" + content_of(to_code(made()))[1:]))
+    fields = [*msgspec.msgpack.decode(content_of(to_code(made()))[1:]), 1]
     with pytest.raises(InvitationError, match="Update NeuroShard first"):  # a field that this version does not know
-        fields = [*msgspec.msgpack.decode(content_of(to_code(made()))[1:]), 1]
         read_invitation(coded(b"\1" + msgspec.msgpack.encode(fields)))
 
 
@@ -150,7 +150,7 @@ def test_an_expired_invitation_names_its_date() -> None:
 
 
 def test_an_invitation_to_another_run_is_refused() -> None:
-    with pytest.raises(InvitationError, match="another run than cdcd.* which the peers serve"):
+    with pytest.raises(InvitationError, match=r"another run than cdcd.* which the peers serve"):
         made().check(RunId("cd" * 32), OWNER.public_key, NOW)
     thief = Wallet.from_secret(TokenSecret("hex", b"\1" * 32))
     forged = invite(thief, RUN, InvitationTerms(NOW + DAY), PLACES)
@@ -192,16 +192,14 @@ def test_no_text_shows_the_secret() -> None:
 
 def test_random_content_is_read_or_refused_with_a_sentence() -> None:
     random, good = Random(2), content_of(to_code(made(may_invite=True)))
-    refused = 0
+    actions: list[str] = []
     for _ in range(3000):
-        content = bytearray(good if random.random() < 0.7 else random.randbytes(random.randrange(200)))
+        content = bytearray(good if random.random() < 0.7 else random.randbytes(random.randrange(1, 200)))
         for _ in range(random.randrange(1, 4)):
-            if content:
-                content[random.randrange(len(content))] = random.randrange(256)
+            content[random.randrange(len(content))] = random.randrange(256)
         try:
-            invitation = read_invitation(coded(bytes(content)))
-            invitation.check(RUN, OWNER.public_key, NOW)
+            read_invitation(coded(bytes(content))).check(RUN, OWNER.public_key, NOW)
         except InvitationError as error:
-            refused += 1
-            assert error.action
-    assert refused > 1000
+            actions.append(error.action)
+    assert len(actions) > 1000
+    assert all(actions)

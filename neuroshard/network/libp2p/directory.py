@@ -140,8 +140,11 @@ class KademliaDirectory:
         self._first_peer = anyio.Event()
         self._is_closed = False
         self.refused: Counter[ScoreReason] = Counter()  # records, by what was wrong with them
-        transport.serve(FIND_KIND, self._answer_find, FrameLimits(message=FindRequest), max_concurrent=32)
-        transport.serve(STORE_KIND, self._answer_store, FrameLimits(message=StoreRequest), max_concurrent=32)
+        for kind, answer, message in (
+            (FIND_KIND, self._answer_find, FindRequest),
+            (STORE_KIND, self._answer_store, StoreRequest),
+        ):
+            transport.serve(kind, answer, FrameLimits(message=message), max_concurrent=32, for_anyone=True)
 
     async def announce(self, namespace: str, record: bytes) -> None:
         """Store this node's record here and at other nodes. Raises PeerUnreachableError if no other node keeps it.

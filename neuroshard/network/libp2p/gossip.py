@@ -25,6 +25,7 @@ from neuroshard.network.libp2p.gossip_messages import (
 from neuroshard.network.libp2p.gossip_router import HEARTBEAT_SECONDS, GossipRouter, Sends
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import NegotiationError, confirm, proposal
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
 from neuroshard.signals import Signal
@@ -150,7 +151,9 @@ class Libp2pGossip:
         report: Callable[[NodeId, ScoreReason], None],
         tasks: TaskGroup,
         router: GossipRouter,
+        gate: MembershipGate,
     ) -> None:
+        self._gate = gate
         self._connections = connections
         self._report = report
         self._tasks = tasks
@@ -235,6 +238,8 @@ class Libp2pGossip:
                 self._router.leave(peer)
 
     def _hear(self, peer: NodeId, item: Item) -> None:
+        if item.kind in _PASSING and self._gate.refusal(peer):
+            return  # topics and links are heard before the peer is let in, because the peer says them only once
         received = self._router.handle(peer, item, trio.current_time(), self._check)
         self._send(received.sends)
         if received.is_flood:
@@ -256,7 +261,7 @@ class Libp2pGossip:
         now = trio.current_time()
         for peer, item in sends:
             outbox = self._outboxes.get(peer)
-            if outbox is not None:
+            if outbox is not None and not (item.kind in _PASSING and self._gate.refusal(peer)):
                 outbox.add(item, now)
 
     async def _talk(self, peer: NodeId, outbox: _Outbox) -> None:

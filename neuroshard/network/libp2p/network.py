@@ -33,6 +33,7 @@ from neuroshard.network.libp2p.sockets import BoundListener
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL, Libp2pTransport, RequestStreams
 from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
 from neuroshard.network.limits import UploadPacer, frame_budget
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.pool import PoolOptions, bulk_pool
 from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
@@ -60,7 +61,7 @@ async def running_network(
                 for work in node.background():
                     tasks.start_soon(work)
                 try:
-                    yield Network(node.transport, node.gossip, node.directory, node.reputation)
+                    yield Network(node.transport, node.gossip, node.directory, node.reputation, node.gate)
                 except Exception as error:
                     failure = error
                     raise
@@ -113,7 +114,8 @@ class _Node:
         contacts = PeerAddressBook(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
         source = (options.host, listening.port) if options.relay and not options.is_local else None
         self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
-        self._server = RequestServer()
+        self.gate = MembershipGate()
+        self._server = RequestServer(self.gate)
         self._budget = parts.budget or frame_budget()
         self.transport = Libp2pTransport(
             self.connections,
@@ -123,7 +125,7 @@ class _Node:
             report=self.report,
         )
         self.gossip = Libp2pGossip(
-            self.connections, self.report, tasks, GossipRouter(SystemRandom(), parts.gossip_bytes)
+            self.connections, self.report, tasks, GossipRouter(SystemRandom(), parts.gossip_bytes), self.gate
         )
         self.directory = KademliaDirectory(
             self.transport,
@@ -183,7 +185,7 @@ class _Node:
         ) as pool:
             self._pool_ports = (pool.endpoint()[1],)
             route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small, self._outside)
-            self._server.serve(ENDPOINT_KIND, route.answer_endpoint, FrameLimits(), 16)
+            self._server.serve(ENDPOINT_KIND, route.answer_endpoint, FrameLimits(), 16, for_anyone=True)
             with self.transport.bulk_over(route):
                 yield
 

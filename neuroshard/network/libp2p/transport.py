@@ -160,7 +160,7 @@ class RequestStreams:
         decoder = FrameDecoder(self._server.limits_of)
         try:
             head = await self._receive_large_head(stream, peer, decoder, held)
-            self._server.check(head.kind, head.body_bytes)
+            self._server.check(peer, head.kind, head.body_bytes)
             request, reservation = await self._receive_body(stream, peer, decoder)
         except (RequestRefusedError, MessageTooLargeError) as error:
             return refusal(str(error))
@@ -346,10 +346,11 @@ class Libp2pTransport:
         *,
         max_concurrent: int = 16,
         admit: Admission | None = None,
+        for_anyone: bool = False,
     ) -> None:
         limits = limits or FrameLimits()
         self._exchange.expect(limits)
-        self._server.serve(kind, handler, limits, max_concurrent, admit=admit)
+        self._server.serve(kind, handler, limits, max_concurrent, admit=admit, for_anyone=for_anyone)
 
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         self._check_open()

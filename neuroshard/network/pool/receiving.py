@@ -316,7 +316,7 @@ class Receiver:
             raise RequestRefusedError("This node is busy; try again later.")
         if header.transfer <= self._forgotten:  # numbers rise: perhaps it was handled long ago
             raise RequestRefusedError("This request is older than what this node remembers.")
-        self._shared.server.check(head.kind, head.body_bytes)
+        self._shared.server.check(self._peer, head.kind, head.body_bytes)
 
     def _begin(self, entry: _Entry, reservation: Reservation) -> None:
         now = anyio.current_time()

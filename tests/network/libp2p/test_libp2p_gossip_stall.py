@@ -16,6 +16,8 @@ from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, packed, to
 from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_SECOND, GossipRouter
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept_protocol, proposal
+from neuroshard.network.membership_gate import MembershipGate
+from neuroshard.network.reputation import Reputation
 from neuroshard.types import NodeId
 from tests.worlds.network_nodes import connected, run
 
@@ -73,8 +75,10 @@ async def linked() -> AsyncIterator[tuple[Libp2pGossip, Listener, Line, BoundedM
                 known = SimpleNamespace(muxed_conn=SimpleNamespace(peer_id=peer), muxed_stream=wrapped(stream))
                 tasks.start_soon(gossip.handle_stream, known)
 
-        a = Libp2pGossip(knowing(of_a), lambda *_: None, tasks, GossipRouter(Random(1)))
-        b = Listener(Libp2pGossip(knowing(of_b), opinion.report, tasks, GossipRouter(Random(2))), opinion)
+        a = Libp2pGossip(knowing(of_a), lambda *_: None, tasks, GossipRouter(Random(1)), MembershipGate())
+        b = Listener(
+            Libp2pGossip(knowing(of_b), opinion.report, tasks, GossipRouter(Random(2)), MembershipGate()), opinion
+        )
         tasks.start_soon(serve, of_a, a, B, lambda stream: stream)
         tasks.start_soon(serve, of_b, b.gossip, A, line.through)
         tasks.start_soon(a.run)

@@ -13,6 +13,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from neuroshard.network.libp2p.gossip import Libp2pGossip
 from neuroshard.network.libp2p.gossip_messages import Item, ItemKind, topic_id
 from neuroshard.network.libp2p.gossip_router import GossipRouter
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.types import NodeId
 from tests.worlds.network_nodes import connected, run
 
@@ -23,7 +24,7 @@ def test_what_a_peer_said_last_is_forgotten_with_it() -> None:
     async def scenario() -> None:
         async with connected() as (first, second), anyio.create_task_group() as tasks:
             gone: Any = SimpleNamespace(of=lambda _: None)
-            gossip = Libp2pGossip(gone, lambda *_: None, tasks, GossipRouter(Random(1)))
+            gossip = Libp2pGossip(gone, lambda *_: None, tasks, GossipRouter(Random(1)), MembershipGate())
             for number in range(STRANGERS):
                 there: Any = await first.open_stream()
                 await there.write(Item(ItemKind.SUBSCRIBE, topic_id("run")).encode(), is_last=True)

@@ -1,0 +1,121 @@
+"""The members of a run of friends, as one node sees them: the wallet behind each node, and the passes of the wallets.
+
+The membership gate asks here for every request. Nodes become known by the claims that they sign.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from neuroshard.identity import NodeIdentity
+from neuroshard.identity.invitations import MAX_PASS_BYTES, MAX_REVOCATION_BYTES, InvitationError
+from neuroshard.identity.pass_register import ASK_FOR_ONE, MAX_MEMBERS, MAX_REVOCATIONS, PassRegister
+from neuroshard.signals import Signal
+from neuroshard.types import NodeId, WalletId
+
+MAX_NODES = 8192
+PassBytes = Annotated[bytes, Meta(max_length=MAX_PASS_BYTES)]
+RevocationBytes = Annotated[bytes, Meta(max_length=MAX_REVOCATION_BYTES)]
+_LOG = logging.getLogger(__name__)
+
+
+class Papers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Passes and signed revocations, as they are stored and sent."""
+
+    passes: Annotated[tuple[PassBytes, ...], Meta(max_length=MAX_MEMBERS)] = ()
+    revocations: Annotated[tuple[RevocationBytes, ...], Meta(max_length=MAX_REVOCATIONS)] = ()
+
+    def part(self, max_bytes: int, random: Random) -> Papers:
+        """Random papers of at most `max_bytes`, revocations first."""
+        left = max_bytes
+        chosen: list[list[bytes]] = []
+        for papers in (self.revocations, self.passes):
+            chosen.append([])
+            for paper in random.sample(papers, len(papers)):
+                if len(paper) > left:
+                    break
+                chosen[-1].append(paper)
+                left -= len(paper)
+        return Papers(tuple(chosen[1]), tuple(chosen[0]))
+
+
+@dataclass
+class RunMembers:
+    """Which nodes may take part in a run of friends. Belongs to the event loop.
+
+    `trusted` are nodes that this node's owner or invitation named: they may show a pass whose invitation has expired.
+    """
+
+    register: PassRegister
+    identity: NodeIdentity
+    own_pass: bytes | None
+    now: Callable[[], float]  # seconds since the epoch
+    trusted: frozenset[NodeId] = frozenset()
+    changed: Signal = field(default_factory=Signal, init=False)  # a revocation became known
+    _wallets: dict[NodeId, tuple[WalletId, float]] = field(
+        default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
+    )
+
+    def refusal(self, peer: NodeId) -> str:
+        """The reason why a peer is not served; "" if its wallet may take part. This is the check of the gate."""
+        if peer == self.identity.node_id:
+            return ""
+        wallet, until = self._wallets.get(peer, (None, 0.0))
+        if wallet is None or self.now() >= until:
+            return f"This is a run of friends, and node {peer} has not shown a pass. {ASK_FOR_ONE}"
+        return self.register.refusal(wallet)
+
+    def introduce(self, node: NodeId, wallet: WalletId, delegated_until: float, shown: bytes | None = None) -> str:
+        """Record the wallet of a node from a verified claim, with the pass that the claim shows.
+
+        Returns the reason why the node may not take part, or "".
+        """
+        reason = self.register.refusal(wallet)
+        if reason and shown is not None:
+            reason = self._admit(wallet, shown, is_vouched=node in self.trusted)
+        known = self._wallets.pop(node, None)
+        if known is None and len(self._wallets) >= MAX_NODES:
+            del self._wallets[next(iter(self._wallets))]
+        self._wallets[node] = (wallet, delegated_until)
+        return reason
+
+    def learn(self, papers: Papers) -> None:
+        """Record passes that a member vouches for, and revocations. Those that are not valid are ignored."""
+        before = len(self.register.revocations())
+        for data in papers.revocations:
+            self._try(lambda data=data: self.register.revoke(data))
+        for data in papers.passes:
+            self._try(lambda data=data: self.register.admit(data, self.now(), is_vouched=True))
+        if len(self.register.revocations()) > before:
+            self.changed.notify()
+
+    def papers(self) -> Papers:
+        """All passes and revocations that this node knows."""
+        return Papers(tuple(known.encoded for known in self.register.passes()), self.register.revocations())
+
+    def knows(self, data: bytes) -> bool:
+        """Whether a pass is recorded."""
+        return any(known.encoded == data for known in self.register.passes())
+
+    def refused_nodes(self) -> list[NodeId]:
+        """The known nodes whose wallets may not take part."""
+        return [node for node, (wallet, _) in self._wallets.items() if self.register.refusal(wallet)]
+
+    def _admit(self, wallet: WalletId, data: bytes, *, is_vouched: bool) -> str:
+        try:
+            self.register.admit(data, self.now(), is_vouched=is_vouched)
+        except InvitationError as error:
+            return str(error)
+        return self.register.refusal(wallet)  # the pass may be that of another wallet
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except InvitationError as error:
+            _LOG.debug("A pass or revocation that a peer knows is not used: %s", error)
