@@ -22,6 +22,7 @@ MAX_ADDRESS_CHARACTERS = 256  # of a multiaddr, or of a host and its port
 LATEST_TIME = 10**11  # seconds since 1970
 UnixSeconds = Annotated[float, Meta(ge=0, le=LATEST_TIME)]  # a time in a message: seconds since 1970
 NamedRun = Annotated[RunId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # the run id in a message
+NamedWallet = Annotated[WalletId, Meta(max_length=WALLET_ID_DIGITS, pattern=PRINTABLE)]  # the wallet id in a message
 HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a SHA-256 or BLAKE3 in a message
 LARGEST_REAL = 1e300
 PositiveReal = Annotated[float, Meta(gt=0, le=LARGEST_REAL)]

@@ -24,6 +24,7 @@ from neuroshard.cli.options import (
     Headless,
     Host,
     InnerSteps,
+    Invite,
     LogJson,
     MaxStages,
     MaxStorage,
@@ -51,28 +52,29 @@ from neuroshard.cli.options import (
 from neuroshard.errors import NeuroShardError, StorageError, UsageError
 
 _HIDDEN = "***"
+_SECRET_OPTIONS = ("--token", "--invite")
 
 
 def redacted(arguments: Sequence[str]) -> list[str]:
-    """Replace the value of --token in a command line by ***, so that others may see it."""
+    """Replace the values of --token and --invite in a command line by ***, so that others may see it."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
         if hide_next:
             shown.append(_HIDDEN)
             hide_next = False
-        elif argument == "--token":
+        elif argument in _SECRET_OPTIONS:
             shown.append(argument)
             hide_next = True
-        elif argument.startswith("--token="):
-            shown.append(f"--token={_HIDDEN}")
+        elif argument.startswith(tuple(f"{option}=" for option in _SECRET_OPTIONS)):
+            shown.append(f"{argument.partition('=')[0]}={_HIDDEN}")
         else:
             shown.append(argument)
     return shown
 
 
 def hide_token(arguments: Sequence[str]) -> None:
-    """Overwrite the visible command line of this process if it contains a token."""
+    """Overwrite the visible command line of this process if it contains a token or an invitation."""
     shown = redacted(arguments)
     if shown != list(arguments):
         from setproctitle import setproctitle
@@ -150,6 +152,7 @@ def node(
     genesis_source: GenesisSource = None,
     data_dir: DataDir = None,
     run_id: RunId = None,
+    invite: Invite = None,
     peer: Peers = None,
     p2p_port: P2pPort = None,
     p2p_host: P2pHost = None,

@@ -41,6 +41,15 @@ RunId = Annotated[
     str | None,
     typer.Option("--run", metavar="RUN_ID", help="Run to join. (default: the default run)", rich_help_panel=_MEETING),
 ]
+Invite = Annotated[
+    str | None,
+    typer.Option(
+        "--invite",
+        metavar="CODE|LINK|FILE",
+        help="Invitation to a run of friends: names the run, its peers and its data. Better: NEUROSHARD_INVITE.",
+        rich_help_panel=_MEETING,
+    ),
+]
 Peers = Annotated[
     list[str] | None,
     typer.Option(

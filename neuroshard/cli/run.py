@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from neuroshard.cli import invitations
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from neuroshard.runs.offer import OfferChoice, RunOffer
 
 
-app = typer.Typer(help="Make a run for others to join, or show one.", no_args_is_help=True)
+app = typer.Typer(help="Make a run for others to join, invite friends, or show a run.", no_args_is_help=True)
+invitations.register(app)
 
 
 @app.command("create")
@@ -59,7 +61,7 @@ def create(
     if num_stages is not None:
         entries = {**entries, "num_stages": num_stages}
     if update is not None:
-        offer = _offer_of(update, owner.data_dir)
+        offer = offer_of(update, owner.data_dir)
         file = out or (Path(update) if Path(update).is_file() else _file_of(offer))
         _check_file(file, offer)
         choice = update_run(owner, offer, entries)
@@ -84,7 +86,7 @@ def show_run(
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.runs.offer import changed_fields
 
-    offer = _offer_of(run, resolve_data_dir(data_dir))
+    offer = offer_of(run, resolve_data_dir(data_dir))
     changed = changed_fields(offer.initial.parameters, offer.parameters)
     if as_json:
         facts = {"run_id": offer.run_id, "owner_wallet_id": offer.owner, "verified": True, "changed": changed}
@@ -132,7 +134,7 @@ def publish(
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet = wallet_of(loaded)[0]
-    done = publish_run(wallet, _offer_of(run, loaded.settings.data_dir), genesis, seed or ())
+    done = publish_run(wallet, offer_of(run, loaded.settings.data_dir), genesis, seed or ())
     if as_json:
         replaced = None if done.replaced is None else done.replaced.run_id
         facts = {"run_id": done.run.run_id, "seeds": done.run.seeds, "file": str(done.file), "replaced": replaced}
@@ -147,7 +149,7 @@ def publish(
         typer.echo("No seed is named, so only nodes on its local network will find it: add --seed.")
 
 
-def _offer_of(named: str, data_dir: Path) -> RunOffer:
+def offer_of(named: str, data_dir: Path) -> RunOffer:
     """Read and verify a run from a file, or find it by its id in the data folder. Raises UsageError if not found."""
     from neuroshard.errors import UsageError
     from neuroshard.runs.stored_runs import RUN_ID_DIGITS, find_run, is_run_id, read_offer_file
@@ -192,7 +194,9 @@ def _print_made(
     seeds = offer.parameters.seeds
     data = ["--genesis", source] if source else []
     here = ["neuroshard", "--run", offer.run_id, *(["--data-dir", data_dir] if data_dir else []), *data]
-    join = ["neuroshard", "--run", offer.run_id, "--peer", seeds[0] if seeds else "ADDR", *data]
+    is_closed = offer.parameters.admission == "friends"
+    found = ["--invite", "LINK"] if is_closed else ["--run", offer.run_id, "--peer", seeds[0] if seeds else "ADDR"]
+    join = ["neuroshard", *found, *data]
     if as_json:
         facts: dict[str, Any] = {"run_id": offer.run_id, "version": offer.parameters.version, "file": str(file)}
         facts |= {"is_new": choice.is_new, "reason": choice.reason}
@@ -211,7 +215,9 @@ def _print_made(
     typer.echo(f"Signed file: {file}\n")
     typer.echo(f"Start it here:  {shlex.join(here)}")
     typer.echo(f"Others join:    {shlex.join(join)}")
-    if not seeds:
+    if is_closed:
+        typer.echo("LINK is an invitation: `neuroshard run invite` makes one for each friend while your node runs.")
+    elif not seeds:
         typer.echo("ADDR is an address of a node of the run: `neuroshard status` shows it once yours is running.")
     if source and "://" not in source:
         typer.echo(f"Others need the data, too: copy the folder, or `neuroshard genesis serve {shlex.quote(source)}`.")

@@ -19,6 +19,7 @@ from neuroshard.cli.options import (
     Headless,
     Host,
     InnerSteps,
+    Invite,
     LogJson,
     MaxStorage,
     MaxUpload,
@@ -122,13 +123,13 @@ def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -
     from neuroshard.config.loading import load_settings, source_name
 
     loaded = load_settings(flags, environment)
-    keys = [key for key in ("run", "peer") if loaded.sources[key] != "default"]
+    keys = [key for key in ("run", "peer", "invite") if loaded.sources[key] != "default"]
     if not keys:
         return loaded
     named = " and ".join(dict.fromkeys(source_name(loaded.sources[key], key) for key in keys))
     return replace(
         loaded,
-        settings=loaded.settings.model_copy(update={"run": None, "peer": ()}),
+        settings=loaded.settings.model_copy(update={"run": None, "peer": (), "invite": None}),
         sources={**loaded.sources, **dict.fromkeys(keys, "default")},
         warnings=(
             *loaded.warnings,
@@ -155,6 +156,7 @@ def trainer(
     genesis_source: GenesisSource = None,
     data_dir: TrainerDir = None,
     run_id: RunId = None,
+    invite: Invite = None,
     peer: Peers = None,
     p2p_port: P2pPort = None,
     p2p_host: P2pHost = None,

@@ -157,6 +157,9 @@ class Settings(BaseModel):
         Annotated[str, AfterValidator(_run_id)] | None,
         SettingNote("the 64 hex digits of a run's id; unset: the default run"),
     ] = None
+    invite: Annotated[
+        SecretStr | None, SettingNote("an invitation: its code, its link, or the path of its file", Applies.NOT_STORED)
+    ] = None
     peer: Annotated[Addresses, Field(max_length=64), SettingNote(f"at most 64 addresses like {MULTIADDR_FORM}")] = ()
     p2p_port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 0
     p2p_host: Annotated[
@@ -233,7 +236,7 @@ OPPOSITES = {
     "no_port_mapping": "port_mapping",
     "no_relay": "relay",
 }
-SECRET_KEYS = frozenset({"token"})
+SECRET_KEYS = frozenset({"token", "invite"})
 
 
 def note_of(key: str) -> SettingNote:

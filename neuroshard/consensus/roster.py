@@ -12,10 +12,9 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from neuroshard.identity import hash_parts
-from neuroshard.types import MAX_NODE_ID_CHARACTERS, PRINTABLE, WALLET_ID_DIGITS, NodeId, RunId, WalletId
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, PRINTABLE, NamedWallet, NodeId, RunId
 
 NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=PRINTABLE)]  # the node id in a message
-NamedWallet = Annotated[WalletId, Meta(max_length=WALLET_ID_DIGITS, pattern=PRINTABLE)]
 
 
 class GroupMember(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):

@@ -8,7 +8,6 @@ only to the owner of its wallet. Pure: no sockets, no files, no clock.
 from __future__ import annotations
 
 import re
-import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +31,8 @@ MAX_LABEL_CHARACTERS = 40
 MAX_PASS_BYTES = 1024
 MAX_REVOCATION_BYTES = 512
 GRANT, PASS, REVOCATION = "invitation grant", "pass", "pass revocation"  # kinds of signed messages
+PassBytes = Annotated[bytes, Meta(max_length=MAX_PASS_BYTES)]  # an encoded pass in a message
+RevocationBytes = Annotated[bytes, Meta(max_length=MAX_REVOCATION_BYTES)]
 _SECONDS = Annotated[int, Meta(ge=0, le=LATEST_TIME)]
 _RunBytes = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
@@ -283,42 +284,32 @@ class InvitedPlaces:
     organiser: str | None = None
 
 
-def invite(owner: Signer, run_id: RunId, terms: InvitationTerms, places: InvitedPlaces) -> Invitation:
-    """Make an invitation as the owner of the run. Raises InvitationError for terms or places that are not possible."""
-    return _invite(owner, run_id, owner.public_key, None, terms=terms, places=places)
+def invite(owner: Signer, run_id: RunId, terms: InvitationTerms, places: InvitedPlaces, *, seed: bytes) -> Invitation:
+    """Make an invitation as the owner of the run. `seed` is the secret of the invitation's key: 32 random bytes.
+
+    Raises InvitationError for terms that are not possible.
+    """
+    key = SigningKey.from_seed(seed)
+    return _invitation(key, places, owner, _grant(run_id, owner.public_key, key, terms, None))
 
 
 def invite_as_guest(
-    member_pass: MemberPass, secret: bytes, terms: InvitationTerms, places: InvitedPlaces
+    member_pass: MemberPass, secret: bytes, terms: InvitationTerms, places: InvitedPlaces, *, seed: bytes
 ) -> Invitation:
     """Make an invitation with the secret of an invitation that may invite. Raises InvitationError."""
-    parent = member_pass.grants[0]
-    made = _invite(
-        SigningKey.from_seed(secret),
-        RunId(parent.run_id.hex()),
-        parent.owner,
-        member_pass.statement.grant,
-        terms=terms,
-        places=places,
-    )
     if len(member_pass.grants) > 1:
         raise InvitationError("This pass was made with a guest's invitation and cannot invite.", "Ask the owner.")
-    _check_guests_grant(made.grant, parent)
-    return made
+    parent, key = member_pass.grants[0], SigningKey.from_seed(seed)
+    grant = _grant(RunId(parent.run_id.hex()), parent.owner, key, terms, member_pass.statement.grant)
+    _check_guests_grant(grant, parent)
+    return _invitation(key, places, SigningKey.from_seed(secret), grant)
 
 
-def _invite(
-    signer: Signer,
-    run_id: RunId,
-    owner: bytes,
-    parent: Signed[InvitationGrant] | None,
-    *,
-    terms: InvitationTerms,
-    places: InvitedPlaces,
-) -> Invitation:
-    key = SigningKey.from_seed(secrets.token_bytes(SEED_BYTES))
+def _grant(
+    run_id: RunId, owner: bytes, key: SigningKey, terms: InvitationTerms, parent: Signed[InvitationGrant] | None
+) -> InvitationGrant:
     try:
-        grant = InvitationGrant(
+        return InvitationGrant(
             bytes.fromhex(run_id),
             owner,
             key.public_key,
@@ -328,11 +319,21 @@ def _invite(
             terms.may_invite,
             parent,
         )
-        signed = sign_message(signer, GRANT, grant)
+    except ValueError as error:
+        raise _impossible(error) from None
+
+
+def _invitation(key: SigningKey, places: InvitedPlaces, signer: Signer, grant: InvitationGrant) -> Invitation:
+    signed = sign_message(signer, GRANT, grant)
+    try:
         signed.read(InvitationGrant)  # checks the limits, which the constructor does not
-    except (ValueError, MalformedClaimError) as error:
-        raise InvitationError(f"An invitation cannot have these terms: {error}", "Choose others.") from None
+    except MalformedClaimError as error:
+        raise _impossible(error) from None
     return Invitation(signed, key.seed, places.name[:MAX_NAME_CHARACTERS], places.peers, places.data, places.organiser)
+
+
+def _impossible(error: Exception) -> InvitationError:
+    return InvitationError(f"An invitation cannot have these terms: {error}", "Choose others.")
 
 
 def to_code(invitation: Invitation) -> str:

@@ -22,6 +22,7 @@ from neuroshard.host.identity import node_identity
 from neuroshard.host.live_settings import Configuration, limit_source
 from neuroshard.host.owner_limits import NetworkRules, OwnerPolicyTask, TransferLedger, restore_pause
 from neuroshard.identity import Wallet
+from neuroshard.identity.invitations import Invitation
 from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
 from neuroshard.network.tasks import accompanied
 from neuroshard.node.command_loop import CommandLoop
@@ -84,6 +85,7 @@ class ProcessContext:
     stop: StopRequest
     demo: DemoOptions | None
     is_trainer: bool  # drives the layers of others and holds none
+    invitation: Invitation | None = None  # to the run that this node joins
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Application:
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
-        peer_network = PeerNetwork.of(settings, identity)
+        peer_network = PeerNetwork.of(settings, identity, invitation=place.invitation)
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 

@@ -26,7 +26,7 @@ from neuroshard.model.memory_limit import tier_mb
 from neuroshard.network.tasks import Companion, accompanied
 from neuroshard.node.application import ProcessContext, StartContext
 from neuroshard.node.data_sharing import DataSharing, open_data_store
-from neuroshard.node.demo import DemoData, DemoOptions, Invitation, LocalSwarm
+from neuroshard.node.demo import DemoData, DemoOptions, FurtherNodes, LocalSwarm, write_demo_invitation
 from neuroshard.node.drive_training import begin_driving
 from neuroshard.node.holder_monitor import HolderMonitor
 from neuroshard.node.joining import StageSafety
@@ -372,9 +372,9 @@ class NodeWork:
         if demo is None or demo.nodes < 2:
             return
         network = await self._beginning.peer_network.networking.up()
-        invitation = Invitation(
-            run_id=ground.run.run_id,
-            peer=network.transport.addresses()[0],
+        peer = network.transport.addresses()[0]
+        shared = FurtherNodes(
+            invitation=write_demo_invitation(settings.data_dir, self._place.wallet, ground.run.offer, peer, demo.nodes),
             genesis=ground.fetcher.source.description,
             max_stages=demo.stages_a_node,
             spare_stages=demo.spare_stages_a_node,
@@ -382,4 +382,4 @@ class NodeWork:
             is_training=settings.training,
         )
         swarm = LocalSwarm(settings.data_dir, demo.nodes, ground.threads)
-        await swarm.run(invitation)
+        await swarm.run(shared)

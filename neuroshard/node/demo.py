@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ from anyio.abc import Process
 from neuroshard.api.address import dashboard_url
 from neuroshard.config.folders import this_program
 from neuroshard.config.instance_lock import read_lock_owner
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
 from neuroshard.identity import Wallet
-from neuroshard.types import RunId
+from neuroshard.identity.invitations import FILE_SUFFIX, InvitationTerms, InvitedPlaces, invite, to_code
+from neuroshard.identity.signing import SEED_BYTES
+from neuroshard.runs.offer import RunOffer
 
 if TYPE_CHECKING:
     from neuroshard.dataset import BuiltGenesis, GenesisServer
@@ -128,16 +132,29 @@ class DemoData:
 _LOG = logging.getLogger(__name__)
 
 OUTPUT_FILE = "output.txt"
+INVITED_SECONDS = 24 * 3600.0
 STOP_SECONDS = 30.0  # for a final checkpoint
 LOOK_SECONDS = 0.25
 
 
-@dataclass(frozen=True)
-class Invitation:
-    """Values that a further node needs to join the first node's run."""
+def write_demo_invitation(folder: Path, wallet: Wallet, run: RunOffer, peer: str, nodes: int) -> Path:
+    """Invite the further nodes of a demo to its run; return the file. `peer` is an address of the first node."""
+    terms = InvitationTerms(time.time() + INVITED_SECONDS, nodes, "demo")
+    places = InvitedPlaces(run.parameters.name, (peer,))
+    invitation = invite(wallet, run.run_id, terms, places, seed=secrets.token_bytes(SEED_BYTES))
+    file = folder / f"demo{FILE_SUFFIX}"
+    try:
+        write_atomically(file, to_code(invitation).encode())
+    except OSError as error:
+        raise StorageError(f"Cannot write {file}: {error}.", "Free space, or name another --data-dir.") from error
+    return file
 
-    run_id: RunId
-    peer: str  # multiaddr of the first node
+
+@dataclass(frozen=True)
+class FurtherNodes:
+    """Values that the further nodes need to join the first node's run."""
+
+    invitation: Path
     genesis: str  # address of its data server
     max_stages: int | None = None  # largest number that a node begins with
     spare_stages: int = 0  # further ones that it may take when no other node holds them
@@ -153,37 +170,36 @@ class LocalSwarm:
         self._count = count
         self._threads = threads_each
 
-    async def run(self, invitation: Invitation) -> None:
+    async def run(self, shared: FurtherNodes) -> None:
         """Start the nodes and monitor them until cancelled, or until all have ended. Raises StorageError."""
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for number in range(2, self._count + 1):
                 folder = self._folder / f"node-{number}"
                 demo_token(folder)
-                command = node_command(folder, invitation, self._threads)
+                command = node_command(folder, shared, self._threads)
                 process = await stack.enter_async_context(await started(command, folder / OUTPUT_FILE))
                 tasks.start_soon(_watch, number, folder, process)
 
 
-def node_command(folder: Path, invitation: Invitation, threads: int) -> list[str]:
+def node_command(folder: Path, shared: FurtherNodes, threads: int) -> list[str]:
     """Command line of a further node. The node ends when its standard input closes, so it cannot outlive this one."""
     options: Mapping[str, str] = {
         "--data-dir": str(folder),
         "--token-file": str(folder / WALLET_FILE),
-        "--genesis": invitation.genesis,
-        "--run": invitation.run_id,
-        "--peer": invitation.peer,
+        "--genesis": shared.genesis,
+        "--invite": str(shared.invitation),
         "--p2p-host": "127.0.0.1",
         "--port": "0",
         "--cpu-threads": str(threads),
     }
     limits = {
-        "--max-stages": invitation.max_stages,
-        "--spare-stages": invitation.spare_stages,
-        "--max-storage": invitation.max_storage,
+        "--max-stages": shared.max_stages,
+        "--spare-stages": shared.spare_stages,
+        "--max-storage": shared.max_storage,
     }
     options = {**options, **{name: str(limit) for name, limit in limits.items() if limit is not None}}
     flat = [part for option in options.items() for part in option]
-    switches = ["--headless", "--end-with-stdin", *([] if invitation.is_training else ["--no-training"])]
+    switches = ["--headless", "--end-with-stdin", *([] if shared.is_training else ["--no-training"])]
     return [*this_program(), *flat, *switches]
 
 

@@ -26,6 +26,7 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.host.desktop import open_browser_at
 from neuroshard.host.identity import wallet_of
 from neuroshard.host.live_settings import Configuration
+from neuroshard.identity.invitations import to_code
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.process import (
     ListenerHandover,
@@ -76,6 +77,12 @@ def run_node(
     With `ends_with_stdin` the end of its input stops it too. `handover` is the folder's lock and the port that a first
     run holds already; both are released here. Raises NeuroShardError if the node cannot run.
     """
+    invitation = None
+    if loaded.settings.invite is not None:
+        from neuroshard.runs.invited_settings import invited_settings  # slow, and needed only here
+
+        invited = invited_settings(loaded)
+        loaded, invitation = invited.loaded, invited.invitation
     settings = loaded.settings
     started_at = time.time()
     wallet, _kind, warnings = wallet_of(loaded)  # first, so that a bad token is reported before anything is created
@@ -88,6 +95,8 @@ def run_node(
         stack.callback(lock.release)
         ring, commands, counters = LogRing(), CommandChannel(), Counters()
         redactor = Redactor(settings.token.get_secret_value() if settings.token else "")
+        if invitation is not None:
+            redactor.add(to_code(invitation))
         stack.enter_context(_logging(settings, ring, redactor))
         secret = load_or_create_secret(settings.data_dir)
         redactor.add(secret)
@@ -109,7 +118,7 @@ def run_node(
             _prepare_native_threads()
             from neuroshard.node.application import Application, ProcessContext  # slow: the dashboard answers meanwhile
 
-            place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer)
+            place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer, invitation)
             report = _run_to_the_end(Application(place, commands).run, waker)
         _LOG.info("%s", report.message)
         if demo is not None and demo.steps is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -14,7 +16,9 @@ from msgspec.structs import replace
 
 from neuroshard.config.settings import Settings
 from neuroshard.data.source import MeteredSource, ShardSource
+from neuroshard.errors import StorageError
 from neuroshard.identity import NodeIdentity
+from neuroshard.identity.invitations import Invitation
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
 from neuroshard.membership.network_opening import (
@@ -28,16 +32,18 @@ from neuroshard.membership.network_opening import (
 )
 from neuroshard.membership.participant import OwnMessages, Participant
 from neuroshard.membership.reports import MAX_WINDOWS, TrainingReport, kept_report_numbers
+from neuroshard.membership.run_members import Papers, RunMembers
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
-from neuroshard.network.transport import MAX_RECORD_ADDRESSES
+from neuroshard.network.transport import MAX_RECORD_ADDRESSES, node_of_address
 from neuroshard.runs.exchange import OfferStore, RunExchange, RunVersions
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
@@ -79,7 +85,12 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
 
 
 def own_announcement(
-    status: NodeStatus, run_id: RunId, *, parameters_version: int, addresses: tuple[str, ...]
+    status: NodeStatus,
+    run_id: RunId,
+    *,
+    parameters_version: int,
+    addresses: tuple[str, ...],
+    member_pass: bytes | None = None,
 ) -> Announcement:
     """Build the announcement that this node stores in the directory."""
     return Announcement(
@@ -92,10 +103,14 @@ def own_announcement(
         memory_tier_mb=status.memory.tier_mb if status.memory else 0,
         is_relay=False,
         version=status.version,
+        member_pass=member_pass,
     )
 
 
+_LOG = logging.getLogger(__name__)
+
 PUBLISH_SECONDS = 0.5
+PAPERS_SECONDS = 5.0
 RESTING_SECONDS = 2.0  # while the node is paused, or has no network and counts only what it fetches
 FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
 OPENING_SECONDS = 30.0  # a network that is not up by then is not expected soon
@@ -121,9 +136,13 @@ class JoinedRun:
         versions: RunVersions,
         status: Callable[[], NodeStatus],
         *,
+        members: RunMembers | None,
         now: Callable[[], float],
     ) -> None:
-        """`status` returns this node's present status, from which its reports are made."""
+        """`status` returns this node's present status, from which its reports are made.
+
+        `members` decides in a run of friends; None: any node may take part.
+        """
         offer = versions.offer
         self.run_id = offer.run_id
         self._identity = identity
@@ -139,10 +158,12 @@ class JoinedRun:
             OwnMessages(self._report, self._announcement, kept_report_numbers(settings.data_dir)),
             networking.book.add,
             plan=plan_of(offer.parameters),
+            members=members,
             claim_bytes=network_memory(memory_limit_mb(settings)).claims,
             now=now,
         )
         networking.attach(self.participant.live)
+        self._own_pass = None if members is None else members.own_pass
 
     def open_stages(self, offer: RunOffer, genesis: str, windows: Sequence[StageRange]) -> StageSwarm:
         """Exchange the stages' work and state with the run's other nodes. Loads PyTorch.
@@ -168,7 +189,13 @@ class JoinedRun:
 
     def _announcement(self) -> Announcement:
         version, addresses = self._versions.offer.parameters.version, addresses_of(self._networking.current)
-        return own_announcement(self._status(), self.run_id, parameters_version=version, addresses=addresses)
+        return own_announcement(
+            self._status(),
+            self.run_id,
+            parameters_version=version,
+            addresses=addresses,
+            member_pass=self._own_pass,
+        )
 
 
 @dataclass
@@ -197,6 +224,8 @@ class PeerNetwork:
         identity: NodeIdentity,
         open_network: NetworkOpener | None = None,
         now: Callable[[], float] = time.time,
+        *,
+        invitation: Invitation | None = None,
     ) -> PeerNetwork:
         """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off."""
         outside = ExternalAddresses()
@@ -209,20 +238,38 @@ class PeerNetwork:
             loopback_only=ip_address(settings.p2p_host).is_loopback,
         )
         stored = JoinedRuns(settings.data_dir)
-        exchange = RunExchange(OfferStore(stored.load, stored.keep), now=now)
+        exchange = RunExchange(OfferStore(stored.load, stored.keep), now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
         port_mapping = None
         if open_network is None:
             port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
-        finder = RunFinder(settings, exchange, networking)
+        finder = RunFinder(settings, exchange, networking, identity, invitation)
         return cls(identity, settings, networking, exchange, finder, now, port_mapping)
 
     def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> JoinedRun:
         """Make this node a member of a run. If `is_shared`, nodes that ask for any run are offered it."""
-        versions = self.exchange.follow(offer, is_shared=is_shared)
-        joined = JoinedRun(self.identity, self.settings, self.networking, versions, status, now=self.now)
+        members = self._members(offer)
+        register = None if members is None else members.register
+        versions = self.exchange.follow(offer, is_shared=is_shared, members=register)
+        joined = JoinedRun(
+            self.identity, self.settings, self.networking, versions, status, members=members, now=self.now
+        )
         self.joined = joined
         return joined
+
+    def _members(self, offer: RunOffer) -> RunMembers | None:
+        """In a run of friends, close the gate to all nodes whose wallets have no pass. Raises StorageError."""
+        if offer.parameters.admission != "friends":
+            return None
+        stored = StoredPasses(self.settings.data_dir, offer)
+        own = stored.own(self.identity.wallet_id)
+        trusted = frozenset(map(node_of_address, self.settings.peer))
+        members = RunMembers(
+            stored.register(), self.identity, None if own is None else own.member_pass, self.now, trusted
+        )
+        self.networking.close_to_others(members.refusal)
+        self.networking.attach(partial(keep_papers, members, stored))
+        return members
 
     def serve(
         self,
@@ -317,6 +364,21 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
     return replace(said, windows=windows, ready_percent=percent)
 
 
+async def keep_papers(members: RunMembers, stored: StoredPasses, _network: Network) -> None:
+    """Store passes and revocations as this node learns them, and take up revocations made here, until cancelled."""
+    kept = members.papers()
+    while True:
+        await sleep_to_tick(PAPERS_SECONDS)
+        try:
+            members.learn(Papers(revocations=stored.issued().revocations))
+            known = members.papers()
+            if known != kept:
+                stored.keep_papers(known)
+                kept = known
+        except StorageError as error:
+            _LOG.warning("The passes of the run cannot be stored or read: %s", error)
+
+
 async def observe_network(peer_network: PeerNetwork, publisher: Publisher) -> None:
     """Publish the state of the network until cancelled, from the start of a node to its end."""
     began = anyio.current_time()
@@ -342,4 +404,6 @@ def join_line(run: RunOffer, addresses: Sequence[str], genesis: str) -> str:
     """Command that others type to join the run; "" while they cannot."""
     if not addresses or not genesis:
         return ""
+    if run.parameters.admission == "friends":
+        return f"neuroshard --invite LINK --genesis {genesis}"  # of `neuroshard run invite`
     return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"

@@ -15,6 +15,7 @@ import anyio
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.identity.pass_register import PassRegister
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
 from neuroshard.membership.connectivity import Networking
@@ -32,7 +33,7 @@ from neuroshard.runs.offer import (
     read_offer,
 )
 from neuroshard.signals import sleep_to_tick
-from neuroshard.types import NodeId, RunId
+from neuroshard.types import NodeId, RunId, WalletId
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,20 +101,23 @@ class RunExchange:
 
     store: OfferStore
     now: Callable[[], float] = time.time  # seconds since the epoch
+    wallet: WalletId | None = None  # of this node, whose pass peers may know from another of its nodes
+    shown_passes: dict[RunId, bytes] = field(default_factory=dict[RunId, bytes], init=False)
     followed: RunVersions | None = field(default=None, init=False)  # the run this node serves
+    _members: PassRegister | None = field(default=None, init=False)  # of the run this node serves, if it has passes
     _is_shared: bool = field(default=False, init=False)  # whether nodes that ask for any run are offered it
 
-    def follow(self, offer: RunOffer, *, is_shared: bool) -> RunVersions:
+    def follow(self, offer: RunOffer, *, is_shared: bool, members: PassRegister | None = None) -> RunVersions:
         """Serve this run from now on and return its versions, which grow as peers report newer ones.
 
-        If `is_shared`, nodes that ask for any run are offered it.
+        If `is_shared`, nodes that ask for any run are offered it. A wallet that asks gets its pass from `members`.
         """
-        self.followed, self._is_shared = RunVersions(offer), is_shared
+        self.followed, self._is_shared, self._members = RunVersions(offer), is_shared, members
         return self.followed
 
     async def live(self, network: Network) -> None:
         """Answer peers until cancelled and, for a shared run, ask each regularly for a newer version."""
-        network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest))
+        network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest), for_anyone=True)
         asked: dict[NodeId, float] = {}
         while True:
             await sleep_to_tick(LOOK_SECONDS)
@@ -212,11 +216,15 @@ class RunExchange:
             await anyio.sleep(DIRECTORY_SECONDS[min(look, len(DIRECTORY_SECONDS) - 1)])
 
     async def _answer(self, sender: NodeId, request: Frame) -> Frame:
-        wanted = request.read(RunRequest).run
+        asked = request.read(RunRequest)
+        wanted = asked.run
         offer = self._known(None if wanted is None else RunId(wanted))
         if offer is None:
             raise RequestRefusedError(f"Node {sender} asked for a run that is not known here.")
-        return Frame(RUN_KIND, RunAnswer(offer.to_json()))
+        known = None
+        if self._members is not None and asked.wallet is not None and self._members.run_id == offer.run_id:
+            known = self._members.pass_of(asked.wallet)
+        return Frame(RUN_KIND, RunAnswer(offer.to_json(), None if known is None else known.encoded))
 
     def _known(self, run_id: RunId | None) -> RunOffer | None:
         """The stored offer of a run; without an id, the run that this node shares."""
@@ -227,28 +235,31 @@ class RunExchange:
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
         """Ask a peer for a run; None if it does not have it, does not answer, or sends an invalid offer."""
-        data = await self._request_offer(network, peer, run_id)
-        return None if data is None else _read(peer, run_id, data)
+        answer = await self._request_offer(network, peer, run_id)
+        offer = None if answer is None else _read(peer, run_id, answer.offer)
+        if answer is not None and offer is not None and answer.member_pass is not None:
+            self.shown_passes[offer.run_id] = answer.member_pass
+        return offer
 
-    async def _request_offer(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
+    async def _request_offer(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunAnswer | None:
         try:
             answer = await network.transport.request(
                 peer,
-                Frame(RUN_KIND, RunRequest(run_id)),
+                Frame(RUN_KIND, RunRequest(run_id, self.wallet)),
                 reply=FrameLimits(message=RunAnswer),
                 timeout_seconds=ASK_SECONDS,
             )
         except NeuroShardError as error:
             _LOG.debug("Node %s knows no run: %s", peer, error)
             return None
-        return answer.read(RunAnswer).offer
+        return answer.read(RunAnswer)
 
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
         run_id = followed.offer.run_id
-        data = await self._request_offer(network, peer, run_id)
-        if data is None or data == followed.offer.to_json():  # the usual case, without parsing
+        answer = await self._request_offer(network, peer, run_id)
+        if answer is None or answer.offer == followed.offer.to_json():  # the usual case, without parsing
             return
-        offer = _read(peer, run_id, data)
+        offer = _read(peer, run_id, answer.offer)
         if offer is None:
             return
         choice = followed.learn(offer)

@@ -14,14 +14,18 @@ from neuroshard.config.settings import Settings
 from neuroshard.data.data_set import Genesis
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.errors import UsageError
+from neuroshard.identity import NodeIdentity
+from neuroshard.identity.invitations import Invitation, InvitationError
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.tasks import accompanied
 from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
 
 NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the local network
+PASS_SECONDS = 20.0  # how long peers are asked for a pass that another node of this wallet has shown
 DEFAULT_RUN_SECONDS = 20.0  # how long the seeds of a default run are asked for its parameters
 HOW_TO_JOIN = (
     "To join one, start with --run RUN_ID and --peer ADDRESS: `neuroshard status` on one of its nodes shows both."
@@ -78,15 +82,25 @@ def not_joinable(found: FoundRun, reason: str) -> NoRun:
 class RunFinder:
     """Finds a run to join: the one named with --run, the data set's default, or one that a peer shares."""
 
-    def __init__(self, settings: Settings, exchange: RunExchange, networking: Networking) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        exchange: RunExchange,
+        networking: Networking,
+        identity: NodeIdentity,
+        invitation: Invitation | None,
+    ) -> None:
         self._settings = settings
+        self._identity = identity
+        self._invitation = invitation
         self._exchange = exchange
         self._networking = networking
 
     async def named(self, report: Callable[[str], None]) -> FoundRun | None:
         """Wait for the parameters of the run given with --run; None if none was given.
 
-        Raises UsageError if the run is not stored here and the network is off.
+        Raises UsageError if the run is not stored here and the network is off, and InvitationError if it is a run of
+        friends and this wallet has no pass.
         """
         if self._settings.run is None:
             return None
@@ -99,7 +113,30 @@ class RunFinder:
                     "Leave out --no-network, or --run.",
                 )
             offer = await self._exchange.fetch(run_id, self._networking, report)
+        try:
+            self._enter(offer)
+        except InvitationError:  # another node of this wallet may have a pass that the peers know
+            if not self._networking.is_wanted or run_id in self._exchange.shown_passes:
+                raise
+            report(f"Asking the nodes of run {run_id[:16]} for the pass of this wallet.")
+            await self._exchange.fetch_soon(run_id, self._networking, PASS_SECONDS)
+            self._enter(offer)
         return FoundRun(offer, RunOrigin.NAMED)
+
+    def _enter(self, offer: RunOffer) -> None:
+        """Check that this wallet may take part, and store its pass. Raises InvitationError."""
+        invitation, shown = self._invitation, self._exchange.shown_passes.get(offer.run_id)
+        if invitation is not None and invitation.run_id != offer.run_id:
+            invitation = None
+        stored = StoredPasses(self._settings.data_dir, offer)
+        entry_pass(offer, self._identity, stored, invitation, shown=shown, now=self._exchange.now())
+
+    def _checked(self, found: FoundRun) -> FoundRun | NoRun:
+        try:
+            self._enter(found.offer)
+        except InvitationError as error:
+            return not_joinable(found, str(error))
+        return found
 
     async def suggested(
         self,
@@ -116,13 +153,13 @@ class RunFinder:
         default = await default_run_of(fetcher, genesis.manifest.signing_key)
         offer = None if default is None else await self._default_offer(default, report, otherwise)
         if offer is not None:
-            return FoundRun(offer, RunOrigin.DEFAULT)
+            return self._checked(FoundRun(offer, RunOrigin.DEFAULT))
         if self._networking.meets_strangers:
             listening = partial(self._exchange.hear_of_any, self._networking, NEARBY_SECONDS)
             words = "Listening for a node nearby that shares a run"
             offer = await accompanied(listening, partial(self._count_down, words, NEARBY_SECONDS, report, otherwise))
             if offer is not None:
-                return FoundRun(offer, RunOrigin.NEARBY)
+                return self._checked(FoundRun(offer, RunOrigin.NEARBY))
         return NoRun(self._why_none(default))
 
     async def _default_offer(self, default: DefaultRun, report: ReportProgress, otherwise: str) -> RunOffer | None:

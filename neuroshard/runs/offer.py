@@ -20,7 +20,8 @@ from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.decoders import read_json
 from neuroshard.errors import DataError
 from neuroshard.identity import SignedForm, SignedRunParameters, canonical_json, run_id
-from neuroshard.types import HexDigest, NamedRun, RunId, WalletId
+from neuroshard.identity.invitations import PassBytes
+from neuroshard.types import HexDigest, NamedRun, NamedWallet, RunId, WalletId
 
 MAX_OFFER_BYTES = 48 * 1024  # fits into the header of a frame; about 30 usual versions, or three of the largest
 # Fields that a later version may change. All others define the run itself; seeds only say where its nodes are.
@@ -44,12 +45,14 @@ class RunRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for the offer of a run."""
 
     run: HexDigest | None  # None: the run that the asked node shares
+    wallet: NamedWallet | None = None  # of the asking node, whose pass is answered if it is known
 
 
 class RunAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     """The offer of a run, as its owner signed it."""
 
     offer: Annotated[bytes, Meta(max_length=MAX_OFFER_BYTES)]
+    member_pass: PassBytes | None = None  # that the wallet has shown
 
 
 class OfferForm(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -32,6 +32,7 @@ from tests.worlds.identities import identity_of
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
+SEED = bytes(range(32))
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
 RUN = RunId("ab" * 32)
 ID = identity_of(1).node_id
@@ -42,7 +43,7 @@ ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 def made(*, uses: int = 1, label: str = "Ada", may_invite: bool = False, places: InvitedPlaces = PLACES) -> Invitation:
-    return invite(OWNER, RUN, InvitationTerms(NOW + 7 * DAY, uses, label, may_invite), places)
+    return invite(OWNER, RUN, InvitationTerms(NOW + 7 * DAY, uses, label, may_invite), places, seed=SEED)
 
 
 def test_the_golden_code_is_read_for_ever() -> None:
@@ -139,7 +140,7 @@ def test_places_that_are_not_possible_are_refused_when_read(places: InvitedPlace
 )
 def test_impossible_terms_are_refused(terms: InvitationTerms) -> None:
     with pytest.raises(InvitationError, match="cannot have these terms"):
-        invite(OWNER, RUN, terms, PLACES)
+        invite(OWNER, RUN, terms, PLACES, seed=SEED)
 
 
 def test_an_expired_invitation_names_its_date() -> None:
@@ -153,7 +154,7 @@ def test_an_invitation_to_another_run_is_refused() -> None:
     with pytest.raises(InvitationError, match=r"another run than cdcd.* which the peers serve"):
         made().check(RunId("cd" * 32), OWNER.public_key, NOW)
     thief = Wallet.from_secret(TokenSecret("hex", b"\1" * 32))
-    forged = invite(thief, RUN, InvitationTerms(NOW + DAY), PLACES)
+    forged = invite(thief, RUN, InvitationTerms(NOW + DAY), PLACES, seed=SEED)
     with pytest.raises(InvitationError, match="another run"):
         forged.check(RUN, OWNER.public_key, NOW)
     renamed = msgspec.structs.replace(forged.grant, owner=OWNER.public_key)
@@ -166,7 +167,7 @@ def test_an_invitation_to_another_run_is_refused() -> None:
 
 def guest_of(parent: Invitation, terms: InvitationTerms) -> Invitation:
     member_pass = MemberPass.read(parent.pass_for(identity_of(1).delegation.grant.wallet_public_key, NOW))
-    return invite_as_guest(member_pass, parent.secret, terms, PLACES)
+    return invite_as_guest(member_pass, parent.secret, terms, PLACES, seed=b"\2" * 32)
 
 
 def test_a_guest_invites_with_fewer_uses_and_no_later_end() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 import pytest
 
@@ -21,6 +23,7 @@ from neuroshard.types import RunId
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
+SEEDS = (number.to_bytes(32, "big") for number in count(1))
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 NOWHERE = InvitedPlaces("friends")
 
@@ -33,7 +36,7 @@ OWNER = wallet(0)
 
 
 def made(*, uses: int = 1, may_invite: bool = False, run: RunId = RUN, owner: Wallet = OWNER) -> Invitation:
-    return invite(owner, run, InvitationTerms(NOW + 7 * DAY, uses, "Ada", may_invite), NOWHERE)
+    return invite(owner, run, InvitationTerms(NOW + 7 * DAY, uses, "Ada", may_invite), NOWHERE, seed=next(SEEDS))
 
 
 def register() -> PassRegister:
@@ -97,7 +100,7 @@ def test_a_pass_cannot_be_moved_to_another_wallet_or_changed() -> None:
 def test_a_revocation_ends_the_passes_of_an_invitation_and_of_its_guests() -> None:
     members, invitation = register(), made(uses=5, may_invite=True)
     host = members.admit(shown(invitation, 1), NOW)
-    guest = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2, "Bo"), NOWHERE)
+    guest = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2, "Bo"), NOWHERE, seed=next(SEEDS))
     members.admit(shown(guest, 2), NOW)
     revocation = sign_revocation(OWNER, RUN, invitation.grant.invitation, NOW)
     assert [members.revoke(revocation), members.revoke(revocation)] == [True, False]
@@ -121,9 +124,9 @@ def test_guests_of_a_guest_use_up_the_first_invitation_too() -> None:
     members, invitation = register(), made(uses=3, may_invite=True)
     host = MemberPass.read(shown(invitation, 1))
     for number in (2, 3):
-        guest = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2), NOWHERE)
+        guest = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2), NOWHERE, seed=next(SEEDS))
         members.admit(shown(guest, number), NOW)
     members.admit(host.encoded, NOW)
-    another = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2), NOWHERE)
+    another = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2), NOWHERE, seed=next(SEEDS))
     with pytest.raises(InvitationError, match="used up: it was for 3 wallets"):
         members.admit(shown(another, 4), NOW)

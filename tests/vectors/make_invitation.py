@@ -1,4 +1,4 @@
-"""Writes `invitation.json` again, with a new key: `python -m tests.vectors.make_invitation`."""
+"""Writes `invitation.json` again: `python -m tests.vectors.make_invitation`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if __name__ == "__main__":
     owner = Wallet.from_secret(TokenSecret("hex", bytes(32)))
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{identity_of(1).node_id}"
     places = InvitedPlaces("friends", (address,), ("https://data.example.org/set",))
-    made = invite(owner, RunId("ab" * 32), InvitationTerms(NOT_AFTER, 2, "Ada", may_invite=True), places)
+    made = invite(
+        owner, RunId("ab" * 32), InvitationTerms(NOT_AFTER, 2, "Ada", may_invite=True), places, seed=bytes(range(32))
+    )
     values = {"code": to_code(made), "secret": made.secret.hex(), "not_after": NOT_AFTER, "issued_at": ISSUED_AT}
     values |= {"pass": made.pass_for(owner.public_key, ISSUED_AT).hex()}
     FILE.write_text(json.dumps(values, indent=1) + "\n", "utf-8")

@@ -1,0 +1,217 @@
+"""`neuroshard run invite`, `run revoke` and `run members`: who may take part in a run of friends."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Peers, TokenFile, given
+
+if TYPE_CHECKING:
+    from neuroshard.config.loading import LoadedSettings
+    from neuroshard.identity.invitations import Invitation
+    from neuroshard.runs.offer import RunOffer
+
+
+DAY_SECONDS = 86_400.0
+WALLET_DIGITS = 8  # of a wallet id, for people
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", metavar="FILE-OR-ID", help="The run. (default: that of the running node, or the only one)"),
+]
+OwnerToken = Annotated[
+    str | None, typer.Option("--token", metavar="TOKEN", help="Wallet that invites; NEUROSHARD_TOKEN is better.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to those of `neuroshard run`."""
+    app.command("invite")(invite)
+    app.command("revoke")(revoke)
+    app.command("members")(members)
+
+
+def invite(
+    run: RunName = None,
+    uses: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Number of wallets that can join.")] = 1,
+    days: Annotated[float, typer.Option(min=0.01, max=3650, metavar="D", help="Days until it ends.")] = 7,
+    label: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Name of the invitation, as `run members` shows it.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the link to a file as well.")] = None,
+    may_invite: Annotated[bool, typer.Option("--may-invite", help="Let the invited invite others.")] = False,
+    peer: Peers = None,
+    genesis: GenesisSource = None,
+    token: OwnerToken = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an invitation to a run of friends and print its link. Whoever has the link can join until it ends."""
+    from neuroshard.cli.run import offer_of
+    from neuroshard.config.loading import load_settings
+    from neuroshard.errors import UsageError
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.identity.invitations import LINK, InvitationTerms, InvitedPlaces, date_of, to_code
+    from neuroshard.runs.stored_passes import StoredPasses
+
+    loaded = load_settings(
+        given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis, peer=peer or None), os.environ
+    )
+    wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
+    status = _status(folder)
+    offer = offer_of(run or _only_run(folder, status), folder)
+    if offer.parameters.admission != "friends":
+        raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id and a peer.")
+    stored = StoredPasses(folder, offer)
+    terms = InvitationTerms(
+        time.time() + days * DAY_SECONDS, uses, label or f"invitation {len(stored.issued().issued) + 1}", may_invite
+    )
+    peers, data = _peers(loaded, status, offer), _data(loaded)
+    made = stored.issue(wallet, terms, InvitedPlaces(offer.parameters.name, tuple(peers[:3]), data))
+    link = LINK + to_code(made)
+    if file is not None:
+        _write(file, link)
+    if as_json:
+        facts = {"run_id": offer.run_id, "label": made.label, "uses": uses, "not_after": int(terms.not_after)}
+        typer.echo(json.dumps({**facts, "link": link, "peers": made.peers, "data": made.data}))
+        return
+    wallets = "1 wallet" if uses == 1 else f"{uses} wallets"
+    typer.echo(
+        f"Invitation {made.label!r} to run {offer.parameters.name}: for {wallets}, until {date_of(terms.not_after)}. "
+        "Send it privately: whoever has it can join."
+    )
+    typer.echo(link)
+    _print_hints(made)
+
+
+def revoke(
+    label: Annotated[str, typer.Argument(metavar="LABEL", help="Label of the invitation, or 8 digits of its key.")],
+    run: RunName = None,
+    token: OwnerToken = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """End an invitation, and the membership of the wallets that joined with it. Only the run's owner can do this."""
+    from neuroshard.cli.run import offer_of
+    from neuroshard.config.loading import load_settings
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.stored_passes import StoredPasses
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
+    status = _status(folder)
+    offer = offer_of(run or _only_run(folder, status), folder)
+    revoked = StoredPasses(folder, offer).revoke(wallet, label)
+    when = "Other members learn it within a minute." if status else "Others learn it when your node runs."
+    typer.echo(f"Invitation {revoked!r} is revoked. {when}")
+
+
+def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the wallets of a run of friends with their labels, and whether a node of each is online."""
+    from neuroshard.cli.run import offer_of
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.identity.invitations import date_of
+    from neuroshard.runs.stored_passes import KEY_DIGITS, StoredPasses
+
+    folder = resolve_data_dir(data_dir)
+    status = _status(folder)
+    offer = offer_of(run or _only_run(folder, status), folder)
+    stored = StoredPasses(folder, offer)
+    online = _online(folder, status)
+    rows: list[dict[str, Any]] = [
+        {"wallet_id": offer.owner, "label": "owner", "key": "", "online": offer.owner in online}
+    ]
+    joined: set[str] = set()
+    for known in stored.register().passes():
+        key = known.grants[0].invitation.hex()[:KEY_DIGITS]
+        joined.add(key)
+        is_online = known.wallet_id in online
+        rows.append({"wallet_id": known.wallet_id, "label": known.label, "key": key, "online": is_online})
+    issued = [one for one in stored.issued().issued if one.invitation.hex()[:KEY_DIGITS] not in joined]
+    if as_json:
+        unused = [{"label": one.label, "uses": one.uses, "not_after": one.not_after} for one in issued]
+        typer.echo(json.dumps({"run_id": offer.run_id, "members": rows, "unused": unused}))
+        return
+    for row in rows:
+        seen = ("online" if row["online"] else "offline") if status else "unknown: your node is not running"
+        typer.echo(f"wallet {row['wallet_id'][:WALLET_DIGITS]}  {seen:8} {row['key']:8}  {row['label']}")
+    for one in issued:
+        typer.echo(f"unused until {date_of(one.not_after)}: {one.label} ({one.invitation.hex()[:KEY_DIGITS]})")
+
+
+def _status(folder: Path) -> dict[str, Any] | None:
+    """Status of the node that runs on a data folder; None if none runs."""
+    from neuroshard.cli.client import connect
+    from neuroshard.errors import NeuroShardError
+
+    try:
+        return connect(folder, None).get("/api/status")
+    except NeuroShardError:
+        return None
+
+
+def _online(folder: Path, status: dict[str, Any] | None) -> set[str]:
+    from neuroshard.cli.client import connect
+
+    if status is None:
+        return set()
+    peers = connect(folder, None).get("/api/peers")["peers"]
+    return {status["wallet_id"], *(peer["wallet_id"] for peer in peers)}
+
+
+def _only_run(folder: Path, status: dict[str, Any] | None) -> str:
+    from neuroshard.errors import UsageError
+
+    if status is not None and status.get("run"):
+        return str(status["run"]["run_id"])
+    stored = sorted((folder / "runs" / "joined").glob("*.json"))
+    if len(stored) == 1:
+        return stored[0].stem
+    problem = "No run is" if not stored else f"{len(stored)} runs are"
+    raise UsageError(f"{problem} known in {folder}.", "Name the run with --run, or start its node first.")
+
+
+def _peers(loaded: LoadedSettings, status: dict[str, Any] | None, offer: RunOffer) -> Sequence[str]:
+    """Addresses for the invitation: those given, else those of the running node, else the run's seeds."""
+    from neuroshard.errors import UsageError
+
+    if loaded.settings.peer:
+        return loaded.settings.peer
+    found = status["network"]["addresses"] if status else ()
+    if not found and not offer.parameters.seeds:
+        raise UsageError(
+            "No address of a node of the run is known, so the invited could not find it.",
+            "Start your node first, or name an address with --peer.",
+        )
+    return found or offer.parameters.seeds
+
+
+def _data(loaded: LoadedSettings) -> tuple[str, ...]:
+    place = loaded.settings.genesis
+    return (place,) if place.startswith("https://") and loaded.sources["genesis"] != "default" else ()
+
+
+def _write(file: Path, link: str) -> None:
+    from neuroshard.config.state_file import write_atomically
+    from neuroshard.errors import StorageError
+
+    try:
+        write_atomically(file, f"{link}\n".encode())
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror}.", "Name another file.") from error
+
+
+def _print_hints(made: Invitation) -> None:
+    data = "" if made.data else " --genesis PLACE"
+    typer.echo(f"The invited runs: neuroshard --invite LINK{data}")
+    if not made.data:
+        typer.echo(
+            "PLACE is where the data of the run are: an https:// address in --genesis here puts it into the link."
+        )
