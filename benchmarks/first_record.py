@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from benchmarks.friends import invitation_code
 from benchmarks.identities import identity_of
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.record import Report, Row, load_average
@@ -32,8 +33,9 @@ WAIT_SECONDS = size(180.0, 800.0)
 LOOK_SECONDS = 0.05
 ONLOOKER = 250  # its number
 WAY = (
-    "They get --run and the address of a node of the run, which is paused meanwhile. Each brings up its dashboard and "
-    "its network, fetches the run and announces itself; PyTorch is imported after that, and the data are opened. "
+    "They get an invitation and the address of a node of the run, which is paused meanwhile. Each brings up its "
+    "dashboard and its network, fetches the run and announces itself; PyTorch is imported after that, and the data "
+    "are opened. "
     "Modules lie compiled on the disk since the start of the first node."
 )
 
@@ -96,7 +98,8 @@ class _Newcomer:
 
     def running(self) -> AbstractContextManager[NodeProcess]:
         """Its process, within the block."""
-        joining = [*self.flags, "--run", self.run_id, "--peer", self.peer]
+        invitation = invitation_code(self.run_id, Wallet.from_secret(parse_token(TOKEN)))
+        joining = [*self.flags, "--invite", invitation, "--peer", self.peer]
         return running_node(self.data_dir, joining, variables={"NEUROSHARD_TOKEN": self.token})
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from benchmarks.friends import befriend
 from benchmarks.identities import identity_of
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
@@ -32,7 +33,8 @@ from neuroshard.types import Architecture, LayerRange
 
 SHAPE = Architecture(64, 2, 2, 1, 128, 512, 32)
 PARAMETERS = RunParameters("meeting", 1, SHAPE, 1, 4, 8, 7, GenesisPins("ab" * 32, 16, None, "ef" * 32, 512))
-OFFER = RunOffer.of_new_run(SignedRunParameters.sign(Wallet.from_secret(TokenSecret("hex", bytes(32))), PARAMETERS))
+OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+OFFER = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
 LAYERS = LayerRange(0, 2)
 NAMESPACE = directory_namespace(OFFER.run_id)
 STARTED_AT = time.time()  # as of a real node, always the same
@@ -71,7 +73,10 @@ def status() -> NodeStatus:
 def peer_network(folder: Path, number: int, peers: Sequence[str]) -> PeerNetwork:
     """Node number 1 to 255."""
     settings = Settings(data_dir=folder / str(number), p2p_host="127.0.0.1", peer=tuple(peers))
-    made = PeerNetwork.of(settings, identity_of(number))
+    identity = identity_of(number)
+    settings.data_dir.mkdir()
+    befriend(settings.data_dir, OFFER, identity.delegation.grant.wallet_public_key, OWNER)
+    made = PeerNetwork.of(settings, identity)
     made.serve(OFFER, status, is_shared=True)
     return made
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import httpx
 
+from benchmarks.friends import befriend
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.sizes import size
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
@@ -97,12 +98,14 @@ class StagedSwarm:
         data_dir = self._folder / f"member-{number}"
         data_dir.mkdir(parents=True, exist_ok=True)
         JoinedRuns(data_dir).keep(self._offer)
+        token = f"{number + 1:02x}" * 32
+        wallet = Wallet.from_secret(parse_token(token)).public_key
+        befriend(data_dir, self._offer, wallet, Wallet.from_secret(parse_token(TOKEN)))
         peers = [part for other, address in self._addresses.items() if other != number for part in ("--peer", address)]
         arguments = ["--run", self._offer.run_id, "--genesis", str(self._genesis), "--max-stages", "1"]
         arguments += ["--cpu-threads", str(threads), *peers]
         arguments += [] if memory_mb is None else ["--memory", str(memory_mb)]
-        token = {"NEUROSHARD_TOKEN": f"{number + 1:02x}" * 32}
-        return self._stack.enter_context(running_node(data_dir, arguments, variables=token))
+        return self._stack.enter_context(running_node(data_dir, arguments, variables={"NEUROSHARD_TOKEN": token}))
 
     def close(self) -> None:
         """Stop all."""

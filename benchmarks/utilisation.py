@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from benchmarks.friends import befriend
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.prepared_run import build_data
 from benchmarks.record import NotHereError, Report, Row
@@ -114,17 +115,18 @@ def _looks(codec: CodecName) -> list[list[Look]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         line = stack.enter_context(shaped_line(UP_MBIT, RTT_MS, 0.0))
-        offer = RunOffer.of_new_run(
-            SignedRunParameters.sign(Wallet.from_secret(parse_token(TOKEN)), _parameters(folder / "genesis", codec))
-        )
+        owner = Wallet.from_secret(parse_token(TOKEN))
+        offer = RunOffer.of_new_run(SignedRunParameters.sign(owner, _parameters(folder / "genesis", codec)))
 
         def start(number: int, peers: Sequence[str], place: Sequence[str]) -> NodeProcess:
             data_dir = folder / f"node-{number}"
             data_dir.mkdir()
             JoinedRuns(data_dir).keep(offer)
+            token = f"{number + 1:02x}" * 32
+            befriend(data_dir, offer, Wallet.from_secret(parse_token(token)).public_key, owner)
             arguments = ["--run", offer.run_id, "--genesis", str(folder / "genesis"), "--cpu-threads", "1", *PEERS]
             address = (NEAR_ADDRESS, FAR_ADDRESS)[number]
-            variables = {"NEUROSHARD_TOKEN": f"{number + 1:02x}" * 32, "NEUROSHARD_P2P_HOST": address}
+            variables = {"NEUROSHARD_TOKEN": token, "NEUROSHARD_P2P_HOST": address}
             return stack.enter_context(running_node(data_dir, [*arguments, *peers], variables=variables, place=place))
 
         near = HomeNode(stack, line, line.near, partial(start, 0, ()))

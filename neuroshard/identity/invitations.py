@@ -297,9 +297,9 @@ def invite_as_guest(
     member_pass: MemberPass, secret: bytes, terms: InvitationTerms, places: InvitedPlaces, *, seed: bytes
 ) -> Invitation:
     """Make an invitation with the secret of an invitation that may invite. Raises InvitationError."""
-    if len(member_pass.grants) > 1:
-        raise InvitationError("This pass was made with a guest's invitation and cannot invite.", "Ask the owner.")
     parent, key = member_pass.grants[0], SigningKey.from_seed(seed)
+    if parent.parent is not None:
+        raise InvitationError("This pass was made with a guest's invitation and cannot invite.", "Ask the owner.")
     grant = _grant(RunId(parent.run_id.hex()), parent.owner, key, terms, member_pass.statement.grant)
     _check_guests_grant(grant, parent)
     return _invitation(key, places, SigningKey.from_seed(secret), grant)

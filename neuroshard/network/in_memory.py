@@ -327,9 +327,9 @@ class InMemoryTransport:
     async def answer(self, sender: NodeId, request: Frame) -> Frame:
         """This node's answer to a request."""
         try:
-            request = as_received(request, self._server.limits_of(request.kind))
             if sender != self._local_id:
                 self._server.check(sender, request.kind, sum(part.spec.byte_count for part in request.tensors))
+            request = as_received(request, self._server.limits_of(request.kind))
         except (RequestRefusedError, WireError) as error:
             return refusal(str(error))
         return await self._server.answer(sender, request)

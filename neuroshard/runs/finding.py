@@ -27,9 +27,7 @@ from neuroshard.types import RunId
 NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the local network
 PASS_SECONDS = 20.0  # how long peers are asked for a pass that another node of this wallet has shown
 DEFAULT_RUN_SECONDS = 20.0  # how long the seeds of a default run are asked for its parameters
-HOW_TO_JOIN = (
-    "To join one, start with --run RUN_ID and --peer ADDRESS: `neuroshard status` on one of its nodes shows both."
-)
+HOW_TO_JOIN = "To join one, start with --invite LINK: its owner makes the link with `neuroshard run invite`."
 OF_ITS_OWN = "so this computer trains a run of its own."
 
 ReportProgress: TypeAlias = Callable[[str, float | None], None]
@@ -40,6 +38,7 @@ class RunOrigin(StrEnum):
     """Where a run to join was found."""
 
     NAMED = "named"  # with --run
+    INVITED = "invited"  # with --invite
     DEFAULT = "default"  # run.json of the data set
     NEARBY = "nearby"  # from a peer on the local network or one given with --peer
 
@@ -58,6 +57,8 @@ class FoundRun:
         match self.origin:
             case RunOrigin.NAMED:
                 return f"This computer serves the run{owner} that was named with --run."
+            case RunOrigin.INVITED:
+                return f"This computer serves the run{owner} to which it was invited."
             case RunOrigin.DEFAULT:
                 return f"This computer serves the default run{owner} of its data set."
             case RunOrigin.NEARBY:
@@ -121,7 +122,8 @@ class RunFinder:
             report(f"Asking the nodes of run {run_id[:16]} for the pass of this wallet.")
             await self._exchange.fetch_soon(run_id, self._networking, PASS_SECONDS)
             self._enter(offer)
-        return FoundRun(offer, RunOrigin.NAMED)
+        is_invited = self._invitation is not None and self._invitation.run_id == run_id
+        return FoundRun(offer, RunOrigin.INVITED if is_invited else RunOrigin.NAMED)
 
     def _enter(self, offer: RunOffer) -> None:
         """Check that this wallet may take part, and store its pass. Raises InvitationError."""

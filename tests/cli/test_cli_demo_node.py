@@ -13,8 +13,7 @@ from benchmarks.node_process import NodeProcess, free_port
 from neuroshard.cli.options import node_folder
 from neuroshard.config.instance_lock import FILE_NAME, InstanceLock
 from neuroshard.errors import UsageError
-from neuroshard.node.demo import DemoOptions, Invitation, demo_folder, demo_token, node_command
-from neuroshard.types import RunId
+from neuroshard.node.demo import DemoOptions, FurtherNodes, demo_folder, demo_token, node_command
 from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
@@ -63,8 +62,10 @@ def test_a_demo_of_own_text_is_found_asked_and_stopped(neuroshard: Command, demo
 
 
 def test_the_other_nodes_of_a_demo_keep_to_its_limits(tmp_path: Path) -> None:
-    invitation = Invitation(RunId("ab" * 32), PEER, "http://127.0.0.1:1", max_storage=50, is_training=False)
-    command = node_command(tmp_path, invitation, threads=1)
+    invitation = tmp_path / "demo.neuroshard-invitation"
+    shared = FurtherNodes(invitation, "http://127.0.0.1:1", max_storage=50, is_training=False)
+    command = node_command(tmp_path, shared, threads=1)
+    assert command[command.index("--invite") + 1] == str(shared.invitation)
     assert "--no-training" in command
     assert command[command.index("--max-storage") + 1] == "50"
     assert "--max-stages" not in command

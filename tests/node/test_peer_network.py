@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from benchmarks.friends import befriend
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError, UsageError
@@ -74,6 +75,7 @@ class World:
 
         chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", genesis=GENESIS, **settings)
         chosen.data_dir.mkdir(parents=True, exist_ok=True)
+        befriend(chosen.data_dir, OFFER, me.delegation.grant.wallet_public_key, OWNER)
         return PeerNetwork.of(chosen, me, opened, now)
 
 

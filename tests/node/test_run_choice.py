@@ -18,6 +18,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from benchmarks.friends import befriend
 from benchmarks.node_process import TOKEN, NodeProcess, free_port
 from neuroshard.config.settings import Settings
 from neuroshard.data.data_set import Genesis, open_genesis
@@ -113,6 +114,9 @@ def search(folder: Path, genesis: Path, *others: RunOffer, **settings: Any) -> t
                 tasks.start_soon(seeker.networking.run)
                 for number, offer in enumerate(others, 2):
                     other = peer_network_of(number, network, folder)
+                    for node in (1, number):
+                        wallet = identity_of(node).delegation.grant.wallet_public_key
+                        befriend(folder / f"node-{node}", offer, wallet, OWNER)
                     other.serve(offer, lambda: SERVING, is_shared=True)
                     tasks.start_soon(other.networking.run)
 
@@ -162,7 +166,7 @@ def test_data_without_a_default_run_say_how_to_join_one(genesis: Path, tmp_path:
     found, told = search(tmp_path, genesis)
     assert isinstance(found, NoRun)
     assert found.explanation.startswith("These data name no default run, so this computer trains a run of its own.")
-    assert "--run RUN_ID and --peer ADDRESS" in found.explanation
+    assert "--invite LINK" in found.explanation
     assert len(told) == 1  # on loopback nobody is listened for
 
 

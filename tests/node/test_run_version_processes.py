@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.node_process import NodeProcess, running_node
 from tests.worlds import processes
+from tests.worlds.processes import Run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -73,7 +74,8 @@ def test_versions_take_force_with_their_outer_steps_and_a_joiner_gets_them_all(
         owner.wait_for("word of it", lambda _: is_logged(owner, "version 3 of the run holds"))
 
         address = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]))
-        peer = ["--run", run_id, "--peer", address["network"]["addresses"][0]]
+        invitation = Run(run_id, tmp_path / "owner").invitation
+        peer = ["--invite", invitation, "--peer", address["network"]["addresses"][0]]
         variables = {"NEUROSHARD_TOKEN": "ab" * 32}
         with running_node(tmp_path / "joiner", [*quick, *peer], variables=variables) as joiner:
 

@@ -90,7 +90,7 @@ def assert_all_know_each_other(nodes: Sequence[NodeProcess]) -> list[str]:
         assert together["total_steps"] >= max(peer["steps"] for peer in peers.values())  # newcomers inherit some
         assert 1 < together["global_loss"] < 8
         status = node.get("/api/status")
-        assert "named with --run" in status["run"]["explanation"]
+        assert any(way in status["run"]["explanation"] for way in ("named with --run", "was invited"))
         assert "agree on one average" in status["diloco"]["explanation"] or status["diloco"]["members"] > 1
         assert len({peer["wallet_id"] for peer in peers.values()}) == others
     return ids

@@ -32,7 +32,7 @@ def test_a_trainer_drives_layers_that_it_does_not_hold_and_sends_nothing_twice(
         first = start(0)
         address = first.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
         there = address["network"]["addresses"][0]
-        joining = ["--genesis", str(small_genesis), "--run", run.run_id, "--peer", there]
+        joining = ["--genesis", str(small_genesis), "--invite", run.invitation, "--peer", there]
         with running_node(tmp_path / "trainer", joining, trainer=True, variables=TRAINER_TOKEN) as trainer:
             waiting = trainer.wait_for("missing layers", is_waiting, LONGEST_SECONDS)
             assert "missing" in waiting["state_reason"]

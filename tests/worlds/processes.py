@@ -31,8 +31,11 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from benchmarks.friends import invitation_code
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
+from neuroshard.identity import Wallet, parse_token
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from neuroshard.types import RunId
 from tests.worlds import odd_computer
 from tests.worlds.churn import Coming, RoundPlan, Sleep, right_clock
 from tests.worlds.commands import Outcome, outcome_of
@@ -96,6 +99,11 @@ class Run:
     run_id: str
     data_dir: Path
 
+    @property
+    def invitation(self) -> str:
+        """A code with which any number of wallets can join."""
+        return invitation_code(RunId(self.run_id), Wallet.from_secret(parse_token(TOKEN)))
+
 
 def neuroshard(*arguments: object) -> Outcome:
     """Run a command to its end, with the owner's token."""
@@ -124,6 +132,8 @@ def nodes_of(
         data_dir = run.data_dir if number == 0 else folder / f"node-{number}"
         given = [part for peer in peers for part in ("--peer", peer)]
         token = {} if number == 0 else {"NEUROSHARD_TOKEN": f"{number:02x}" * 32}
+        if number != 0 and run_id == run.run_id:
+            token["NEUROSHARD_INVITE"] = run.invitation
         told = {**token, **(variables or {})}
         context = running_node(data_dir, [*quick, "--run", run_id, *given], variables=told, place=place)
         node = context.__enter__()

@@ -1,0 +1,233 @@
+"""A run of friends is closed: a stranger that knows its id and an address gets the parameters and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from benchmarks.friends import befriend, invitation_to
+from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.settings import Settings
+from neuroshard.consensus.round_requests import CALL, CERTIFICATE
+from neuroshard.exchange.data_files import DATA
+from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity.invitations import Invitation, InvitationError
+from neuroshard.membership.announcements import Announcement, report_topic
+from neuroshard.membership.claim_intake import signed_announcement
+from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
+from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
+from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
+from neuroshard.node.data_sharing import DataSharing, open_data_store
+from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.pipeline.stage_protocol import Operation
+from neuroshard.runs.exchange import RUN_KIND
+from neuroshard.runs.finding import FoundRun
+from neuroshard.runs.offer import RunAnswer, RunOffer, RunRequest
+from neuroshard.runs.stored_passes import StoredPasses
+from neuroshard.state.replica_status import REPLICA_STATUS
+from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus, TrainingStatus
+from neuroshard.types import Architecture, LayerRange, NodeId
+from tests.worlds.identities import identity_of
+
+START = 1_800_000_000.0
+OWNER = Wallet.from_secret(TokenSecret("hex", (1).to_bytes(32, "big")))  # of node 0
+SHAPE = Architecture(64, 2, 2, 1, 128, 512, 32)
+PARAMETERS = RunParameters("test", 1, SHAPE, 1, 4, 8, 7, GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512))
+OFFER = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
+LAYERS = LayerRange(0, 2)
+STRANGER = 9
+ASK = "Ask the owner of the run for an invitation"
+
+
+class RecordingTransport(PolicyTransport):
+    """Notes the kinds that are served."""
+
+    def __init__(self, inner: Any, kinds: set[str]) -> None:
+        super().__init__(inner, TransferPolicy())
+        self._kinds = kinds
+
+    def serve(self, kind: str, *arguments: Any, **options: Any) -> None:
+        self._kinds.add(kind)
+        super().serve(kind, *arguments, **options)
+
+
+@dataclass
+class Friends:
+    """Nodes of one run. Node 0 is the owner's; the others need a pass."""
+
+    folder: Path
+    network: InMemoryNetwork
+    kinds: set[str] = field(default_factory=set[str])
+
+    def node(
+        self, number: int, *, has_pass: bool = True, invitation: Invitation | None = None, **settings: Any
+    ) -> PeerNetwork:
+        me = identity_of(number)
+
+        @asynccontextmanager
+        async def opened() -> AsyncGenerator[Network]:
+            self.network.join(me.node_id)
+            try:
+                found = self.network.network_of(me.node_id)
+                yield replace(found, transport=RecordingTransport(found.transport, self.kinds))
+            finally:
+                self.network.kill(me.node_id)
+
+        chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", genesis="./data", **settings)
+        chosen.data_dir.mkdir(parents=True, exist_ok=True)
+        if has_pass and number:
+            befriend(chosen.data_dir, OFFER, me.delegation.grant.wallet_public_key, OWNER)
+        made = PeerNetwork.of(chosen, me, opened, now, invitation=invitation)
+        made.networking.attach(DataSharing(made, open_data_store(chosen)).live)
+        return made
+
+
+def now() -> float:
+    return START + anyio.current_time()
+
+
+def status() -> NodeStatus:
+    model = ModelStatus(SHAPE, 1000, LAYERS, LAYERS.roles(2))
+    memory = MemoryStatus(500, 600, "--memory", 400, 300, 350)
+    state, training = NodeState.TRAINING, TrainingStatus(steps=10, tokens=1000, tokens_per_second=100.0)
+    return NodeStatus("1.2.3", START, START, state, "Training.", model=model, training=training, memory=memory)
+
+
+def play(folder: Path, scenario: Callable[[Friends, Any], Awaitable[None]]) -> None:
+    """Run a scenario with virtual time; it gets the world and a task group that ends with it."""
+
+    async def main() -> None:
+        with InMemoryNetwork() as network, anyio.fail_after(1000):
+            async with anyio.create_task_group() as tasks:
+                await scenario(Friends(folder, network), tasks)
+                tasks.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+async def serving(world: Friends, tasks: Any, numbers: Collection[int], *, has_pass: bool = True) -> list[PeerNetwork]:
+    nodes = [world.node(number, has_pass=has_pass) for number in numbers]
+    for node in nodes:
+        node.serve(OFFER, status, is_shared=True)
+        tasks.start_soon(node.networking.run)
+    return nodes
+
+
+def peers_of(node: PeerNetwork) -> set[NodeId]:
+    return {peer.node_id for peer in node.look().peers}
+
+
+async def until(seconds: float, holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(seconds):
+        while not holds():
+            await anyio.sleep(0.1)
+
+
+def ids(*numbers: int) -> set[NodeId]:
+    return {identity_of(number).node_id for number in numbers}
+
+
+def test_friends_with_a_pass_meet_and_a_stranger_stays_outside(tmp_path: Path) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        friends = await serving(world, tasks, range(3))
+        (stranger,) = await serving(world, tasks, [STRANGER], has_pass=False)
+        await until(5, lambda: all(len(peers_of(friend)) == 2 for friend in friends))
+        await anyio.sleep(60)
+        assert [peers_of(friend) for friend in friends] == [ids(1, 2), ids(0, 2), ids(0, 1)]
+        assert peers_of(stranger) <= ids(0)  # the owner announces itself, and reports nothing to it
+        assert stranger.joined is not None
+        assert not stranger.joined.participant.membership.view.members.keys() & ids(0, 1, 2)
+
+    play(tmp_path, scenario)
+
+
+def test_a_stranger_gets_parameters_and_no_other_answer(tmp_path: Path) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        friends = await serving(world, tasks, range(2))
+        await until(5, lambda: all(len(peers_of(friend)) == 1 for friend in friends))
+        assert world.kinds >= {HANDSHAKE, RUN_KIND, DATA, CALL, CERTIFICATE, REPLICA_STATUS, *Operation}
+        line = world.network.join(identity_of(STRANGER).node_id)
+        for peer in sorted(ids(0, 1)):
+            for kind in sorted(world.kinds - {HANDSHAKE, RUN_KIND}):
+                with pytest.raises(PeerRefusedError, match=ASK):
+                    await line.request(peer, Frame(kind), timeout_seconds=5)
+            question = Frame(RUN_KIND, RunRequest(OFFER.run_id))
+            answer = await line.request(peer, question, reply=FrameLimits(message=RunAnswer), timeout_seconds=5)
+            assert answer.read(RunAnswer) == RunAnswer(OFFER.to_json())
+            hello = Frame(
+                HANDSHAKE, HandshakeMessage(signed_announcement(identity_of(STRANGER), said(), now()), None, ())
+            )
+            with pytest.raises(PeerRefusedError, match=ASK):
+                await line.request(peer, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=5)
+            with pytest.raises(PeerRefusedError, match=ASK):  # also after the refused handshake
+                await line.request(peer, Frame(REPLICA_STATUS), timeout_seconds=5)
+        heard: list[bytes] = []
+        gossip = world.network.network_of(line.local_id).gossip
+        gossip.subscribe(report_topic(OFFER.run_id), lambda _, data: heard.append(data) is None)
+        await anyio.sleep(60)
+        assert heard == []
+
+    play(tmp_path, scenario)
+
+
+def said(member_pass: bytes | None = None) -> Announcement:
+    return Announcement(OFFER.run_id, 1, None, None, START, 500, False, "1", member_pass=member_pass)
+
+
+def test_a_pass_of_another_wallet_opens_nothing(tmp_path: Path) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        await serving(world, tasks, [0])
+        line = world.network.join(identity_of(STRANGER).node_id)
+        friend = identity_of(1).delegation.grant.wallet_public_key
+        stolen = invitation_to(OFFER.run_id, OWNER).pass_for(friend, START)
+        announced = signed_announcement(identity_of(STRANGER), said(stolen), now())
+        (owner,) = ids(0)
+        await anyio.sleep(1)
+        hello = Frame(HANDSHAKE, HandshakeMessage(announced, None, ()))
+        with pytest.raises(PeerRefusedError, match=ASK):
+            await line.request(owner, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=5)
+
+    play(tmp_path, scenario)
+
+
+def test_a_revocation_made_on_the_owners_computer_puts_a_friend_out(tmp_path: Path) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        friends = await serving(world, tasks, range(3))
+        await until(5, lambda: all(len(peers_of(friend)) == 2 for friend in friends))
+        assert StoredPasses(tmp_path / "node-0", OFFER).revoke(OWNER, "everybody") == "everybody"
+        await until(20, lambda: all(not peers_of(friend) & ids(1, 2) for friend in friends))
+        await anyio.sleep(30)
+        assert peers_of(friends[0]) == set()
+
+    play(tmp_path, scenario)
+
+
+def test_a_stranger_is_told_to_ask_for_an_invitation_and_a_friend_enters_with_one(tmp_path: Path) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        await serving(world, tasks, [0])
+        stranger = world.node(STRANGER, has_pass=False, run=OFFER.run_id)
+        tasks.start_soon(stranger.networking.run)
+        with pytest.raises(InvitationError, match="Ask for an invitation"):
+            await stranger.finder.named(lambda _: None)
+        invitation = invitation_to(OFFER.run_id, OWNER)
+        invited = world.node(5, has_pass=False, invitation=invitation, run=OFFER.run_id)
+        tasks.start_soon(invited.networking.run)
+        found = await invited.finder.named(lambda _: None)
+        assert isinstance(found, FoundRun)
+        assert "was invited" in found.explanation
+        own = StoredPasses(tmp_path / "node-5", OFFER).own(invited.identity.wallet_id)
+        assert own is not None
+        assert own.secret is None  # the invitation may not invite, so its secret is not kept
+        invited.join(found.offer, status, is_shared=True)
+        await until(10, lambda: peers_of(invited) == ids(0))
+
+    play(tmp_path, scenario)
