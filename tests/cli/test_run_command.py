@@ -34,8 +34,8 @@ def test_a_run_is_made_shown_and_changed(
     assert made.code == 0, made.err
     run_id = read_offer_file(file).run_id
     assert f"Signed: run {run_id}, version 1, of wallet {WALLET.wallet_id}." in made.out
-    assert f"neuroshard --run {run_id} --peer ADDR --genesis {small_genesis}" in made.out
-    assert "neuroshard status" in made.out
+    assert f"neuroshard --invite LINK --genesis {small_genesis}" in made.out
+    assert "`neuroshard run invite` makes one" in made.out
     assert f"neuroshard genesis serve {small_genesis}" in made.out
     assert TOKEN not in made.out + file.read_text()
 
@@ -47,7 +47,7 @@ def test_a_run_is_made_shown_and_changed(
     changed = owner("run", "create", "--config", tmp_path / "later.yaml", "--update", file)
     assert changed.code == 0, changed.err
     assert f"Signed: run {run_id}, version 2" in changed.out
-    assert f"--peer {SEED}" in changed.out
+    assert "--invite LINK" in changed.out
     assert "It applies from outer step 12 on, and version 1 before." in changed.out
 
     by_file = neuroshard("run", "show", file)  # needs no token

@@ -27,7 +27,7 @@ from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.node.data_sharing import DataSharing, open_data_store
-from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork
 from neuroshard.pipeline.stage_protocol import Operation
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.finding import FoundRun
@@ -203,6 +203,7 @@ def test_a_revocation_made_on_the_owners_computer_puts_a_friend_out(tmp_path: Pa
     async def scenario(world: Friends, tasks: Any) -> None:
         friends = await serving(world, tasks, range(3))
         await until(5, lambda: all(len(peers_of(friend)) == 2 for friend in friends))
+        await anyio.sleep(PAPERS_SECONDS + 1)  # the owner's node has stored the passes that it knows
         assert StoredPasses(tmp_path / "node-0", OFFER).revoke(OWNER, "everybody") == "everybody"
         await until(20, lambda: all(not peers_of(friend) & ids(1, 2) for friend in friends))
         await anyio.sleep(30)
