@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 from neuroshard.identity import Wallet
@@ -12,12 +13,13 @@ from neuroshard.types import RunId
 
 LONG_AFTER_EVERY_TEST = 4_000_000_000  # seconds since 1970
 BEFORE_EVERY_TEST = 1_600_000_000
+EVERYBODY = "everybody"
 
 
-def invitation_to(run_id: RunId, owner: Wallet, *, peers: tuple[str, ...] = ()) -> Invitation:
-    """The same invitation every time, for any number of wallets."""
-    terms = InvitationTerms(LONG_AFTER_EVERY_TEST, 10_000, "everybody")
-    return invite(owner, run_id, terms, InvitedPlaces("friends", peers), seed=b"\7" * 32)
+def invitation_to(run_id: RunId, owner: Wallet, label: str = EVERYBODY) -> Invitation:
+    """The same invitation every time for a label, for any number of wallets."""
+    terms = InvitationTerms(LONG_AFTER_EVERY_TEST, 10_000, label)
+    return invite(owner, run_id, terms, InvitedPlaces("friends"), seed=sha256(label.encode()).digest())
 
 
 def invitation_code(run_id: RunId, owner: Wallet) -> str:
@@ -25,7 +27,7 @@ def invitation_code(run_id: RunId, owner: Wallet) -> str:
     return to_code(invitation_to(run_id, owner))
 
 
-def befriend(data_dir: Path, offer: RunOffer, wallet: bytes, owner: Wallet) -> None:
+def befriend(data_dir: Path, offer: RunOffer, wallet: bytes, owner: Wallet, label: str = EVERYBODY) -> None:
     """Store the pass of a wallet, given by its public key, where its node finds it at its start."""
-    member_pass = invitation_to(offer.run_id, owner).pass_for(wallet, BEFORE_EVERY_TEST)
+    member_pass = invitation_to(offer.run_id, owner, label).pass_for(wallet, BEFORE_EVERY_TEST)
     StoredPasses(data_dir, offer).keep_own(OwnPass(member_pass))
