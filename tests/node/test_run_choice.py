@@ -150,7 +150,7 @@ def test_a_default_run_that_somebody_knows_is_joined_at_once(
     found, told = search(tmp_path, genesis, published)
     assert isinstance(found, FoundRun)
     assert (found.offer, found.origin) == (published, RunOrigin.DEFAULT)
-    assert found.explanation == f"This computer serves the default run of wallet {OWNER.wallet_id} of its data set."
+    assert found.explanation == f"This computer serves the default run of wallet {OWNER.wallet_id[:8]} of its data set."
     assert len(told) < 5
 
 
