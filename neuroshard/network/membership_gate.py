@@ -18,12 +18,12 @@ class MembershipGate:
     """Open at first. Belongs to the event loop's thread."""
 
     def __init__(self) -> None:
-        self._check: PeerCheck | None = None
+        self.peer_check: PeerCheck | None = None  # None: every peer is served
 
     def close(self, check: PeerCheck) -> None:
         """Serve only the peers that `check` accepts, apart from requests that any node may make."""
-        self._check = check
+        self.peer_check = check
 
     def refusal(self, peer: NodeId) -> str:
         """The reason why a peer is not served; "" if it is."""
-        return "" if self._check is None else self._check(peer)
+        return "" if self.peer_check is None else self.peer_check(peer)

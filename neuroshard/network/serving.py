@@ -84,7 +84,9 @@ class RequestServer:
         served = self._served.get(kind)
         if served is None:
             return
-        self._check_gate(sender, served)
+        peer_check = None if served.for_anyone else self._gate.peer_check
+        if peer_check is not None and (reason := peer_check(sender)):
+            raise RequestRefusedError(reason)
         if served.admit is not None:
             served.admit(body_bytes)
 
@@ -104,16 +106,10 @@ class RequestServer:
     async def _handled(self, sender: NodeId, request: Frame) -> Frame:
         self.limits_of(request.kind)
         served = self._served[request.kind]
-        self._check_gate(sender, served)  # again: a revocation may have arrived while the tensors were received
         if served.slots.statistics().tasks_waiting >= MAX_WAITING_PER_SLOT * served.slots.total_tokens:
             raise RequestRefusedError("This node is busy; try again later.")
         async with served.slots:
             return await served.handler(sender, request)
-
-    def _check_gate(self, sender: NodeId, served: _Served) -> None:
-        reason = "" if served.for_anyone else self._gate.refusal(sender)
-        if reason:
-            raise RequestRefusedError(reason)
 
 
 def refusal(reason: str) -> Frame:
