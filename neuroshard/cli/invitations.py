@@ -30,14 +30,14 @@ OwnerToken = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
+def add_to(app: typer.Typer) -> None:
     """Add the commands to those of `neuroshard run`."""
-    app.command("invite")(invite)
+    app.command("invite")(invite_friend)
     app.command("revoke")(revoke)
     app.command("members")(members)
 
 
-def invite(
+def invite_friend(
     run: RunName = None,
     uses: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Number of wallets that can join.")] = 1,
     days: Annotated[float, typer.Option(min=0.01, max=3650, metavar="D", help="Days until it ends.")] = 7,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(help="Make a run for others to join, invite friends, or show a run.", no_args_is_help=True)
-invitations.register(app)
+invitations.add_to(app)
 
 
 @app.command("create")

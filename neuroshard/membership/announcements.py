@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from neuroshard.identity.invitations import MAX_PASS_BYTES
+from neuroshard.identity.invitations import PassBytes
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network.transport import DirectoryRecord
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, PRINTABLE, LayerRange, NamedRun, RunId, UnixSeconds
@@ -27,7 +27,7 @@ class Announcement(DirectoryRecord, frozen=True, forbid_unknown_fields=True):
     memory_tier_mb: Annotated[int, Meta(ge=0, le=_MOST_MEMORY_MB)]
     is_relay: bool
     version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS, pattern=PRINTABLE)]  # of the software
-    member_pass: Annotated[bytes, Meta(max_length=MAX_PASS_BYTES)] | None = None  # of the node's wallet, among friends
+    member_pass: PassBytes | None = None  # of the node's wallet, among friends
 
 
 def report_topic(run_id: RunId) -> str:

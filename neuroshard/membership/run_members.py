@@ -14,14 +14,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from neuroshard.identity import NodeIdentity
-from neuroshard.identity.invitations import MAX_PASS_BYTES, MAX_REVOCATION_BYTES, InvitationError
+from neuroshard.identity.invitations import InvitationError, PassBytes, RevocationBytes
 from neuroshard.identity.pass_register import ASK_FOR_ONE, MAX_MEMBERS, MAX_REVOCATIONS, PassRegister
 from neuroshard.signals import Signal
 from neuroshard.types import NodeId, WalletId
 
 MAX_NODES = 8192
-PassBytes = Annotated[bytes, Meta(max_length=MAX_PASS_BYTES)]
-RevocationBytes = Annotated[bytes, Meta(max_length=MAX_REVOCATION_BYTES)]
 _LOG = logging.getLogger(__name__)
 
 

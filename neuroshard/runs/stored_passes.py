@@ -25,13 +25,15 @@ from neuroshard.identity.invitations import (
     InvitationTerms,
     InvitedPlaces,
     MemberPass,
+    PassBytes,
+    RevocationBytes,
     invite,
     invite_as_guest,
     sign_revocation,
 )
 from neuroshard.identity.pass_register import MAX_REVOCATIONS, PassRegister
 from neuroshard.identity.signing import SEED_BYTES
-from neuroshard.membership.run_members import Papers, PassBytes, RevocationBytes
+from neuroshard.membership.run_members import Papers
 from neuroshard.runs.offer import RunOffer
 from neuroshard.types import WalletId
 

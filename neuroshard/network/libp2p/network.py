@@ -124,9 +124,8 @@ class _Node:
             own_addresses=self._addresses,
             report=self.report,
         )
-        self.gossip = Libp2pGossip(
-            self.connections, self.report, tasks, GossipRouter(SystemRandom(), parts.gossip_bytes), self.gate
-        )
+        router = GossipRouter(SystemRandom(), parts.gossip_bytes)
+        self.gossip = Libp2pGossip(self.connections, self.report, tasks, router, self.gate)
         self.directory = KademliaDirectory(
             self.transport,
             contacts,
