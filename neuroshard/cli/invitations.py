@@ -54,19 +54,19 @@ def invite_friend(
     as_json: AsJson = False,
 ) -> None:
     """Make an invitation to a run of friends and print its link. Whoever has the link can join until it ends."""
-    from neuroshard.cli.run import offer_of
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
     from neuroshard.identity.invitations import LINK, InvitationTerms, InvitedPlaces, date_of, to_code
     from neuroshard.runs.stored_passes import StoredPasses
+    from neuroshard.runs.stored_runs import named_offer
 
     loaded = load_settings(
         given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis, peer=peer or None), os.environ
     )
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
     status = _status(folder)
-    offer = offer_of(run or _only_run(folder, status), folder)
+    offer = named_offer(run or _only_run(folder, status), folder)
     if offer.parameters.admission != "friends":
         raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id and a peer.")
     stored = StoredPasses(folder, offer)
@@ -99,15 +99,15 @@ def revoke(
     data_dir: DataDir = None,
 ) -> None:
     """End an invitation, and the membership of the wallets that joined with it. Only the run's owner can do this."""
-    from neuroshard.cli.run import offer_of
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.stored_passes import StoredPasses
+    from neuroshard.runs.stored_runs import named_offer
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
     status = _status(folder)
-    offer = offer_of(run or _only_run(folder, status), folder)
+    offer = named_offer(run or _only_run(folder, status), folder)
     revoked = StoredPasses(folder, offer).revoke(wallet, label)
     when = "Other members learn it within a minute." if status else "Others learn it when your node runs."
     typer.echo(f"Invitation {revoked!r} is revoked. {when}")
@@ -115,14 +115,14 @@ def revoke(
 
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the wallets of a run of friends with their labels, and whether a node of each is online."""
-    from neuroshard.cli.run import offer_of
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.identity.invitations import date_of
     from neuroshard.runs.stored_passes import KEY_DIGITS, StoredPasses
+    from neuroshard.runs.stored_runs import named_offer
 
     folder = resolve_data_dir(data_dir)
     status = _status(folder)
-    offer = offer_of(run or _only_run(folder, status), folder)
+    offer = named_offer(run or _only_run(folder, status), folder)
     stored = StoredPasses(folder, offer)
     online = _online(folder, status)
     rows: list[dict[str, Any]] = [

@@ -53,6 +53,7 @@ def create(
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
     from neuroshard.runs.run_file import read_run_config
+    from neuroshard.runs.stored_runs import named_offer
 
     flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
     loaded = load_settings(flags, os.environ)
@@ -61,7 +62,7 @@ def create(
     if num_stages is not None:
         entries = {**entries, "num_stages": num_stages}
     if update is not None:
-        offer = offer_of(update, owner.data_dir)
+        offer = named_offer(update, owner.data_dir)
         file = out or (Path(update) if Path(update).is_file() else _file_of(offer))
         _check_file(file, offer)
         choice = update_run(owner, offer, entries)
@@ -85,8 +86,9 @@ def show_run(
     """Verify a run and print its owner, version and parameters. Exit code 6 if it differs from the signed run."""
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.runs.offer import changed_fields
+    from neuroshard.runs.stored_runs import named_offer
 
-    offer = offer_of(run, resolve_data_dir(data_dir))
+    offer = named_offer(run, resolve_data_dir(data_dir))
     changed = changed_fields(offer.initial.parameters, offer.parameters)
     if as_json:
         facts = {"run_id": offer.run_id, "owner_wallet_id": offer.owner, "verified": True, "changed": changed}
@@ -131,10 +133,11 @@ def publish(
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.default_run import publish_run
+    from neuroshard.runs.stored_runs import named_offer
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet = wallet_of(loaded)[0]
-    done = publish_run(wallet, offer_of(run, loaded.settings.data_dir), genesis, seed or ())
+    done = publish_run(wallet, named_offer(run, loaded.settings.data_dir), genesis, seed or ())
     if as_json:
         replaced = None if done.replaced is None else done.replaced.run_id
         facts = {"run_id": done.run.run_id, "seeds": done.run.seeds, "file": str(done.file), "replaced": replaced}
@@ -147,24 +150,6 @@ def publish(
         typer.echo(f"Seed: {address}")
     if not done.run.seeds:
         typer.echo("No seed is named, so only nodes on its local network will find it: add --seed.")
-
-
-def offer_of(named: str, data_dir: Path) -> RunOffer:
-    """Read and verify a run from a file, or find it by its id in the data folder. Raises UsageError if not found."""
-    from neuroshard.errors import UsageError
-    from neuroshard.runs.stored_runs import RUN_ID_DIGITS, find_run, is_run_id, read_offer_file
-    from neuroshard.types import RunId
-
-    text = named.strip().lower()
-    if is_run_id(text):
-        offer = find_run(data_dir, RunId(text))
-        if offer is None:
-            raise UsageError(f"The run {text} is not known in {data_dir}.", "Give its signed file instead.")
-        return offer
-    looks_like_an_id = len(text) >= 8 and not set(text) - set("0123456789abcdef")
-    if looks_like_an_id and not Path(named).exists():
-        raise UsageError(f"A run id has {RUN_ID_DIGITS} hex digits, {named} has {len(text)}.", "Give the whole id.")
-    return read_offer_file(Path(named))
 
 
 def _file_of(offer: RunOffer) -> Path:

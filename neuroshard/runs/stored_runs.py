@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.state_file import StateFile, read_bounded
-from neuroshard.errors import DataError, StorageError
+from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import SignedForm, SignedRunParameters, Wallet, hash_parts
 from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,
@@ -184,6 +184,20 @@ def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:
         if own is not None and own.run_id == run_id:
             return own
     return None
+
+
+def named_offer(named: str, data_dir: Path) -> RunOffer:
+    """Read and verify a run from a file, or find it by its id in the data folder. Raises UsageError if not found."""
+    text = named.strip().lower()
+    if is_run_id(text):
+        offer = find_run(data_dir, RunId(text))
+        if offer is None:
+            raise UsageError(f"The run {text} is not known in {data_dir}.", "Give its signed file instead.")
+        return offer
+    looks_like_an_id = len(text) >= 8 and not set(text) - set("0123456789abcdef")
+    if looks_like_an_id and not Path(named).exists():
+        raise UsageError(f"A run id has {RUN_ID_DIGITS} hex digits, {named} has {len(text)}.", "Give the whole id.")
+    return read_offer_file(Path(named))
 
 
 def _data_file(pins: GenesisPins) -> str:
