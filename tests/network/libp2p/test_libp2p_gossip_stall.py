@@ -17,7 +17,6 @@ from neuroshard.network.libp2p.gossip_router import ALLOWANCE_SECONDS, ITEMS_A_S
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import accept_protocol, proposal
 from neuroshard.network.membership_gate import MembershipGate
-from neuroshard.network.reputation import Reputation
 from neuroshard.types import NodeId
 from tests.worlds.network_nodes import connected, run
 
