@@ -145,7 +145,7 @@ InnerSteps = Annotated[
         "--inner-steps",
         "--diloco-steps",
         metavar="N",
-        help="Local steps between two outer steps, for a run of your own. (default: 500)",
+        help="Longest interval between two rounds in local steps, for a run of your own. (default: 100)",
     ),
 ]
 TrainWhen = Annotated[

@@ -175,8 +175,10 @@ def _check_file(file: Path, offer: RunOffer | None = None) -> None:
 def _print_made(
     choice: OfferChoice, file: Path, owner: Owner, source: str | None, data_dir: str | None, *, as_json: bool
 ) -> None:
+    from neuroshard.runs.run_file import recipe_warnings
+
     offer = choice.offer
-    seeds = offer.parameters.seeds
+    seeds, warnings = offer.parameters.seeds, recipe_warnings(offer.parameters.outer)
     data = ["--genesis", source] if source else []
     here = ["neuroshard", "--run", offer.run_id, *(["--data-dir", data_dir] if data_dir else []), *data]
     is_closed = offer.parameters.admission == "friends"
@@ -184,13 +186,15 @@ def _print_made(
     join = ["neuroshard", *found, *data]
     if as_json:
         facts: dict[str, Any] = {"run_id": offer.run_id, "version": offer.parameters.version, "file": str(file)}
-        facts |= {"is_new": choice.is_new, "reason": choice.reason}
+        facts |= {"is_new": choice.is_new, "reason": choice.reason, "warnings": warnings}
         typer.echo(json.dumps({**facts, "serve": shlex.join(here), "join": shlex.join(join)}))
         return
     verb = "Signed" if choice.is_new else "Known already"
     typer.echo(f"{verb}: run {offer.run_id}, version {offer.parameters.version}, of wallet {owner.wallet.wallet_id}.")
     if choice.reason:
         typer.echo(choice.reason)
+    for warning in warnings:
+        typer.echo(f"Warning: {warning}")
     if choice.is_new and len(_holding(offer)) > 1:
         (_, before), (start, _) = _holding(offer)[-2:]
         typer.echo(

@@ -52,9 +52,9 @@ class InnerOptimization:
 class OuterOptimization:
     """Settings of the synchronisation between replicas: DiLoCo's outer step, or that of another strategy."""
 
-    inner_steps: PositiveCount = 500
-    learning_rate: PositiveReal = 0.7
-    momentum: _BelowOne = 0.9
+    inner_steps: PositiveCount = 100  # the longest interval between two rounds
+    learning_rate: PositiveReal = 1.0
+    momentum: _BelowOne = 0.75
     lone_outer: Literal["keep", "apply"] = "keep"
     aggregator: Literal["trimmed_mean", "median", "mean", "krum", "centred_clipping"] = "trimmed_mean"
     trim_fraction: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
@@ -66,6 +66,11 @@ class OuterOptimization:
         default=1024, metadata={"since": 4}
     )  # of the group, per averaged gradient step
     rank: PositiveCount = field(default=64, metadata={"since": 4})  # rank of powersgd's factors
+    # "growing": rounds come often at first and rarely later, by the inner steps that the line has certified
+    interval: Literal["growing", "fixed"] = field(default="growing", metadata={"since": 5})
+    round_share: Annotated[float, Meta(gt=0, le=1)] = field(
+        default=0.1, metadata={"since": 5}
+    )  # of the time, that exchanges take at most
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Settings(BaseModel):
         Real, Field(ge=0.001), SettingNote("gigabytes a day, at least 0.001", Applies.AT_ONCE)
     ] = 200.0
     inner_steps: Annotated[
-        Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of one's own; unset: 500")
+        Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of one's own; unset: 100")
     ] = None
     max_stages: Annotated[
         Whole | None, Field(ge=1, le=4096), SettingNote("1 to 4096 stages of a run; unset: as many as fit the memory")

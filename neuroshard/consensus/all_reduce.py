@@ -34,6 +34,7 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     members_of,
 )
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 AGREEING = 2  # of a slice's reducers must return the same bytes
@@ -278,13 +279,17 @@ class AllReduce:
         self._is_judging = True
         return [Judge(self.round_id, statistics, self._facts)]
 
-    def accepted_sequences(self, rows: Collection[int]) -> int:
-        """The median of the sequence counts that the established members claim in these rows.
+    def accepted_work(self, rows: Collection[int]) -> CertifiedWork:
+        """The lower medians of the claims that the established members make in these rows.
 
         So no minority can raise it. At least one of the rows must be established.
         """
-        established = [self._order[row] for row in rows if self._facts.established[row]]
-        return median_low(self._intents[node].sequences for node in established)
+        intents = [self._intents[self._order[row]] for row in rows if self._facts.established[row]]
+        return CertifiedWork(
+            median_low(intent.sequences for intent in intents),
+            _median(intent.exchange for intent in intents),
+            _median(intent.sequence for intent in intents),
+        )
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
         """A job for each message of results that this node sends, so that one travels while the next is computed.
@@ -349,3 +354,9 @@ def _agreed(said: Mapping[NodeId, str]) -> str | None:
 def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
     """Copies of the slices, which do not keep the rest of their message in memory."""
     return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}
+
+
+def _median(codes: Iterable[int | None]) -> int | None:
+    """Lower median of the known codes; None without one."""
+    known = [code for code in codes if code is not None]
+    return median_low(known) if known else None

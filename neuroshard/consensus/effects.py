@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction
 from neuroshard.consensus.roster import Encoded, GroupMember, SlicePlan, Step, digest_of
 from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Phase, Quorum, VerifiedBody, Vote
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
@@ -32,6 +33,8 @@ class EncodedContribution:
     sequences: int  # trained since the last round
     upload: int  # bytes per second
     made_at: int  # milliseconds since the epoch
+    exchange: int | None = None  # code of the duration of this member's last exchange
+    sequence: int | None = None  # code of the time in which it trains one sequence
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
@@ -187,10 +190,14 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Check:
-    """Compute the state that an aggregate leads to, and decide whether to vote for it. Answered with Checked."""
+    """Compute the state that an aggregate and the members' work lead to, and decide whether to vote for it.
+
+    Answered with Checked.
+    """
 
     aggregate: tuple[Encoded, ...] = field(repr=False)
     digests: tuple[str, ...]
+    work: CertifiedWork
 
 
 @dataclass(frozen=True)

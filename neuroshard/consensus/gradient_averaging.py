@@ -140,7 +140,7 @@ class GradientAveraging:
         parts = self.parts(state)
         if self.phase(state.outer_step).makes_basis:
             found = {**parts, BASIS: orthonormal_basis(self.plan, aggregate)}
-            return OuterState(state.anchor, _joined(found), state.outer_step + 1)
+            return replace(state, velocity=_joined(found), outer_step=state.outer_step + 1)
         right = next_right(self.plan, aggregate, 0, state.outer_step // self.phases + 1)
         return self._stepped(state, self.gradient(state, aggregate), right)
 
@@ -174,7 +174,7 @@ class GradientAveraging:
         rate, scale = self.learning_rate(steps), self._scale(gradient)
         after = replicated_adamw_step(before, gradient, self.inner, rate, decayed=self.decayed, scale=scale)
         found = {**parts, FIRST_MOMENT: after.first_moment, SECOND_MOMENT: after.second_moment, RIGHT: right}
-        return OuterState(after.weights, _joined(found), state.outer_step + 1)
+        return replace(state, anchor=after.weights, velocity=_joined(found), outer_step=state.outer_step + 1)
 
     def _scale(self, gradient: Tensor) -> float:
         norm = sqrt(dot_product(gradient, gradient))

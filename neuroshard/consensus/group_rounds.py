@@ -40,6 +40,7 @@ from neuroshard.consensus.vote_log import ContributionRecovery, SavedContributio
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.blocking import BlockingRunner
+from neuroshard.optim.outer import CertifiedWork, duration_code
 from neuroshard.signals import Signal, first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus
@@ -63,8 +64,8 @@ ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answ
 class AcceptanceCheck:
     """Decides whether this node votes for an aggregate."""
 
-    # the root after an aggregate (k,) at an outer step; "" for another step
-    root_after: Callable[[Tensor, int], Awaitable[str]]
+    # the root after an aggregate (k,) of this work at an outer step; "" for another step
+    root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
     # the reason not to vote for an aggregate that leads to this root; "" for none
     objection: Callable[[Tensor, str], Awaitable[str]] | None = None
 
@@ -110,6 +111,7 @@ class GroupRounds:
         self._earlier_life = ContributionRecovery(book, offload)
         self._offload = offload
         self._sent: _Sent | None = None
+        self._exchange_seconds: float | None = None  # of this member's last round
         # called with rounds that were abandoned while training continued
         self.abandoned: Callable[[Abandoned], None] = lambda _why: None
         self._beside: TaskGroup | None = None  # task group for rounds during training, while `run` is active
@@ -308,7 +310,15 @@ class GroupRounds:
             parts = await self._offload(lambda: work.encoded(contribution))
         else:
             contribution, parts, sequences = earlier.contribution, earlier.offer.parts, earlier.offer.sequences
-        promised = EncodedContribution(parts, sequences, upload, made_at=int(1000 * self._replica.now()))
+        seconds = self.gathering.sequence_seconds
+        promised = EncodedContribution(
+            parts,
+            sequences,
+            upload,
+            made_at=int(1000 * self._replica.now()),
+            exchange=None if self._exchange_seconds is None else duration_code(self._exchange_seconds),
+            sequence=duration_code(seconds) if seconds > 0 else None,
+        )
         await self._offload(lambda: promised.digests)
         if is_beside and earlier is None:
             await self._earlier_life.keep(SavedContribution(step_id, sequences, parts))
@@ -359,7 +369,7 @@ class GroupRounds:
             aggregate = await self._offload(lambda: work.decoded(job.aggregate))
         except MalformedVectorError as error:
             return Checked("", str(error))
-        root = await self.judging.root_after(aggregate, work.outer_step)
+        root = await self.judging.root_after(aggregate, work.outer_step, job.work)
         if not root:
             return Checked("", "This node has continued to another step.")
         objection = "" if self.judging.objection is None else await self.judging.objection(aggregate, root)
@@ -387,14 +397,15 @@ class GroupRounds:
         if sent is not None:
             record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
+            self._exchange_seconds = record.phases.exchange
         if earlier is not None:
             vector, offered = earlier.contribution, earlier.offer.sequences
-            return Agreed(aggregate, count, vector, vector, sequences=value.sequences, offered=offered)
+            return Agreed(aggregate, count, vector, vector, work=value.work, offered=offered)
         if sent is None or not is_judged:  # the work of a member without a verdict stays in its next contribution
-            return Agreed(aggregate, count, is_without_own=not is_judged, sequences=value.sequences)
+            return Agreed(aggregate, count, is_without_own=not is_judged, work=value.work)
         late_for = sent.contribution if sent.is_outgrown else None
         offered = sent.promised.sequences
-        return Agreed(aggregate, count, decoded, late_for, sequences=value.sequences, offered=offered)
+        return Agreed(aggregate, count, decoded, late_for, work=value.work, offered=offered)
 
     def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
         rounds = self._replica.rounds

@@ -20,6 +20,7 @@ from neuroshard.consensus.round_requests import (
     CallStep,
     Promise,
     RoundTimes,
+    WorkToRound,
     is_on_the_way,
     may_have_missed,
     members_of_call,
@@ -48,7 +49,7 @@ class Replica:
     member: GroupMember
     stage: StageName
     rounds: StageRounds
-    sequences_per_step: int
+    sequences_due: Callable[[int], int]  # that so many members train together before the next round is due
     replica_status: Callable[[], ReplicaStatus]  # without is_certified and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
     wallet_of: Callable[[NodeId], WalletId | None]
@@ -103,6 +104,7 @@ class Matchmaker:
         self._awaited = "", 0.0  # newcomers, in the step from this root, since then
         self._called = Signal()
         self._round_ended = 0.0
+        self._sequence_seconds = 0.0  # pace of this replica; 0 if unknown
         self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is adopted
         self._due_since: float | None = None
         self._apart_since: float | None = None
@@ -237,12 +239,21 @@ class Matchmaker:
             self._agree(call)
         return Frame(CALL, RoundAnswer())
 
+    @property
+    def sequence_seconds(self) -> float:
+        """Time in which this replica trains one sequence, waits included; 0 if unknown."""
+        return self._work().seconds_per_sequence
+
+    def _work(self) -> WorkToRound:
+        done, share = self.replica.replica_status().sequences, self.replica.sequences_due(2) / 2
+        return WorkToRound(done, share, anyio.current_time() - self._round_ended, self._sequence_seconds)
+
     def _pause(self) -> float:
-        own = self.replica.replica_status()
-        enough = self.replica.rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, 1)
-        is_apart = not self._has_looked or self._apart_since is not None
-        is_near = is_apart or self._due_since is not None or own.sequences >= enough / 2
-        return self._times.near_seconds if is_near else self._times.look_seconds
+        if not self._has_looked or self._apart_since is not None or self._due_since is not None:
+            return self._times.near_seconds
+        work = self._work()
+        self._sequence_seconds = work.seconds_per_sequence
+        return self._times.pause(work, len(self.replica.peers()))
 
     async def _takes_an_end(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> bool:
         """Adopt the end of this replica's step if it ended elsewhere; returns True then.
@@ -313,7 +324,7 @@ class Matchmaker:
         members = max(1, sum(done > 0 for done in work))
         return round_is_due(
             counted_sequences=sum(work),
-            enough_sequences=rounds.sequences_before(own.outer_step, self.replica.sequences_per_step, members),
+            enough_sequences=self.replica.sequences_due(members),
             elapsed_seconds=now - self._round_ended,
             max_round_seconds=rounds.parameters_at(own.outer_step).max_round_seconds,
         )

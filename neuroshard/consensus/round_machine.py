@@ -57,7 +57,8 @@ from neuroshard.consensus.round_messages import (
     round_id_of,
 )
 from neuroshard.consensus.views import Views
-from neuroshard.consensus.voting import Aggregate, Voting
+from neuroshard.consensus.voting import Voting
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_AHEAD = 8  # views: a proposer farther ahead of the voters could exhaust the range of views
@@ -86,7 +87,8 @@ class RoundStateMachine:
         self._proof: Quorum | None = None  # why the current view votes on an earlier value again
         self._judged: Judged | None = None
         self._objection = ""
-        self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
+        # by digests and work: the same bytes with other claims lead to another state
+        self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Callable[[Checked], Value | None]] = {}
 
     @property
     def view(self) -> int:
@@ -127,8 +129,16 @@ class RoundStateMachine:
         self._own = contribution
         self._views.begin(self.setting.next_view(max(view, self._voting.last_view, 0)), now)
         commitment = commitment_of(contribution.digests)
-        step_id, made_at = self.setting.step.id, contribution.made_at
-        intent = Intent(step_id, self.view, commitment, contribution.sequences, contribution.upload, made_at)
+        intent = Intent(
+            self.setting.step.id,
+            self.view,
+            commitment,
+            contribution.sequences,
+            contribution.upload,
+            contribution.made_at,
+            contribution.exchange,
+            contribution.sequence,
+        )
         signed = self.setting.sign(intent)
         self._views.add_intent(signed)
         effects: list[Effect] = [Say(self.setting.others, IntentSaid(signed))]
@@ -321,7 +331,7 @@ class RoundStateMachine:
             return []
         verdict = exchange.verdict
         names = [member.node_id for member in exchange.members]
-        digests = exchange.digests
+        digests, work = exchange.digests, exchange.accepted_work(verdict.accepted)
 
         def value_of(checked: Checked) -> Value:
             return Value(
@@ -333,21 +343,21 @@ class RoundStateMachine:
                 accepted=tuple(names[row] for row in verdict.accepted),
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
-                sequences=exchange.accepted_sequences(verdict.accepted),
+                sequences=work.sequences,
+                exchange=work.exchange,
+                sequence=work.sequence,
             )
 
-        return self._check(aggregate, digests, value_of)
+        return self._check(Check(aggregate, digests, work), value_of)
 
-    def _check(
-        self, aggregate: Aggregate, digests: tuple[str, ...], value_of: Callable[[Checked], Value | None]
-    ) -> list[Effect]:
-        if digests in self._checking:
+    def _check(self, job: Check, value_of: Callable[[Checked], Value | None]) -> list[Effect]:
+        if (job.digests, job.work) in self._checking:
             return []
-        self._checking[digests] = value_of
-        return [Check(aggregate, digests)]
+        self._checking[job.digests, job.work] = value_of
+        return [job]
 
     def _checked(self, job: Check, checked: Checked) -> list[Effect]:
-        value_of = self._checking.get(job.digests)
+        value_of = self._checking.get((job.digests, job.work))
         value = None if value_of is None else value_of(checked)
         # Order matters: the value and its aggregate are stored first, because `prepare` and `count` look them up.
         if value is None or not checked.next_root:
@@ -367,5 +377,6 @@ class RoundStateMachine:
             return self._voting.ask()
         value, aggregate = known
         return self._check(
-            aggregate, value.aggregate, lambda checked: value if checked.next_root == value.next_root else None
+            Check(aggregate, value.aggregate, value.work),
+            lambda checked: value if checked.next_root == value.next_root else None,
         )

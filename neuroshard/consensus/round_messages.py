@@ -19,6 +19,7 @@ from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, Encoded, Group
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, hash_parts, read_claim, sign_claim, verify_claim
+from neuroshard.optim.outer import LONGEST_CODE, CertifiedWork
 from neuroshard.types import PRINTABLE, HexDigest, NodeId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
@@ -30,6 +31,7 @@ OTHER_BYTES = 2 << 20  # per message, apart from slices of contributions and agg
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
 SliceIndex = Annotated[int, Meta(ge=0, lt=MAX_SLICES)]
+DurationCode = Annotated[int, Meta(ge=0, le=LONGEST_CODE)]  # see `duration_code`
 _Reason = Annotated[str, Meta(max_length=200, pattern=PRINTABLE)]
 
 
@@ -51,6 +53,8 @@ class Intent(Struct, frozen=True, forbid_unknown_fields=True):
     upload: _Number  # bytes per second, for the share of reducing
     # milliseconds since the epoch by the author's clock: of two intents for one view the later one counts
     made_at: _Number
+    exchange: DurationCode | None = None  # of the author's last round
+    sequence: DurationCode | None = None  # training of one sequence
 
 
 class NewView(Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +121,10 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     accepted: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)]
     refused: Annotated[tuple[tuple[NamedNode, _Reason], ...], Meta(max_length=MAX_MEMBERS)]
     next_root: HexDigest
-    sequences: _Number  # trained per member since the step before: the median of the accepted members' claims
+    # lower medians of the accepted members' claims
+    sequences: _Number  # trained per member since the step before
+    exchange: DurationCode | None = None
+    sequence: DurationCode | None = None
 
     def __post_init__(self) -> None:
         if self.members != self.next_roster().members:
@@ -127,6 +134,11 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def digest(self) -> str:
         """Hex SHA-256 of all fields."""
         return hash_parts("neuroshard/value", msgspec.msgpack.encode(self)).hex()
+
+    @property
+    def work(self) -> CertifiedWork:
+        """The part of the value that advances the line's progress."""
+        return CertifiedWork(self.sequences, self.exchange, self.sequence)
 
     def next_roster(self) -> Roster:
         """The voters of the step after this one."""
@@ -397,6 +409,7 @@ def round_id_of(step: Step, view: int, intents: Sequence[VerifiedBody[Intent]]) 
     """Hex id of a round: the agreement of its members before any exchange, without signatures."""
     parts = [
         f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.sequences} {one.body.upload}"
+        f" {one.body.exchange} {one.body.sequence}"
         for one in sorted(intents, key=lambda one: one.member.node_id)
     ]
     return hash_parts("neuroshard/certified-round", step.id, view, *parts).hex()

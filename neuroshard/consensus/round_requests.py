@@ -41,11 +41,38 @@ LEAST_AHEAD = 1 / 16  # share of the replicas that must be ahead: any single one
 
 
 @dataclass(frozen=True)
+class WorkToRound:
+    """This replica's work towards the next round."""
+
+    done: int  # sequences since the round before
+    share: float  # sequences after which its part is done
+    elapsed_seconds: float  # since the round before
+    usual_seconds: float = 0.0  # per sequence, before the round; 0 if unknown
+
+    @property
+    def seconds_per_sequence(self) -> float:
+        """Pace since the round before, or the usual one while nothing is done."""
+        return self.elapsed_seconds / self.done if self.done else self.usual_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Expected seconds until the share is done; negative: since when it is.
+
+        Nothing done for longer than usual will take at least as long again: the replica may be paused.
+        """
+        if not self.done:
+            return max(self.share * self.usual_seconds - self.elapsed_seconds, self.elapsed_seconds)
+        return (self.share - self.done) * self.seconds_per_sequence
+
+
+@dataclass(frozen=True)
 class RoundTimes:
     """Times of matchmaking. Members are asked again and again, so every wait is bounded."""
 
     look_seconds: float = 10.0  # between two status queries
     near_seconds: float = 1.0  # between two status queries when a round is near
+    quick_seconds: float = 0.2  # the same when this replica's share of the work is done
+    query_seconds: float = 0.02  # per replica: the least time between two of its status queries, for all of them
     turn_seconds: float = 10.0  # after this time without a call the next replica calls
     patience_seconds: float = 30.0  # for replicas of the line that do not answer or are not ready
     newcomer_seconds: float = 180.0  # for a node that downloads the state of a lone replica, per outer step
@@ -55,6 +82,18 @@ class RoundTimes:
     behind_seconds: float = 15.0  # a replica on another line than the others for this long follows them
     # without a quorum, until the remaining replicas continue on their own
     partition_seconds: float = 600.0
+
+    def pause(self, work: WorkToRound, replicas: int) -> float:
+        """Seconds until the next status query of this number of other replicas.
+
+        A round may be due after two inner steps. So the next query comes when this replica should have done its share,
+        and soon again while only others are missing.
+        """
+        quick = min(self.near_seconds, max(self.quick_seconds, self.query_seconds * replicas))
+        left = work.seconds_left
+        if left <= 0:
+            return min(self.near_seconds, max(quick, -left / 10))  # the others may be much slower, or paused
+        return min(self.near_seconds if 2 * work.done >= work.share else self.look_seconds, max(quick, left))
 
 
 class CallStep(StrEnum):

@@ -15,9 +15,10 @@ from neuroshard.aggregation.slices import dot_product
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.roster import Roster, Step
-from neuroshard.consensus.sync_strategies import Exchanged, exchanged_at, part_at, parts_of, sequences_to_round
+from neuroshard.consensus.sync_strategies import Exchanged, exchanged_at, part_at, parts_of
 from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.model.weights import TensorSchema
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import RunId
 
 
@@ -32,7 +33,7 @@ class Agreed:
     # (k,), this node's contribution in the aggregate, if training continued since it was made
     late_for: Tensor | None = None
     is_without_own: bool = False  # completed without this node, whose work waits for the next round
-    sequences: int | None = None  # trained per member since the round before; None: the same number as this node
+    work: CertifiedWork | None = None  # as the certificate states; None: without one, the work of this node counts
     offered: int | None = None  # sequences whose work is in `late_for`; None: all of them
 
 
@@ -80,10 +81,6 @@ class StageRounds:
     def part_at(self, outer_step: int) -> str:
         """The same as a description for people."""
         return part_at(self.parameters_at(outer_step), self.schema, outer_step)
-
-    def sequences_before(self, outer_step: int, sequences_per_step: int, members: int) -> int:
-        """Sequences that this number of members must train before the round that completes this outer step is due."""
-        return sequences_to_round(self.parameters_at(outer_step), self.schema, outer_step, sequences_per_step, members)
 
     def kept_steps(self, outer_step: int) -> int:
         """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates."""

@@ -6,7 +6,7 @@ round itself does not interpret it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, assert_never
 
@@ -23,9 +23,12 @@ from neuroshard.optim.outer import (
     SPARTA_SLICES,
     STREAMED_FRAGMENTS,
     Fragment,
+    LineProgress,
     OuterState,
     fresh_outer_state,
+    interval_at,
     layered_fragment,
+    learning_rate_of_round,
     momentum_at,
     nesterov_outer_step,
     pseudo_gradient,
@@ -143,17 +146,17 @@ class FragmentStep:
 
     def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
         part = self.fragment.of
-        before = OuterState(part(state.anchor), part(state.velocity), state.outer_step)
+        before = replace(state, anchor=part(state.anchor), velocity=part(state.velocity))
         after = nesterov_outer_step(before, aggregate, self.learning_rate, self.momentum)
-        return OuterState(
-            self.fragment.replaced(state.anchor, after.anchor),
-            self.fragment.replaced(state.velocity, after.velocity),
-            after.outer_step,
+        return replace(
+            after,
+            anchor=self.fragment.replaced(state.anchor, after.anchor),
+            velocity=self.fragment.replaced(state.velocity, after.velocity),
         )
 
     def kept_state(self, state: OuterState, local: Tensor) -> OuterState:
         anchor = self.fragment.replaced(state.anchor, self.fragment.of(local))
-        return OuterState(anchor, state.velocity, state.outer_step + 1)
+        return replace(state, anchor=anchor, outer_step=state.outer_step + 1)
 
     def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
         return self.fragment.replaced(state.anchor, torch.sub(self.fragment.of(state.anchor), aggregate))
@@ -180,22 +183,22 @@ class FragmentStep:
 
 
 @lru_cache(maxsize=4)  # called for every answer of a stage
-def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Strategy:
+def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int, certified_steps: int) -> Strategy:
     """The strategy of one outer step of a stage whose replicas train their own weights.
 
-    Raises ValueError for a stage with fewer numbers than fragments, and for gradient averaging.
+    `certified_steps` are the line's inner steps per member, from which learning rate and momentum follow. Raises
+    ValueError for a stage with fewer numbers than fragments, and for gradient averaging.
     """
     length, decay = schema.total_size, residual_decay(parameters.codec)
-    target = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
+    learning_rate = learning_rate_of_round(certified_steps, parameters.learning_rate)
+    momentum = momentum_at(certified_steps, parameters.momentum if has_outer_momentum(parameters.codec) else 0.0)
     match parameters.strategy:
         case "diloco":
-            momentum = momentum_at(outer_step, target)
-            return FragmentStep(Fragment.whole(length), parameters.learning_rate, momentum, decay)
+            return FragmentStep(Fragment.whole(length), learning_rate, momentum, decay)
         case "streaming":
-            turn, index = divmod(outer_step, STREAMED_FRAGMENTS)
-            fragment = layered_fragment(length, schema.layers, index)
-            momentum, terms = momentum_at(turn, target), f"streaming {index}/{STREAMED_FRAGMENTS}"
-            return FragmentStep(fragment, parameters.learning_rate, momentum, decay, terms)
+            index = outer_step % STREAMED_FRAGMENTS
+            fragment, terms = layered_fragment(length, schema.layers, index), f"streaming {index}/{STREAMED_FRAGMENTS}"
+            return FragmentStep(fragment, learning_rate, momentum, decay, terms)
         case "sparta":
             index = outer_step % SPARTA_SLICES
             terms = f"sparta {index}/{SPARTA_SLICES}"
@@ -240,17 +243,17 @@ def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step
     """The exchange of a stage at one outer step, for any strategy."""
     if parameters.strategy == "averaging":
         return AveragingPhase.at(factor_plan(parameters, schema), outer_step)
-    return strategy_at(parameters, schema, outer_step)
+    return strategy_at(parameters, schema, outer_step, 0)  # the exchange does not depend on the step's momentum
 
 
 def sequences_to_round(
-    parameters: OuterOptimization, schema: TensorSchema, outer_step: int, sequences_per_step: int, members: int
+    parameters: OuterOptimization, schema: TensorSchema, state: OuterState, sequences_per_step: int, members: int
 ) -> int:
-    """Sequences that this number of members must train together before the round of this outer step is due."""
+    """Sequences that this number of members must train together before the round from this state is due."""
     if parameters.strategy == "averaging":  # a second phase follows the first one at once
-        is_second = AveragingPhase.at(factor_plan(parameters, schema), outer_step).is_second
+        is_second = AveragingPhase.at(factor_plan(parameters, schema), state.outer_step).is_second
         return 1 if is_second else parameters.averaged_sequences
-    return steps_between_rounds(parameters) * sequences_per_step * members
+    return steps_between_rounds(parameters, state.line, sequences_per_step, members) * sequences_per_step * members
 
 
 def kept_length(parameters: OuterOptimization, schema: TensorSchema) -> int:
@@ -267,13 +270,27 @@ def first_outer_state(parameters: OuterOptimization, schema: TensorSchema, ancho
     return fresh_outer_state(anchor)
 
 
-def steps_between_rounds(parameters: OuterOptimization) -> int:
-    """Inner steps after which the next round is due."""
+def grows_interval(parameters: OuterOptimization) -> bool:
+    """Whether rounds of several members begin with short intervals."""
+    return parameters.interval == "growing" and parameters.strategy in {"diloco", "streaming"}
+
+
+def steps_between_rounds(
+    parameters: OuterOptimization, line: LineProgress, sequences_per_step: int, members: int
+) -> int:
+    """Inner steps after which the next round of this number of members is due; for one member, the longest interval.
+
+    On slow connections rounds are rarer, so that an exchange takes at most `round_share` of the time.
+    """
+    interval, least = parameters.inner_steps, 1
+    if members > 1 and grows_interval(parameters):
+        interval = interval_at(line.sequences // sequences_per_step, interval)
+        least = line.least_interval(sequences_per_step, parameters.round_share, parameters.max_round_seconds)
     match parameters.strategy:
         case "diloco":
-            return parameters.inner_steps
-        case "streaming":  # each fragment has its turn after `inner_steps`
-            return max(1, parameters.inner_steps // parts_of(parameters))
+            return max(interval, least)
+        case "streaming":  # each fragment has its turn after the interval
+            return max(1, interval // parts_of(parameters), least)
         case "sparta":
             return min(SPARTA_STEPS, parameters.inner_steps)
         case "averaging":  # the number follows from `averaged_sequences`

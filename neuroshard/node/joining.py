@@ -23,7 +23,7 @@ from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
 from neuroshard.signals import sleep_to_tick
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
-from neuroshard.state.outer_state import may_download_averaged, outer_root
+from neuroshard.state.outer_state import line_from_json, may_download_averaged, outer_root
 from neuroshard.state.receiver import ReceivedState, StateReceiver
 from neuroshard.state.replica_status import ReplicaStatus, choose_donor, query_statuses
 from neuroshard.state.transfer_messages import ANY, ANY_AGE, DonorError, LyingDonorError, SnapshotManifest, StageName
@@ -195,7 +195,8 @@ class Joining:
         manifest = self.store.read_manifest(Path(newest.path))
         tensors = Path(newest.path).with_name(manifest.tensors.file)
         try:
-            root = outer_root(tensors, self._layout, newest.outer_step)
+            line = line_from_json(manifest.meta.extra.get("outer"))
+            root = outer_root(tensors, self._layout, newest.outer_step, line)
         except OSError:
             root = ""  # the restore will report the defect
         return ReplicaStatus(is_live=True, steps=newest.step, outer_step=newest.outer_step, root=root)

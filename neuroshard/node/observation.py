@@ -172,5 +172,5 @@ def among_replicas(diloco: DilocoStatus, replicas: int, *, holds_all: bool) -> D
         words = "No other computer holds the same layers: outer steps move their anchor only."
         return replace(diloco, explanation=words)
     others = "Another node holds" if replicas == 1 else f"{replicas} other nodes hold"
-    words = f"{others} the same layers: every {diloco.inner_steps_total:,} steps all of them agree on one average."
+    words = f"{others} the same layers. From the next round on, all of them agree on one average."
     return replace(diloco, explanation=words)

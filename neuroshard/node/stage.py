@@ -27,7 +27,7 @@ from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver
 from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.disk_space import StorageLimits, state_folders
 from neuroshard.training.gradient_sync import make_outer_sync
-from neuroshard.training.held_out_vote import HeldOutVote
+from neuroshard.training.held_out_vote import AMONG_FRIENDS, HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
 from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
@@ -179,7 +179,7 @@ def _outer_part(
         GroupMember(home.identity.node_id, home.identity.wallet_id),
         swarm.name_of(index),
         rounds,
-        run.parameters.sequences_per_step,
+        outer.sequences_due,
         progress.status,
         partial(swarm.replicas, index),
         swarm.wallet_of,
@@ -187,7 +187,8 @@ def _outer_part(
         run.parameters.admission == "strangers",
         swarm.newcomers,
     )
-    vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size)
+    rule = VoteRule() if run.parameters.admission == "strangers" else AMONG_FRIENDS
+    vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size, rule)
     group = GroupRounds(
         replica,
         swarm.asking,

@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
+from math import ceil, floor, log
+from statistics import median_low
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 _CHUNK = 1 << 20  # numbers per pass: the only temporary memory of a step
-RAMP_ROUNDS = 5
-RAMP_START = 0.5
+
+
+@dataclass(frozen=True)
+class CertifiedWork:
+    """The work of a round's members that its certificate states: the lower median of their signed claims."""
+
+    sequences: int  # per member since the round before
+    # Durations in codes, see `duration_code`; None if no member knows one.
+    exchange: int | None = None  # exchange of the members' last round
+    sequence: int | None = None  # training of one sequence
+
+
+LONGEST_CODE = 100  # 1.25^100 ms are 57 days
+KEPT_DURATIONS = 6  # rounds
+_CODE_BASE = Fraction(5, 4)
+
+
+def duration_code(seconds: float) -> int:
+    """The power of 1.25 ms that is nearest to a duration, 0 to 100: clocks differ more than this between members."""
+    return min(LONGEST_CODE, max(0, round(log(max(seconds, 1e-3) * 1_000) / log(_CODE_BASE))))
+
+
+@dataclass(frozen=True)
+class LineProgress:
+    """Progress of a line of states. It is part of the state that replicas compare, so all of them have the same."""
+
+    sequences: int = 0  # trained per member, as the line's certificates state
+    durations: tuple[tuple[int, int], ...] = ()  # codes of exchange and sequence of the last rounds that state both
+
+    def after(self, work: CertifiedWork) -> LineProgress:
+        """The progress after a round with this work."""
+        durations = self.durations
+        if work.exchange is not None and work.sequence is not None:
+            durations = (*durations, (work.exchange, work.sequence))[-KEPT_DURATIONS:]
+        return LineProgress(self.sequences + work.sequences, durations)
+
+    def least_interval(self, sequences_per_step: int, round_share: float, max_round_seconds: float) -> int:
+        """Inner steps between two rounds of which an exchange takes `round_share`; 0 with fewer than two durations.
+
+        Never more than take `max_round_seconds`. Exact arithmetic, so that all members get the same number.
+        """
+        if len(self.durations) < 2:
+            return 0
+        exchange, sequence = (median_low(codes) for codes in zip(*self.durations, strict=True))
+        step = _CODE_BASE**sequence * sequences_per_step / 1_000  # seconds
+        wanted = _CODE_BASE**exchange / 1_000 / (Fraction(round_share) * step)
+        return max(1, min(ceil(wanted), floor(Fraction(max_round_seconds) / step)))
 
 
 @dataclass(frozen=True)
@@ -22,6 +70,7 @@ class OuterState:
     anchor: Tensor  # weights on which every replica agreed at the last round
     velocity: Tensor  # (d,), or one vector with the other values that a strategy keeps with the anchor
     outer_step: int
+    line: LineProgress = LineProgress()
 
     def __post_init__(self) -> None:
         for tensor in (self.anchor, self.velocity):
@@ -62,18 +111,42 @@ def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, m
         update.add_(pseudo_gradient[part])
         update.mul_(lr)
         torch.sub(state.anchor[part], update, out=anchor[part])
-    return OuterState(anchor, velocity, state.outer_step + 1)
+    return replace(state, anchor=anchor, velocity=velocity, outer_step=state.outer_step + 1)
 
 
-def momentum_at(outer_step: int, target: float) -> float:
-    """Momentum of the round after `outer_step` committed ones: linear from 0.5 to the target over 5 rounds.
+# The laws below use t, the inner steps per member that the line's certificates state. Weights move fast at first:
+# replicas that drift apart for long in that phase do not meet again, and momentum carries the anchor past its target.
+# benchmarks/RESULTS.md compares the laws with fixed intervals and with momentum from the start.
 
-    A target below 0.5 applies from the start.
+_INTERVALS = ((0, 2), (20, 5), (100, 10), (300, 25), (800, 50), (1_500, 100))  # t, interval from there on
+_LONGER_INTERVALS = 15  # after the table: t divided by this
+PLAIN_STEPS = 300  # until this t, the anchor becomes the plain mean of the replicas
+MOMENTUM_STEPS = 100  # after `PLAIN_STEPS`, until the momentum has its full value
+
+
+def interval_at(steps: int, longest: int) -> int:
+    """Inner steps between two rounds at t = `steps`; at most `longest`. It never falls as t rises.
+
+    Beyond 100, a run with a larger `longest` has t / 15, which was not measured. Raises ValueError below t = 0 or 1.
     """
-    if outer_step < 0 or not 0 <= target < 1:
-        raise ValueError(f"needs outer_step >= 0 and a target in [0, 1), got {outer_step} and {target}")
-    start = min(RAMP_START, target)
-    return start + (target - start) * min(1.0, outer_step / RAMP_ROUNDS)
+    if steps < 0 or longest < 1:
+        raise ValueError(f"needs steps >= 0 and a longest interval >= 1, got {steps} and {longest}")
+    listed = next(interval for start, interval in reversed(_INTERVALS) if steps >= start)
+    return min(longest, max(listed, steps // _LONGER_INTERVALS) if steps >= _INTERVALS[-1][0] else listed)
+
+
+def momentum_at(steps: int, target: float) -> float:
+    """Momentum of a round at t = `steps`: 0 until t = 300, then from half of the target to all of it at t = 400."""
+    if steps < 0 or not 0 <= target < 1:
+        raise ValueError(f"needs steps >= 0 and a target in [0, 1), got {steps} and {target}")
+    if steps < PLAIN_STEPS:
+        return 0.0
+    return target * (0.5 + 0.5 * min(1.0, (steps - PLAIN_STEPS) / MOMENTUM_STEPS))
+
+
+def learning_rate_of_round(steps: int, target: float) -> float:
+    """Learning rate of a round at t = `steps`: 1, with which the anchor becomes the plain mean, until t = 300."""
+    return 1.0 if steps < PLAIN_STEPS else target
 
 
 SPARTA_SLICES = 20  # a slice is 5 % of the parameters

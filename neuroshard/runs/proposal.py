@@ -19,7 +19,6 @@ from neuroshard.optim.schedule import scaled_learning_rate
 from neuroshard.types import Architecture
 
 SEQUENCE_LENGTH = 512
-INNER_STEPS = 500
 STAGED_MICROBATCHES = 8  # in a step of a run with several stages: several are in flight at the same time
 TRAINING_EFFICIENCY = 0.5  # fraction of the matrix-product speed that a training step reaches (measured)
 
@@ -30,7 +29,6 @@ DEMO_STAGED_BATCH = 2
 DEMO_LEARNING_RATE = 3e-3
 DEMO_WARMUP_STEPS = 50
 DEMO_DECAY_STEPS = 1_500
-DEMO_INNER_STEPS = 100  # so that a visitor sees outer steps within minutes
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Proposal:
 
     architecture: Architecture
     batch_size: int
-    inner_steps: int
     inner: InnerOptimization
     stage_count: int = 1
     microbatches_per_step: int = 1
@@ -71,7 +68,7 @@ def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
     )
     batch = batch_size_for(architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb)
     inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
-    return Proposal(architecture, batch, INNER_STEPS, inner)
+    return Proposal(architecture, batch, inner)
 
 
 def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
@@ -85,14 +82,17 @@ def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:
         learning_rate=DEMO_LEARNING_RATE, warmup_steps=DEMO_WARMUP_STEPS, decay_steps=DEMO_DECAY_STEPS
     )
     if stage_count == 1:
-        return Proposal(architecture, DEMO_BATCH, DEMO_INNER_STEPS, inner)
-    return Proposal(architecture, DEMO_STAGED_BATCH, DEMO_INNER_STEPS, inner, stage_count, STAGED_MICROBATCHES)
+        return Proposal(architecture, DEMO_BATCH, inner)
+    return Proposal(architecture, DEMO_STAGED_BATCH, inner, stage_count, STAGED_MICROBATCHES)
 
 
 def run_parameters(
     proposal: Proposal, pins: GenesisPins, *, name: str, inner_steps: int | None = None
 ) -> RunParameters:
-    """Build the first version of a run's parameters. The data set's root determines the seed of the weights."""
+    """Build the first version of a run's parameters. The data set's root determines the seed of the weights.
+
+    `inner_steps` is the longest interval between two rounds; None for the default.
+    """
     return RunParameters(
         name=name,
         version=1,
@@ -103,5 +103,5 @@ def run_parameters(
         initial_weights_seed=int.from_bytes(hash_parts("neuroshard/weights", pins.root)[:4]),
         genesis=pins,
         inner=proposal.inner,
-        outer=OuterOptimization(inner_steps=inner_steps or proposal.inner_steps),
+        outer=OuterOptimization() if inner_steps is None else OuterOptimization(inner_steps=inner_steps),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import KEPT_DURATIONS, LONGEST_CODE, LineProgress, OuterState
 from neuroshard.state.stage_tensors import ANCHOR, VELOCITY
 from neuroshard.state.tensor_file import StoredTensor, TensorLayout, bytes_of
 
@@ -28,18 +28,47 @@ class OuterProgress:
     state_root: str = ""
     last_failure: str = ""
     wallet_rounds: int = 0  # contributions accepted by certified rounds, over the whole line of training
-    line_sequences: int = 0  # trained by all replicas until the last round, according to the line's certificates
-    since_round: int = 0  # trained by this replica since then
+    since_round: int = 0  # trained by this replica since the work in `OuterState.line`
 
-    @property
-    def scheduled_sequences(self) -> int:
-        """The count that the learning-rate schedule uses: the progress of the line, not this node's share."""
-        return self.line_sequences + self.since_round
+
+LARGEST_COUNT = 1 << 48
+
+
+def line_to_json(line: LineProgress) -> dict[str, Any]:
+    """The entries of a checkpoint for the progress of its line."""
+    return {"line_sequences": line.sequences, "line_durations": [list(pair) for pair in line.durations]}
+
+
+def line_from_json(fields: object) -> LineProgress:
+    """Read the entries of `line_to_json`. A malformed entry counts as missing; the root then shows the difference."""
+    if not isinstance(fields, Mapping):
+        return LineProgress()
+    entries = cast("Mapping[str, object]", fields)
+    durations = entries.get("line_durations")
+    pairs = [_codes(pair) for pair in cast("list[object]", durations)] if isinstance(durations, list) else []
+    found = tuple(pair for pair in pairs if pair is not None)
+    return LineProgress(count_of(entries.get("line_sequences")), found[-KEPT_DURATIONS:])
+
+
+def _codes(pair: object) -> tuple[int, int] | None:
+    codes = cast("list[object]", pair) if isinstance(pair, list) else []
+    numbers = [code for code in codes if type(code) is int and 0 <= code <= LONGEST_CODE]
+    return (numbers[0], numbers[1]) if len(numbers) == len(codes) == 2 else None
+
+
+def count_of(value: object) -> int:
+    """A count from a checkpoint's metadata; 0 if it is none."""
+    return value if type(value) is int and 0 <= value < LARGEST_COUNT else 0
+
+
+def _head(outer_step: int, line: LineProgress) -> bytes:
+    codes = bytes(code for pair in line.durations for code in pair)
+    return ROOT_LABEL + outer_step.to_bytes(8, "big") + line.sequences.to_bytes(8, "big") + bytes([len(codes)]) + codes
 
 
 def state_root(state: OuterState) -> str:
-    """Return the hex SHA-256 over outer step (8 bytes), anchor and velocity bytes, which replicas compare."""
-    digest = sha256(ROOT_LABEL + state.outer_step.to_bytes(8, "big"))
+    """Return the hex SHA-256 over outer step, line, anchor and velocity, which replicas compare."""
+    digest = sha256(_head(state.outer_step, state.line))
     for vector in (state.anchor, state.velocity):
         digest.update(bytes_of(vector.contiguous()))
     return digest.hexdigest()
@@ -48,9 +77,9 @@ def state_root(state: OuterState) -> str:
 _READ_BYTES = 4 << 20
 
 
-def outer_root(path: Path, layout: TensorLayout, outer_step: int) -> str:
+def outer_root(path: Path, layout: TensorLayout, outer_step: int, line: LineProgress) -> str:
     """`state_root` of the outer state in a tensor file. Raises OSError."""
-    digest = sha256(ROOT_LABEL + outer_step.to_bytes(8, "big"))
+    digest = sha256(_head(outer_step, line))
     start = layout.file_bytes - layout.data_bytes
     with path.open("rb") as file:
         for name in (ANCHOR, VELOCITY):

@@ -18,7 +18,7 @@ from neuroshard.state.download import (
     ask_replicas,
     held_bytes,
 )
-from neuroshard.state.outer_state import outer_root
+from neuroshard.state.outer_state import line_from_json, outer_root
 from neuroshard.state.transfer_messages import (
     ACKNOWLEDGEMENT,
     ANY,
@@ -94,7 +94,9 @@ class StateReceiver:
         if into.finish() != manifest.checkpoint.tensors.sha256:
             into.remove()
             raise LyingDonorError("Its snapshot is not the one that its checkpoint names.", ScoreReason.DIGEST_MISMATCH)
-        return ReceivedState(manifest, into.path, outer_root(into.path, self.file.layout, manifest.meta.outer_step))
+        meta = manifest.meta
+        line = line_from_json(meta.extra.get("outer"))
+        return ReceivedState(manifest, into.path, outer_root(into.path, self.file.layout, meta.outer_step, line))
 
 
 def _held(into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path]) -> set[int]:

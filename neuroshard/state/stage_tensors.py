@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import LineProgress, OuterState
 
 ANCHOR = "outer/anchor"
 VELOCITY = "outer/velocity"
@@ -44,13 +44,17 @@ def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterS
 
 
 def load_stage_tensors(
-    tensors: Mapping[str, Tensor], model: StageModel, optimizer: torch.optim.AdamW, outer_step: int
+    tensors: Mapping[str, Tensor],
+    model: StageModel,
+    optimizer: torch.optim.AdamW,
+    outer_step: int,
+    line: LineProgress,
 ) -> OuterState:
     """Copy weights and moments from a checkpoint; the outer state takes its tensors as they are.
 
     `tensors` has exactly the names of `stage_tensors`. Runs on the compute thread.
     """
-    state = OuterState(tensors[ANCHOR], tensors[VELOCITY], outer_step)
+    state = OuterState(tensors[ANCHOR], tensors[VELOCITY], outer_step, line)
     for name, tensor in stage_tensors(model, optimizer, state).items():
         if name not in OUTER_TENSORS:
             tensor.copy_(tensors[name])

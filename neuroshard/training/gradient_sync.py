@@ -18,7 +18,7 @@ from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAvera
 from neuroshard.consensus.stage_rounds import Agreed, RunRound
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor, StepResult
 from neuroshard.state.outer_state import OuterProgress
@@ -76,7 +76,6 @@ class GradientSync(OuterSync):
         exchange: RunRound,
         state: OuterState,
         averaging: Callable[[int], GradientAveraging],
-        sequences_per_step: int,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
     ) -> None:
@@ -92,7 +91,6 @@ class GradientSync(OuterSync):
             progress=progress,
         )
         self._averaging = averaging
-        self._sequences_per_step = sequences_per_step
         self.gathered: Gathered | None = None
         self._offered = list[_Offer]()  # any of these offers may be used by a round that ends late
 
@@ -155,10 +153,16 @@ class GradientSync(OuterSync):
     def status(self) -> DilocoStatus:
         """Status of the outer steps. Here, an inner step is one accumulation of gradients."""
         status, members = super().status(), max(1, self.progress.members)
-        gathered_at_a_time = self._sequences_per_step * members
+        gathered_at_a_time = self.parameters.sequences_per_step * members
         total = max(1, ceil(self.parameters.outer.averaged_sequences / gathered_at_a_time))
         alone = "Alone: a step follows on this node's own gradients."
         return replace(status, inner_steps_total=total, explanation=alone if members == 1 else status.explanation)
+
+    def _line_after(self, work: CertifiedWork) -> LineProgress:
+        """The line's progress after a round: a phase that only makes the basis counts no work."""
+        step = self.strategy
+        makes_basis = step.averaging.phase(step.outer_step).makes_basis
+        return self.state.line if makes_basis else super()._line_after(work)
 
     def _offer(self, before: OuterState, averaging: GradientAveraging) -> tuple[_Offer, Tensor]:
         """Build the contribution. A node without gradients contributes zeros; it has no work that could be judged."""
@@ -225,8 +229,7 @@ def make_outer_sync(
         max_norm = stage_clip_norm(index, parameters.stage_count, parameters.inner.max_grad_norm)
         return GradientAveraging.of(schema, parameters.outer, parameters.inner, max_norm)
 
-    present = versions(state.outer_step)
-    if present.outer.strategy == "averaging":
+    if versions(state.outer_step).outer.strategy == "averaging":
         return GradientSync(
             compute=compute,
             model=model,
@@ -234,7 +237,6 @@ def make_outer_sync(
             exchange=exchange,
             state=state,
             averaging=averaging_at,
-            sequences_per_step=present.sequences_per_step,
             residual=stage.residual,
             progress=stage.outer_progress,
         )

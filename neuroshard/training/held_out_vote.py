@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -34,6 +35,15 @@ class VoteRule:
     least_sequences: int = 8  # fewer are not significant
     seconds: float = 5.0  # compute time per state; the sequences measured by then count
     standard_errors: float = 4.0  # paired standard errors by which the loss must be worse
+    # times its cost that a measurement counts for the aggregates after it; 0: each one is measured
+    rest: float = 0.0
+    first_rest: float = 0.0  # the same in the first minute
+    first_seconds: float = 60.0
+
+
+# Rounds of a new run come after two inner steps, and a measurement takes as long as several of them. Friends have no
+# reason to lie, so it may wait there. A run that is open to strangers measures every aggregate.
+AMONG_FRIENDS = VoteRule(rest=50.0, first_rest=10.0)
 
 
 class HeldOutVote:
@@ -51,6 +61,8 @@ class HeldOutVote:
         outer: OuterSync,
         batch_size: int,
         rule: VoteRule | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.explanation = "No aggregate has been looked at yet."  # reason of the newest vote
         self._held_out: HeldOut | None = None  # the pinned sequences; None until they are loaded
@@ -59,6 +71,10 @@ class HeldOutVote:
         self._outer = outer
         self._batch_size = batch_size
         self._rule = rule or VoteRule()
+        self._clock = clock  # seconds
+        self._began = clock()
+        self._measured_at: float | None = None  # end of the last measurement
+        self._cost = 0.0  # seconds of compute of that measurement
         self._losses: dict[str, tuple[float, ...]] = {}  # nats per token of each sequence, by state root
 
     def pin(self, held_out: HeldOut) -> None:
@@ -96,7 +112,7 @@ class HeldOutVote:
         In a round about a part of the weights, both values of this part are measured within this node's own weights.
         The anchor's other parts may be much older and fit neither of them.
         """
-        share, local = strategy.length / len(before.anchor), before.anchor
+        share, local, self._cost = strategy.length / len(before.anchor), before.anchor, 0.0
         run = anyio.to_thread.run_sync
         if not strategy.makes_weights_equal:
             local = await self._compute.run(lambda: flatten(self._executor.model))
@@ -107,7 +123,9 @@ class HeldOutVote:
         mean = replace(before, anchor=await run(strategy.mean, before, aggregate))
         after = await run(strategy.next_weights, local, before, mean, None)
         del mean, local
-        return self._judged(losses_before, await self._losses_of(after, names[1], share))
+        losses_after = await self._losses_of(after, names[1], share)
+        self._measured_at = self._clock()
+        return self._judged(losses_before, losses_after)
 
     def _obstacle(self) -> str:
         """Reason why the loss cannot be measured here; "" if it can."""
@@ -116,7 +134,18 @@ class HeldOutVote:
             return "not measured: this node holds a part of the model only"
         if held_out is None or len(held_out.sequences) < self._rule.least_sequences:
             return "not measured: the held-out sequences are not here"
+        if self._rests:
+            return "not measured: the last measurement is recent"
         return ""
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the last measurement is too recent, for its cost, to be repeated."""
+        rule, now = self._rule, self._clock()
+        if self._measured_at is None:
+            return False
+        times = rule.first_rest if now - self._began < rule.first_seconds else rule.rest
+        return now - self._measured_at < times * self._cost
 
     async def _losses_of(self, weights: Tensor, root: str, share: float) -> tuple[float, ...]:
         """Losses of the sequences that there is time for; those of a known state come from the cache.
@@ -138,6 +167,7 @@ class HeldOutVote:
                 return ()
             losses += nats_per_token(measured[0], rows.shape[1] - 1)
             seconds += measured[1]
+        self._cost += seconds
         if root:
             self._losses = dict([*self._losses.items(), (root, tuple(losses))][-_REMEMBERED_STATES:])
         return tuple(losses)

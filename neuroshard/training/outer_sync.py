@@ -20,6 +20,7 @@ from neuroshard.consensus.stage_rounds import Abandoned, Agreed, RunRound, Under
 from neuroshard.consensus.sync_strategies import (
     OuterStep,
     Strategy,
+    grows_interval,
     part_at,
     sequences_to_round,
     steps_between_rounds,
@@ -27,7 +28,7 @@ from neuroshard.consensus.sync_strategies import (
 )
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, load_vector
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
 from neuroshard.signals import Signal
@@ -124,7 +125,18 @@ class OuterSync:
 
     @property
     def _strategy(self) -> Strategy:
-        return strategy_at(self.parameters.outer, self._schema, self.state.outer_step)
+        run = self.parameters
+        return strategy_at(run.outer, self._schema, self.state.outer_step, self.certified_steps)
+
+    @property
+    def certified_steps(self) -> int:
+        """Inner steps per member, as the line's certificates state."""
+        return self.state.line.sequences // self.parameters.sequences_per_step
+
+    @property
+    def scheduled_sequences(self) -> int:
+        """The count that the learning-rate schedule uses: the progress of the line, not this node's share."""
+        return self.state.line.sequences + self.progress.since_round
 
     async def inner_step(
         self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
@@ -145,16 +157,20 @@ class OuterSync:
     def learning_rate(self) -> float:
         """Learning rate of the next step that moves weights, from the group's total progress and not this node's."""
         parameters = self.parameters
-        return learning_rate_at(self.progress.scheduled_sequences // parameters.sequences_per_step, parameters.inner)
+        return learning_rate_at(self.scheduled_sequences // parameters.sequences_per_step, parameters.inner)
+
+    def sequences_due(self, members: int) -> int:
+        """Sequences that this number of members must train together before the next round is due."""
+        run = self.parameters
+        return sequences_to_round(run.outer, self._schema, self.state, run.sequences_per_step, members)
 
     def is_due(self, seconds_since_round: float) -> bool:
-        """Whether a round must run before the next inner step."""
-        run, members, step = self.parameters, self.progress.members, self.state.outer_step
+        """Whether a round of this node alone must run before the next inner step."""
         return round_is_due(
-            counted_sequences=self.progress.sequences * members,
-            enough_sequences=sequences_to_round(run.outer, self._schema, step, run.sequences_per_step, members),
+            counted_sequences=self.progress.sequences,
+            enough_sequences=self.sequences_due(1),
             elapsed_seconds=seconds_since_round,
-            max_round_seconds=run.outer.max_round_seconds,
+            max_round_seconds=self.parameters.outer.max_round_seconds,
         )
 
     async def run_round(self, now: float) -> bool:
@@ -208,15 +224,18 @@ class OuterSync:
                 assert_never(outcome)
         return None
 
-    async def root_after(self, aggregate: Tensor, outer_step: int) -> str:
-        """Hex root of the state after this aggregate (k,) of several members.
+    async def root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
+        """Hex root of the state after this aggregate (k,) of several members with this work.
 
         Returns "" if the state is of another step, or not in memory.
         """
         state, strategy = self.state, self.strategy
         if self.is_dropped or state.outer_step != outer_step:
             return ""
-        return await anyio.to_thread.run_sync(lambda: state_root(strategy.next_state(state, aggregate)))
+        line = self._line_after(work)
+        return await anyio.to_thread.run_sync(
+            lambda: state_root(replace(strategy.next_state(state, aggregate), line=line))
+        )
 
     async def keep_root(self) -> None:
         """Compute the root of every new state on another thread while training continues, until cancelled."""
@@ -272,15 +291,15 @@ class OuterSync:
         progress, before = self.progress, self.state.outer_step - 1
         if progress.members == 1 or progress.inner_steps > 0 or before < 0:
             return ""
-        parameters = self._versions(before).outer
-        return progress.state_root if strategy_at(parameters, self._schema, before).makes_weights_equal else ""
+        strategy = strategy_at(self._versions(before).outer, self._schema, before, 0)  # its momentum does not matter
+        return progress.state_root if strategy.makes_weights_equal else ""
 
     def status(self) -> DilocoStatus:
         """Status of the outer steps for the dashboard."""
         progress, parameters = self.progress, self.parameters.outer
         return DilocoStatus(
             inner_step=progress.inner_steps,
-            inner_steps_total=steps_between_rounds(parameters),
+            inner_steps_total=self._interval(progress.members),
             outer_steps=self.state.outer_step,
             last_sync=progress.last_sync,
             members=progress.members,
@@ -288,12 +307,42 @@ class OuterSync:
             strategy=parameters.strategy,
             part=part_at(parameters, self._schema, self.state.outer_step),
             codec=parameters.codec,
-            explanation=_explanation(progress, parameters),
+            explanation=self._explanation(),
             state_root=progress.state_root,
             certified_root=progress.state_root,
             successful_syncs=progress.successful,
             failed_syncs=progress.failed,
         )
+
+    def _explanation(self) -> str:
+        progress, parameters = self.progress, self.parameters.outer
+        failure = f" The last round was abandoned: {progress.last_failure}." if progress.last_failure else ""
+        if progress.members > 1:
+            interval = f" {words}" if (words := self._interval_words()) else ""
+            return f"The last round had {progress.members} members{_PARTS[parameters.strategy]}.{interval}{failure}"
+        if parameters.lone_outer == "keep":
+            return f"Alone: outer steps move the anchor only; there is nobody to synchronise with.{failure}"
+        return f"Alone: outer steps apply Nesterov momentum to this node's own progress.{failure}"
+
+    def _interval(self, members: int) -> int:
+        """Inner steps between two rounds of this number of members."""
+        run = self.parameters
+        return steps_between_rounds(run.outer, self.state.line, run.sequences_per_step, members)
+
+    def _interval_words(self) -> str:
+        """The present interval and its reason; "" for a strategy with an interval of its own."""
+        run, parameters, members = self.parameters, self.parameters.outer, self.progress.members
+        if not grows_interval(parameters):
+            return ""
+        interval, longest = self._interval(members), self._interval(1)
+        every = "Every inner step ends" if interval == 1 else f"Every {interval:,} inner steps end"
+        on_a_fast_line = replace(self.state.line, durations=())
+        if interval > steps_between_rounds(parameters, on_a_fast_line, run.sequences_per_step, members):
+            return f"{every} with a round: an exchange may take at most {parameters.round_share:.0%} of the time."
+        if interval == longest:
+            return f"{every} with a round, the run's longest interval."
+        steps = f"{self.certified_steps:,} certified steps"
+        return f"{every} with a round. The interval grows with the run's {steps}, up to {longest:,}."
 
     async def _commit(
         self, weights: Tensor | None, after: OuterState, residual: Tensor | None, agreed: Agreed, now: float
@@ -302,10 +351,10 @@ class OuterSync:
         # Load the weights first, the only part that awaits. After it, state, residual and progress change together.
         if weights is not None:
             await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
-        self.replace_state(after)
-        self.residual = residual
         since_round = 0 if agreed.is_without_own else sequences
-        trained = self.progress.since_round - since_round if agreed.sequences is None else agreed.sequences
+        work = agreed.work or CertifiedWork(self.progress.since_round - since_round)
+        self.replace_state(replace(after, line=self._line_after(work)))
+        self.residual = residual
         self.progress = OuterProgress(
             inner_steps=inner_steps,
             sequences=sequences,
@@ -314,9 +363,12 @@ class OuterSync:
             members=members,
             last_sync=now,
             wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
-            line_sequences=self.progress.line_sequences + trained,
             since_round=since_round,
         )
+
+    def _line_after(self, work: CertifiedWork) -> LineProgress:
+        """The line's progress after a round with this work from the present state."""
+        return self.state.line.after(work)
 
     def _counted_since(self, agreed: Agreed) -> tuple[int, int]:
         """Inner steps and sequences whose work is not in any contribution yet."""
@@ -327,15 +379,6 @@ class OuterSync:
             return 0, 0
         since = max(0, progress.sequences - agreed.offered)
         return ceil(progress.inner_steps * since / max(1, progress.sequences)), since
-
-
-def _explanation(progress: OuterProgress, parameters: OuterOptimization) -> str:
-    failure = f" The last round was abandoned: {progress.last_failure}." if progress.last_failure else ""
-    if progress.members > 1:
-        return f"The last round had {progress.members} members{_PARTS[parameters.strategy]}.{failure}"
-    if parameters.lone_outer == "keep":
-        return f"Alone: outer steps move the anchor only; there is nobody to synchronise with.{failure}"
-    return f"Alone: outer steps apply Nesterov momentum to this node's own progress.{failure}"
 
 
 class ReplicaProgress:

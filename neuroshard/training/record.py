@@ -14,10 +14,11 @@ import torch
 from neuroshard.data.assignment import RotationRule
 from neuroshard.data.held_out_losses import Evaluation, paired_difference
 from neuroshard.errors import CheckpointError
+from neuroshard.optim.outer import LineProgress
 from neuroshard.pipeline.executor import Precision
 from neuroshard.pipeline.tensor_checks import NonFinitePolicy
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
-from neuroshard.state.outer_state import OuterProgress
+from neuroshard.state.outer_state import OuterProgress, line_from_json, line_to_json
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
 from neuroshard.types import Architecture, DataPosition, JsonValue, LayerRange, NodeId, RunId, WalletId
 
@@ -331,6 +332,7 @@ def to_meta(
     *,
     outer: OuterProgress,
     outer_step: int,
+    line: LineProgress,
     identity: StageIdentity,
     precision: Precision,
     time: float,
@@ -345,7 +347,7 @@ def to_meta(
         "grad_norm": progress.grad_norm,
         "noted": [[n.step, n.train_loss, n.held_out_loss] for n in progress.noted],
         "non_finite": asdict(progress.non_finite),
-        "outer": asdict(outer),
+        "outer": asdict(outer) | line_to_json(line),
         "inherited": asdict(record.inherited),
     }
     return CheckpointMeta(
@@ -372,8 +374,8 @@ def to_meta(
     )
 
 
-def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
-    """Read record and outer progress from a checkpoint. Raises CheckpointError for a malformed extra part."""
+def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress, LineProgress]:
+    """Read a checkpoint's record and the counts of its outer state. Raises CheckpointError if they are malformed."""
     extra: Mapping[str, Any] = meta.extra
     try:
         progress = Progress(
@@ -397,8 +399,9 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress]:
             str(extra["pinned_digest"]),
             Inherited(**extra.get("inherited", {})),
         )
+        line = line_from_json(extra["outer"])
         counted: dict[str, Any] = {"since_round": meta.sequences, **extra["outer"]}
-        return record, OuterProgress(**counted)
+        return record, OuterProgress(**{key: counted[key] for key in counted.keys() - line_to_json(line)}), line
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError("The checkpoint's training record is malformed.") from error
 

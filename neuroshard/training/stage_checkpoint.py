@@ -190,6 +190,7 @@ class Saver:
             record,
             outer=self._outer.progress,
             outer_step=self._outer.state.outer_step,
+            line=self._outer.state.line,
             identity=self._identity,
             precision=self._executor.precision,
             time=self._wall_clock(),
@@ -216,10 +217,10 @@ def thread_warnings(stored: int, present: int) -> tuple[str, ...]:
 
 def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restored:
     """Load a checkpoint into a stage. Runs on the compute thread. Raises CheckpointError for a malformed record."""
-    record, progress = from_meta(loaded.meta)
+    record, progress, line = from_meta(loaded.meta)
     if executor.is_dropped:
         executor.allocate_tensors()
-    state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step)
+    state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step, line)
     restore_random_state(loaded.meta)
     if loaded.meta.precision:  # another precision would not continue bit for bit
         executor.precision = Precision(loaded.meta.precision)

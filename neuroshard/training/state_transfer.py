@@ -12,7 +12,7 @@ from neuroshard.pipeline.executor import Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_saver import CheckpointSaver
 from neuroshard.state.checkpoint_store import CheckpointStore
-from neuroshard.state.outer_state import OuterProgress, may_serve_averaged
+from neuroshard.state.outer_state import OuterProgress, count_of, line_from_json, may_serve_averaged
 from neuroshard.state.receiver import ReceivedState
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.status.snapshot import CheckpointGeneration
@@ -84,7 +84,6 @@ def adopted_meta(received: ReceivedState, identity: StageIdentity) -> Checkpoint
     outer = OuterProgress(
         inner_steps=meta.inner_step,
         sequences=_count(meta.extra.get("outer"), "sequences"),
-        line_sequences=_count(meta.extra.get("outer"), "line_sequences"),
         since_round=_count(meta.extra.get("outer"), "since_round"),
         state_root=received.root,
     )
@@ -92,6 +91,7 @@ def adopted_meta(received: ReceivedState, identity: StageIdentity) -> Checkpoint
         TrainingRecord(progress, inherited=Inherited(meta.step, meta.tokens)),
         outer=outer,
         outer_step=meta.outer_step,
+        line=line_from_json(meta.extra.get("outer")),
         identity=identity,
         precision=Precision.FP32,
         time=meta.time,
@@ -110,5 +110,4 @@ def _loss(value: Any) -> float | None:
 
 
 def _count(fields: Any, name: str) -> int:
-    value = cast("Mapping[str, Any]", fields).get(name) if isinstance(fields, Mapping) else None
-    return value if type(value) is int and 0 <= value < 1 << 48 else 0
+    return count_of(cast("Mapping[str, Any]", fields).get(name)) if isinstance(fields, Mapping) else 0

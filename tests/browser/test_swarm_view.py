@@ -54,8 +54,8 @@ def test_a_row_tells_who_where_how_fast_and_since_when(start_node: StartNode, op
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (1, "Another node holds the same layers: every 500 steps all of them agree on one average."),
-        (4, "4 other nodes hold the same layers: every 500 steps all of them agree on one average."),
+        (1, "Another node holds the same layers. From the next round on, all of them agree on one average."),
+        (4, "4 other nodes hold the same layers. From the next round on, all of them agree on one average."),
     ],
 )
 def test_it_says_plainly_how_the_nodes_train_together(

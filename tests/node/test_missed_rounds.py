@@ -13,15 +13,17 @@ from neuroshard.consensus.round_messages import Phase, Quorum, Value
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
-from neuroshard.state.outer_state import outer_root
+from neuroshard.state.outer_state import line_from_json, outer_root
 from tests.worlds.nodes import HeldStage, StageWorld, living, play
 
 
 def root_on_disk(stage: HeldStage) -> str:
     (newest,) = stage.store.generations()[:1]
     path = Path(newest.path)
-    tensors = path.with_name(stage.store.read_manifest(path).tensors.file)
-    return outer_root(tensors, snapshot_layout(stage.identity.architecture, stage.identity.layers), newest.outer_step)
+    manifest = stage.store.read_manifest(path)
+    tensors, line = path.with_name(manifest.tensors.file), line_from_json(manifest.meta.extra.get("outer"))
+    layout = snapshot_layout(stage.identity.architecture, stage.identity.layers)
+    return outer_root(tensors, layout, newest.outer_step, line)
 
 
 def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:

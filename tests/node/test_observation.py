@@ -22,7 +22,8 @@ def test_who_holds_a_part_of_the_model_is_not_called_alone() -> None:
 def test_it_is_said_with_how_many_a_node_will_average() -> None:
     one = among_replicas(OWN, replicas=1, holds_all=False)
     assert one == replace(OWN, explanation=one.explanation)
-    assert one.explanation == "Another node holds the same layers: every 500 steps all of them agree on one average."
+    words = "Another node holds the same layers. From the next round on, all of them agree on one average."
+    assert one.explanation == words
     assert among_replicas(OWN, replicas=3, holds_all=True).explanation.startswith("3 other nodes hold the same layers")
 
 

@@ -13,7 +13,7 @@ from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import run_parameters_from_json, run_parameters_to_json
 from neuroshard.model.architecture import architecture_for
 from neuroshard.optim.schedule import scaled_learning_rate
-from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_parameters, read_run_config
+from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_parameters, read_run_config, recipe_warnings
 from neuroshard.types import Architecture
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512)
@@ -25,6 +25,8 @@ batch_size = 2
 sequences_per_step = 16
 initial_weights_seed = 3
 inner_steps = 50
+interval = "fixed"
+round_share = 0.2
 inner_lr = 1e-3
 beta1 = 0.8
 beta2 = 0.99
@@ -110,7 +112,20 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         initial_weights_seed=3,
         genesis=PINS,
         inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2),
-        outer=OuterOptimization(50, 0.5, 0.8, "apply", "median", 0.2, "bf16", 60.0, "streaming", overlap=True),
+        outer=OuterOptimization(
+            50,
+            0.5,
+            0.8,
+            "apply",
+            "median",
+            0.2,
+            "bf16",
+            60.0,
+            "streaming",
+            overlap=True,
+            interval="fixed",
+            round_share=0.2,
+        ),
         admission="strangers",
         seeds=(SEED,),
         wire_precision="bf16",
@@ -217,7 +232,7 @@ def test_what_is_left_out_is_as_in_a_run_of_ones_own(tmp_path: Path) -> None:
     parameters = new_parameters(read(tmp_path, "architecture = { depth = 4 }"), PINS)
     assert parameters.architecture == architecture_for(4, 512, 512)
     assert parameters.inner.learning_rate == scaled_learning_rate(parameters.architecture.hidden_size)
-    assert (parameters.batch_size, parameters.sequences_per_step, parameters.outer.inner_steps) == (4, 4, 500)
+    assert (parameters.batch_size, parameters.sequences_per_step, parameters.outer.inner_steps) == (4, 4, 100)
     assert (parameters.admission, parameters.outer.trim_fraction) == ("friends", 0.1)
     assert run_parameters_from_json(run_parameters_to_json(parameters)) == parameters
 
@@ -366,3 +381,21 @@ def test_entries_replace_those_of_a_run_and_nothing_else(tmp_path: Path) -> None
     assert apply_config(base, {}) == base
     assert apply_config(base, {"outer_lr": 0.25}) == replace(base, outer=replace(base.outer, learning_rate=0.25))
     assert apply_config(base, read(tmp_path, EVERYTHING)) == base
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ("", ()),
+        ("inner_steps = 500", ()),  # by the law, such a run has long intervals only when it can
+        ('interval = "fixed"\ninner_steps = 25', ()),
+        ('interval = "fixed"\ninner_steps = 500\nouter_momentum = 0.9', ("2.137", "0.06 to 0.15")),
+        ("outer_lr = 1.2", ("outer_lr = 1.2",)),
+        ('strategy = "sparta"\nouter_momentum = 0.9', ()),  # it uses neither
+    ],
+)
+def test_a_recipe_known_to_lose_is_named_with_its_figure(tmp_path: Path, entries: str, named: tuple[str, ...]) -> None:
+    outer = new_parameters(read(tmp_path, f"{entries}\narchitecture = {{ depth = 4 }}"), PINS).outer
+    warnings = recipe_warnings(outer)
+    assert len(warnings) == len(named)
+    assert all(figure in warning for figure, warning in zip(named, warnings, strict=True))

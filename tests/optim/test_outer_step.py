@@ -13,7 +13,6 @@ from torch import Tensor
 from neuroshard.optim.outer import (
     OuterState,
     fresh_outer_state,
-    momentum_at,
     nesterov_outer_step,
     pseudo_gradient,
 )
@@ -142,11 +141,3 @@ def test_wrong_vectors_are_refused() -> None:
         nesterov_outer_step(OuterState(random_vector(1), random_vector(1, 3), 0), random_vector(1), 0.7, 0.9)
     with pytest.raises(ValueError, match="fp32 vector"):
         fresh_outer_state(random_vector(1).double())
-
-
-def test_momentum_ramps_over_five_rounds() -> None:
-    assert [momentum_at(step, 0.9) for step in (0, 5, 6, 100)] == [0.5, 0.9, 0.9, 0.9]
-    assert momentum_at(1, 0.9) == pytest.approx(0.58)
-    assert momentum_at(0, 0.3) == momentum_at(7, 0.3) == 0.3
-    with pytest.raises(ValueError, match="target"):
-        momentum_at(0, 1.0)

@@ -253,6 +253,8 @@ def test_a_refusal_names_the_field() -> None:
         (Vote(STEP.id, -1, Phase.COMMIT, HASH), "view"),
         (Vote(STEP.id, 0, Phase.COMMIT, "AB" * 32), "value"),
         (Intent(STEP.id, 0, HASH, 10**16, 1000, 5), "sequences"),
+        (Intent(STEP.id, 0, HASH, 100, 1000, 5, 101), "exchange"),
+        (Intent(STEP.id, 0, HASH, 100, 1000, 5, 1, -1), "sequence"),
         (NewView(STEP.id, 0, ()), "view"),
         (NewView(STEP.id, 1, (NodeId("a\n"),)), r"missing\[0\]"),
         (StatisticsDigests(HASH, ((MAX_SLICES, HASH),)), r"digests\[0\]\[0\]"),
@@ -320,4 +322,4 @@ def test_golden_digests() -> None:
     value = structs.replace(
         VALUE, members=(GroupMember(NodeId("a"), WalletId("0123456789abcdef")),), accepted=(), refused=()
     )
-    assert (step.id[:16], structs.replace(value, step_id=HASH).digest[:16]) == ("814235c2ce183338", "d31e9911ba446e6d")
+    assert (step.id[:16], structs.replace(value, step_id=HASH).digest[:16]) == ("814235c2ce183338", "43b7b3fa743f29f5")

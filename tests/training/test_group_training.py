@@ -151,7 +151,7 @@ def test_two_trainers_agree_on_a_part_of_the_weights_in_each_round(
     schema = TensorSchema.of(a.trainer.parts.stages[0].executor.model)
     for number in range(6):
         assert torch.equal(a.anchors[number], b.anchors[number])
-        step = strategy_at(parameters.outer, schema, number)
+        step = strategy_at(parameters.outer, schema, number, 0)
         assert isinstance(step, FragmentStep)
         part = step.fragment.of
         assert torch.equal(part(a.weights[number]), part(a.anchors[number]))

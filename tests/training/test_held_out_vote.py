@@ -260,3 +260,39 @@ def test_a_part_of_the_model_objects_to_nothing_finite(compute: ComputeThread, t
     assert trio.run(vote.objection, change, ROOT) == ""
     assert "a part of the model only" in vote.explanation
     assert trio.run(vote.objection, change / 0, ROOT)
+
+
+def test_among_friends_a_measurement_rests_for_many_times_its_cost(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    now = 1_000.0
+    rule = VoteRule(rest=50.0, first_rest=10.0, first_seconds=60.0)
+    vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size, rule, clock=lambda: now)
+    vote.pin(HeldOut(windows(-1, 32), 4.0))
+    assert trio.run(vote.objection, gained, ROOT) == ""
+    assert "held-out loss" in vote.explanation
+    cost = vote._cost
+    assert cost > 0
+    now += 9 * cost
+    assert trio.run(vote.objection, -gained, OTHER_ROOT) == ""
+    assert vote.explanation == "No objection: not measured: the last measurement is recent."
+    spoilt = torch.full_like(gained, float("nan"))
+    assert trio.run(vote.objection, spoilt, OTHER_ROOT) == "the weights it leads to are not finite"  # always looked at
+    now += 2 * cost
+    assert trio.run(vote.objection, -gained, OTHER_ROOT)  # in the first minute, ten times the cost is enough
+
+    now += 60.0 + 51 * vote._cost
+    assert trio.run(vote.objection, -gained, "3" * 64)
+    cost, now = vote._cost, now + 49 * vote._cost
+    assert trio.run(vote.objection, -gained, "4" * 64) == ""
+    now += 2 * cost
+    assert trio.run(vote.objection, -gained, "5" * 64)
+
+
+def test_strangers_measure_every_aggregate(compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]) -> None:
+    stage, outer, gained = learned
+    vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size, clock=lambda: 0.0)
+    vote.pin(HeldOut(windows(-1, 32), 4.0))
+    assert trio.run(vote.objection, gained, ROOT) == ""
+    assert trio.run(vote.objection, -gained, OTHER_ROOT)

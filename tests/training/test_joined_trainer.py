@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from neuroshard.config.run_parameters import InnerOptimization
+from neuroshard.optim.outer import LineProgress
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.record import Inherited
@@ -25,7 +26,7 @@ def trained(compute: ComputeThread, folder: Path, *, own_steps: int, line_steps:
     inherited = Inherited(own_steps, 32 * own_steps)
     stage.record.progress, stage.record.inherited = replace(stage.record.progress, steps=own_steps), inherited
     line_sequences = line_steps * WARMING_UP.sequences_per_step
-    stage = replace(stage, outer_progress=replace(stage.outer_progress, line_sequences=line_sequences))
+    stage = replace(stage, outer_state=replace(stage.outer_state, line=LineProgress(line_sequences)))
     trainer = make_trainer(compute, stage, parameters=WARMING_UP)
     trio.run(trainer.run, own_steps + STEPS)
     return trainer

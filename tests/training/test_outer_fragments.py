@@ -16,7 +16,7 @@ from neuroshard.consensus.stage_rounds import Abandoned, Agreed, RunRound, Stage
 from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rounds, strategy_at
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
-from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, fresh_outer_state
+from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, LineProgress, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import LayerRange
@@ -85,9 +85,10 @@ def test_alone_a_cycle_moves_the_whole_anchor_to_the_weights(
 
 
 def test_streamed_fragments_each_make_the_steps_of_torch_sgd(compute: ComputeThread) -> None:
-    """Each with a momentum of its own, which ramps with the fragment's own rounds."""
-    model = model_of()
-    outer = sync_of(compute, model, OuterOptimization(strategy="streaming", lone_outer="apply"))
+    """Each with a velocity of its own, and with the momentum of the line."""
+    model, parameters = model_of(), OuterOptimization(strategy="streaming", lone_outer="apply", momentum=0.9)
+    outer = sync_of(compute, model, parameters)
+    outer.state = replace(outer.state, line=LineProgress(4 * 300))
     fragments, references = list[Fragment](), list[torch.optim.SGD]()
     for number in range(3 * STREAMED_FRAGMENTS):
         move(model, number)
@@ -95,14 +96,16 @@ def test_streamed_fragments_each_make_the_steps_of_torch_sgd(compute: ComputeThr
         if number < STREAMED_FRAGMENTS:
             fragments.append(fragment)
             anchor = torch.nn.Parameter(fragment.of(outer.state.anchor))
-            references.append(torch.optim.SGD([anchor], lr=0.7, momentum=0.5, nesterov=True))
+            references.append(torch.optim.SGD([anchor], lr=1.0, momentum=0.5, nesterov=True))
         assert fragments[number % STREAMED_FRAGMENTS] == fragment
         reference = references[number % STREAMED_FRAGMENTS]
         group = reference.param_groups[0]
-        group["momentum"] = 0.5 + 0.4 * (number // STREAMED_FRAGMENTS) / 5
+        group["momentum"] = 0.45 + 0.45 * min(1.0, 10 * number / 100)
         (anchor,) = group["params"]
         anchor.grad = anchor.detach() - fragment.of(local)
         reference.step()
+        for _ in range(10):
+            outer.after_step(4)
         assert trio.run(outer.run_round, 0.0)
         torch.testing.assert_close(fragment.of(outer.state.anchor), anchor.detach(), rtol=1e-5, atol=1e-6)
         assert torch.equal(fragment.of(flatten(model)), fragment.of(outer.state.anchor))
@@ -223,12 +226,19 @@ def test_a_stop_in_the_middle_of_a_cycle_changes_nothing(
 
 
 def test_rounds_are_due_as_often_as_the_strategy_says() -> None:
-    assert [steps_between_rounds(OuterOptimization(strategy=one)) for one in ("diloco", *PARTS)] == [500, 20, 125]
-    assert [steps_between_rounds(OuterOptimization(3, strategy=one)) for one in ("diloco", *PARTS)] == [3, 3, 1]
+    def of(parameters: OuterOptimization, steps: int, members: int) -> list[int]:
+        strategies = [replace(parameters, strategy=one) for one in ("diloco", *PARTS)]
+        return [steps_between_rounds(one, LineProgress(4 * steps), 4, members) for one in strategies]
+
+    assert of(OuterOptimization(), 0, 2) == [2, 20, 1]
+    assert of(OuterOptimization(), 800, 64) == [50, 20, 12]
+    assert of(OuterOptimization(), 0, 1) == [100, 20, 25]  # alone, nothing is exchanged
+    assert of(OuterOptimization(3), 10**9, 2) == [3, 3, 1]
+    assert of(OuterOptimization(500, interval="fixed"), 0, 2) == [500, 20, 125]
 
 
 def test_top_k_keeps_its_step_without_momentum_when_streamed() -> None:
     schema = TensorSchema.of(model_of())
-    step = strategy_at(OuterOptimization(strategy="streaming", codec="topk", aggregator="mean"), schema, 40)
+    step = strategy_at(OuterOptimization(strategy="streaming", codec="topk", aggregator="mean"), schema, 40, 400)
     assert isinstance(step, FragmentStep)
     assert (step.momentum, step.decay) == (0.0, 0.95)

@@ -15,7 +15,7 @@ from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, RunRou
 from neuroshard.consensus.sync_strategies import strategy_at
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
-from neuroshard.optim.outer import OuterState, fresh_outer_state
+from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.outer_sync import OuterSync
@@ -33,15 +33,22 @@ def rounds(parameters: OuterOptimization) -> StageRounds:
     return StageRounds(IDENTITY.run_id, 0, TensorSchema.of(model_of()), parameters)
 
 
+LATE = LineProgress(4 * 400)  # where the momentum has its full value
+
+
 def sync_of(
-    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: RunRound = lone_exchange
+    compute: ComputeThread,
+    model: StageModel,
+    parameters: OuterOptimization,
+    exchange: RunRound = lone_exchange,
+    line: LineProgress = LineProgress(),  # noqa: B008 - frozen
 ) -> OuterSync:
     return OuterSync(
         compute=compute,
         model=model,
         versions=lambda _: replace(PARAMETERS, outer=parameters),
         exchange=exchange,
-        state=fresh_outer_state(flatten(model)),
+        state=replace(fresh_outer_state(flatten(model)), line=line),
     )
 
 
@@ -71,7 +78,8 @@ def test_alone_keep_leaves_weights_and_moves_the_anchor_to_them(compute: Compute
     assert (status.outer_steps, status.successful_syncs, status.members, status.last_sync) == (3, 3, 1, 12.0)
     assert "Alone" in status.explanation
     raw = outer.state.anchor.numpy().tobytes() + outer.state.velocity.numpy().tobytes()
-    root = sha256(b"neuroshard/outer-state" + (3).to_bytes(8, "big") + raw).hexdigest()
+    head = b"neuroshard/outer-state" + (3).to_bytes(8, "big") + (12).to_bytes(8, "big")  # steps and sequences
+    root = sha256(head + raw).hexdigest()
     assert status.state_root == status.certified_root == root == state_root(outer.state)
 
 
@@ -84,8 +92,8 @@ def test_alone_keep_leaves_what_others_have_not_had_for_them(compute: ComputeThr
 
 def test_alone_apply_equals_torch_sgd_with_nesterov_momentum(compute: ComputeThread) -> None:
     model = model_of()
-    parameters = OuterOptimization(lone_outer="apply", momentum=0.5)  # no ramp at 0.5
-    outer = sync_of(compute, model, parameters)
+    parameters = OuterOptimization(lone_outer="apply", learning_rate=0.7, momentum=0.5)
+    outer = sync_of(compute, model, parameters, line=LATE)
     anchor = torch.nn.Parameter(flatten(model).clone())
     reference = torch.optim.SGD([anchor], lr=0.7, momentum=0.5, nesterov=True)
 
@@ -139,16 +147,18 @@ def test_the_schedule_counts_what_certificates_say_of_the_line_and_what_was_trai
 
     async def exchange(contribution: Tensor, outer_step: int) -> Agreed:
         late_for = contribution if outer_step == 2 else None
-        return Agreed(torch.zeros_like(contribution), 3, None, late_for, outer_step == 1, sequences=told[outer_step])
+        return Agreed(
+            torch.zeros_like(contribution), 3, None, late_for, outer_step == 1, work=CertifiedWork(told[outer_step])
+        )
 
     outer = sync_of(compute, model_of(), OuterOptimization(), exchange)
     counts = list[tuple[int, int]]()
     for _ in told:
         for _ in range(2):
             outer.after_step(4)
-        before = outer.progress.scheduled_sequences
+        before = outer.scheduled_sequences
         assert trio.run(outer.run_round, 0.0)
-        counts.append((before, outer.progress.scheduled_sequences))
+        counts.append((before, outer.scheduled_sequences))
     assert counts == [(8, 500), (508, 800), (808, 1000)]
     assert outer.progress.sequences == 0
 
@@ -162,7 +172,7 @@ def test_alone_the_schedule_counts_every_sequence_once(compute: ComputeThread) -
             outer.after_step(4)
         assert trio.run(outer.run_round, 0.0)
         outer.after_step(4)
-    assert outer.progress.scheduled_sequences == 36
+    assert outer.scheduled_sequences == 36
 
 
 class Rounds:
@@ -221,7 +231,7 @@ class BesideTraining:
             self.begun = contribution
             return UnderWay()
         sent = make_codec("int8").round_trip(self.begun)
-        return Agreed((sent + self.others) / 2, 2, sent, late_for=self.begun, sequences=12, offered=12)
+        return Agreed((sent + self.others) / 2, 2, sent, late_for=self.begun, work=CertifiedWork(12), offered=12)
 
 
 def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute: ComputeThread) -> None:
@@ -247,7 +257,7 @@ def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute
     assert trio.run(outer.run_round, 0.0)
     assert rounds_.begun is not None
     decoded = make_codec("int8").round_trip(rounds_.begun)
-    expected = strategy_at(parameters, TensorSchema.of(model), 0).next_state(anchor, (decoded + others) / 2)
+    expected = strategy_at(parameters, TensorSchema.of(model), 0, 0).next_state(anchor, (decoded + others) / 2)
     assert torch.equal(outer.state.anchor, expected.anchor)
     assert torch.equal(outer.state.velocity, expected.velocity)
     torch.testing.assert_close(flatten(model), expected.anchor + (now - sent), rtol=0, atol=1e-6)
@@ -255,7 +265,7 @@ def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute
     assert torch.equal(outer.residual, rounds_.begun - decoded)
     progress = outer.progress
     assert (progress.inner_steps, progress.sequences, progress.since_round) == (2, 8, 8)
-    assert progress.scheduled_sequences == 12 + 8
+    assert outer.scheduled_sequences == 12 + 8
 
 
 def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> None:
@@ -306,7 +316,7 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
         node.after_step(4)
     local = [flatten(model) for model in models]
     mean = nodes[0].state.anchor - (local[0] + local[1]) / 2
-    expected = strategy_at(parameters, TensorSchema.of(models[0]), 0).next_state(nodes[0].state, mean)
+    expected = strategy_at(parameters, TensorSchema.of(models[0]), 0, 0).next_state(nodes[0].state, mean)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -336,10 +346,48 @@ def test_momentum_ramps_only_with_applied_rounds() -> None:
     state = OuterState(torch.zeros(2), torch.tensor([1.0, 0.0]), 5)
     aggregate = torch.tensor([0.0, 1.0])
     parameters = OuterOptimization(learning_rate=1.0, momentum=0.9)
-    strategy = strategy_at(parameters, TensorSchema(("weight",), ((2,),)), 5)
+    strategy = strategy_at(parameters, TensorSchema(("weight",), ((2,),)), 5, 400)
     applied = strategy.next_state(state, aggregate)
     torch.testing.assert_close(applied.velocity, torch.tensor([0.9, 1.0]))
     torch.testing.assert_close(applied.anchor, torch.tensor([-0.81, -1.9]))
     kept = strategy.kept_state(state, torch.ones(2))
     assert torch.equal(kept.anchor, torch.ones(2))
     assert torch.equal(kept.velocity, state.velocity)
+
+
+@pytest.mark.parametrize(("members", "due"), [(1, 100 * 4), (2, 5 * 4 * 2), (64, 5 * 4 * 64)])
+def test_the_next_round_follows_from_the_lines_work_and_the_members(
+    compute: ComputeThread, members: int, due: int
+) -> None:
+    outer = sync_of(compute, model_of(), OuterOptimization(), line=LineProgress(4 * 20))
+    assert outer.sequences_due(members) == due
+    assert sync_of(compute, model_of(), OuterOptimization(7), line=LineProgress(4 * 20)).sequences_due(1) == 7 * 4
+
+
+def test_the_interval_is_shown_with_its_reason(compute: ComputeThread) -> None:
+    async def exchange(contribution: Tensor, _outer_step: int) -> Agreed:
+        return Agreed(contribution, 3, work=CertifiedWork(8))
+
+    outer = sync_of(compute, model_of(), OuterOptimization(50), exchange, LineProgress(4 * 18))
+    move(outer._model, 1)
+    outer.after_step(8)
+    assert trio.run(outer.run_round, 0.0)
+    status = outer.status()
+    assert status.inner_steps_total == 5
+    assert "Every 5 inner steps end with a round. The interval grows with the run's 20 certified steps, up to 50." in (
+        status.explanation
+    )
+    outer.state = replace(outer.state, line=LineProgress(4 * 800))
+    assert "Every 50 inner steps end with a round, the run's longest interval." in outer.status().explanation
+
+
+def test_a_vote_names_the_state_with_the_work_that_the_certificate_states(compute: ComputeThread) -> None:
+    """Replicas that certify other work have another root, so no two of them can disagree about the interval."""
+    outer = sync_of(compute, model_of(), OuterOptimization())
+    aggregate = torch.ones_like(outer.state.anchor)
+
+    async def roots() -> list[str]:
+        return [await outer.root_after(aggregate, 0, CertifiedWork(sequences)) for sequences in (8, 8, 12)]
+
+    one, same, other = trio.run(roots)
+    assert one == same != other

@@ -88,7 +88,7 @@ def test_an_outer_step_on_a_part_of_the_vector_is_the_same_for_all(strategy: Str
         assert not any(one.given_up for one in members)
         for one in members:
             assert [outcome.aggregate.shape for outcome in one.outcomes if isinstance(outcome, Agreed)] == [
-                (strategy_at(outer, SCHEMA, step).length,) for step in range(state.outer_step)
+                (strategy_at(outer, SCHEMA, step, 0).length,) for step in range(state.outer_step)
             ]
             assert not torch.equal(one.weights, members[0].weights) or one is members[0]
             assert (one.residual is None) == (codec == "fp32")

@@ -179,7 +179,7 @@ def test_another_strategy_holds_from_an_outer_step_on_for_everybody() -> None:
         assert are_one_line(members)
         for one in members:
             assert not one.given_up
-            assert lengths(one)[:9] == [strategy_at(at(step), SCHEMA, step).length for step in range(9)]
+            assert lengths(one)[:9] == [strategy_at(at(step), SCHEMA, step, 0).length for step in range(9)]
 
     play(scenario)
 
@@ -235,7 +235,7 @@ def test_only_the_part_of_a_round_becomes_equal(strategy: StrategyName) -> None:
             one.sequences = 100
         before = [one.weights for one in members]
         await for_seconds(30, *members)
-        step = strategy_at(outer_of(strategy), SCHEMA, 0)
+        step = strategy_at(outer_of(strategy), SCHEMA, 0, 0)
         assert isinstance(step, FragmentStep)
         part = torch.zeros(SCHEMA.total_size)
         step.fragment.put(torch.ones(step.length), part)

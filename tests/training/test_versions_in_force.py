@@ -13,7 +13,7 @@ from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
-from neuroshard.optim.outer import fresh_outer_state
+from neuroshard.optim.outer import LineProgress, fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
@@ -96,7 +96,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
             model=model,
             versions=lambda outer_step: replace(FIRST, outer=at(outer_step)),
             exchange=place.exchange,
-            state=fresh_outer_state(flatten(model)),
+            state=replace(fresh_outer_state(flatten(model)), line=LineProgress(4 * 300)),
         )
         for model in models
     ]

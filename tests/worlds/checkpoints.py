@@ -25,7 +25,7 @@ from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import LineProgress, OuterState
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_saver import StateCapture
@@ -171,6 +171,7 @@ class DonorNode:
             self.record,
             outer=self.outer.progress,
             outer_step=self.outer.state.outer_step,
+            line=self.outer.state.line,
             identity=identity_of(self.name),
             precision=Precision.FP32,
             time=NOW + anyio.current_time() if _is_in_loop() else NOW,
@@ -208,7 +209,8 @@ def donor_node(
             tensor.copy_(torch.rand(tensor.shape, generator=generator))
     agreed = torch.Generator().manual_seed(outer_seed)
     size = stage.outer_state.anchor.shape
-    state = OuterState(torch.rand(size, generator=agreed), torch.rand(size, generator=agreed), outer)
+    line = LineProgress(1200)
+    state = OuterState(torch.rand(size, generator=agreed), torch.rand(size, generator=agreed), outer, line)
     sync = OuterSync(
         compute=compute,
         model=stage.executor.model,
@@ -220,7 +222,6 @@ def donor_node(
             sequences=8,
             members=2,
             state_root=state_root(state),
-            line_sequences=1200,
             since_round=8,
         ),
     )
@@ -253,7 +254,7 @@ def matchmaker_of(name: str, peers: Sequence[NodeId], progress: ReplicaProgress)
         GroupMember(identity.node_id, identity.wallet_id),
         NAME,
         rounds,
-        MODEL.sequences_per_step,
+        lambda members: MODEL.outer.inner_steps * MODEL.sequences_per_step * members,
         progress.status,
         lambda: peers,
         lambda _: None,

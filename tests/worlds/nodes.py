@@ -35,6 +35,7 @@ from neuroshard.node.peer_network import report_of_stages
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_life import Relocating
+from neuroshard.optim.outer import LineProgress
 from neuroshard.pipeline.executor import Precision
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.offer import RunOffer
@@ -42,7 +43,7 @@ from neuroshard.state.backup_copy import BackupCopy
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.download import ReplicaClient
-from neuroshard.state.outer_state import OuterProgress, outer_root
+from neuroshard.state.outer_state import OuterProgress, line_from_json, outer_root
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.staging_buffers import StagingBuffers
@@ -135,6 +136,7 @@ class HeldStage:
             record,
             outer=OuterProgress(),
             outer_step=self.outer_step,
+            line=LineProgress(),
             identity=self.identity,
             precision=Precision.FP32,
             time=self.clock(),
@@ -414,7 +416,8 @@ def root_of(store: CheckpointStore, stage: HeldStage) -> str:
     """Of the newest checkpoint's outer state."""
     generation = store.generations()[0]
     file = Path(generation.path).with_suffix(".safetensors")
-    return outer_root(file, snapshot_layout(SHAPE, stage.identity.layers), generation.outer_step)
+    line = line_from_json(store.read_manifest(Path(generation.path)).meta.extra.get("outer"))
+    return outer_root(file, snapshot_layout(SHAPE, stage.identity.layers), generation.outer_step, line)
 
 
 @asynccontextmanager

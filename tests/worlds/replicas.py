@@ -25,13 +25,13 @@ from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody, signe
 from neuroshard.consensus.round_requests import RoundTimes
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay
-from neuroshard.consensus.sync_strategies import steps_between_rounds, strategy_at
+from neuroshard.consensus.sync_strategies import Strategy, sequences_to_round, strategy_at
 from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.messages import EncodedFrame
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import CertifiedWork, OuterState
 from neuroshard.signals import first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.outer_state import state_root
@@ -47,7 +47,7 @@ RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
 LENGTH = 50
 SCHEMA = TensorSchema(tuple(f"layers.{number}.weight" for number in range(5)), ((LENGTH // 5,),) * 5)
-OUTER = OuterOptimization(inner_steps=10, learning_rate=0.7, momentum=0.9)
+OUTER = OuterOptimization(inner_steps=10, interval="fixed", learning_rate=0.7, momentum=0.9)
 SEQUENCES_PER_STEP = 2
 NOW = 1_700_000_000.0  # by everybody's clock
 
@@ -110,7 +110,7 @@ class SimulatedReplica:
             GroupMember(self.name, identity.wallet_id),
             STAGE,
             StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
-            SEQUENCES_PER_STEP,
+            self._sequences_due,
             self._replica_status,
             self._peers,
             lambda node: IDENTITIES[node].wallet_id,
@@ -183,13 +183,13 @@ class SimulatedReplica:
     async def _step(self) -> None:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
         self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
-        is_due = self.sequences >= steps_between_rounds(self.parameters) * SEQUENCES_PER_STEP
+        is_due = self.sequences >= self._sequences_due(1)
         if self.may_be_alone and is_due and self.group.gathering.is_alone:
             await self.take_part()
 
     async def take_part(self) -> None:
         before = self.state
-        strategy = strategy_at(self.parameters, SCHEMA, before.outer_step)
+        strategy = self._strategy
         contribution = strategy.contribution(before, self.weights, self.residual)
         if self.group.gathering.agreement is not None:
             self.entered.append(before.outer_step)
@@ -205,12 +205,14 @@ class SimulatedReplica:
             if not outcome.is_without_own:
                 self.residual = strategy.next_residual(carried, encoded, outcome.sent)
             if keeps_weights(outcome, self.parameters):
-                self.state = strategy.kept_state(before, self.weights)
+                after = strategy.kept_state(before, self.weights)
             else:
-                self.state = strategy.next_state(before, outcome.aggregate)
+                after = strategy.next_state(before, outcome.aggregate)
                 included = included_work(outcome, strategy, carried)
-                self.weights = strategy.next_weights(self.weights, before, self.state, included)
-            self.sequences = self.sequences - self._counted(outcome)
+                self.weights = strategy.next_weights(self.weights, before, after, included)
+            work, counted = outcome.work, self._counted(outcome)
+            self.state = replace(after, line=before.line.after(work or CertifiedWork(counted)))
+            self.sequences = self.sequences - counted
             self.anchors[self.state.outer_step] = bytes(self.state.anchor.numpy()) + bytes(self.state.velocity.numpy())
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0
 
@@ -231,11 +233,20 @@ class SimulatedReplica:
             self.dies_at_message -= 1
         self._send(peer, message)
 
-    async def _root_after(self, aggregate: Tensor, outer_step: int) -> str:
+    async def _root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
         await anyio.lowlevel.checkpoint()
         if outer_step != self.state.outer_step:
             return ""
-        return state_root(strategy_at(self.parameters, SCHEMA, outer_step).next_state(self.state, aggregate))
+        after = self._strategy.next_state(self.state, aggregate)
+        return state_root(replace(after, line=self.state.line.after(work)))
+
+    @property
+    def _strategy(self) -> Strategy:
+        steps = self.state.line.sequences // SEQUENCES_PER_STEP
+        return strategy_at(self.parameters, SCHEMA, self.state.outer_step, steps)
+
+    def _sequences_due(self, members: int) -> int:
+        return sequences_to_round(self.parameters, SCHEMA, self.state, SEQUENCES_PER_STEP, members)
 
     async def _object(self, _aggregate: Tensor, _root: str) -> str:
         await anyio.lowlevel.checkpoint()

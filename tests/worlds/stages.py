@@ -73,7 +73,7 @@ PARAMETERS = RunParameters(
     initial_weights_seed=7,
     genesis=GenesisPins("00", 16, None, "00", 64),
     inner=InnerOptimization(learning_rate=3e-3, warmup_steps=5, decay_steps=200),
-    outer=OuterOptimization(inner_steps=5),
+    outer=OuterOptimization(inner_steps=5, interval="fixed"),
 )
 IDENTITY = StageIdentity(
     WalletId("0" * 16), NodeId("node"), RunId("1" * 64), ARCHITECTURE, LayerRange(0, ARCHITECTURE.layer_count), 1

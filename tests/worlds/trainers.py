@@ -94,7 +94,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6))
+TOGETHER = replace(PARAMETERS, outer=OuterOptimization(inner_steps=6, interval="fixed"))
 NAMES = REPLICAS[:2]
 
 
@@ -179,7 +179,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         GroupMember(place.name, known.wallet_id),
         stage_name,
         rounds,
-        parameters.sequences_per_step,
+        outer.sequences_due,
         progress.status,
         peers,
         lambda node: IDENTITIES[node].wallet_id,
@@ -209,7 +209,7 @@ def note_rounds(noted: Noted, held: StageParts) -> None:
         completed = await run_round(now)
         if completed:
             noted.anchors.append(outer.state.anchor)
-            noted.scheduled.append(outer.progress.line_sequences)
+            noted.scheduled.append(outer.state.line.sequences)
             noted.weights.append(await held.service.compute.run(lambda: flatten(model).clone()))
         return completed
 
