@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "aggregation": ("aggregation", ()),
     "learning": ("learning", ()),
     "codecs": ("codecs", ()),
+    "together": ("together", ()),
     "diloco": ("diloco", ()),
     "diloco_long": ("diloco", ("long",)),
     "schemes": ("schemes", ()),
@@ -72,7 +73,12 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"from the list below, default all; {REPORT}: no run")
     parser.add_argument("--tiny", action="store_true", help="the smallest size that executes the code; stores nothing")
+    parser.add_argument("--quick", action="store_true", help="of `together`: one seed in minutes, then a line of JSON")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of --quick (default: 1)")
+    parser.add_argument("--texts", type=Path, metavar="FOLDER", help="of --quick: the .txt files to train on")
     options = parser.parse_args()
+    if options.quick:
+        return _quick(parser, options)
     if options.names == [REPORT]:
         write_results_page()
         return 0
@@ -86,6 +92,19 @@ def main() -> int:
         _run(name, is_stored=not options.tiny)
     if not options.tiny:
         write_results_page()
+    return 0
+
+
+def _quick(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run the quick form of `together`, the only benchmark that has one."""
+    if options.names != ["together"]:
+        parser.error("--quick is for one benchmark: python -m benchmarks together --quick")
+    from benchmarks.together import quick  # it reads the size when it is imported
+
+    try:
+        quick(options.seed, options.texts)
+    except NotHereError as error:
+        parser.error(f"together cannot run: {error}")
     return 0
 
 

@@ -19,7 +19,7 @@ from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 SEEDS = seeds(size(3, 2))
 GROUPS = size((8, 16), (4,))  # members, a quarter of them hostile
 INNER_STEPS, ROUNDS, WARM_STEPS = size((25, 8, 400), (2, 1, 1))
-OUTER = OuterOptimization(inner_steps=INNER_STEPS, trim_fraction=0.25)
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", trim_fraction=0.25)
 GOAL, CLEAN_GOAL, FALSE_REFUSALS = 0.03, 0.003, 0.05
 SHIPPED = "trimmed mean, fraction 0.25, near-copies as one"
 MEAN = "plain mean"

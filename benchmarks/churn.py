@@ -45,7 +45,7 @@ SEEDS = size((1, 2, 3), (1, 2))
 MEMBERS, INNER_STEPS, ROUNDS, WARM_STEPS = size((7, 20, 30, 400), (4, 2, 4, 1))
 ABANDONED = 0.05  # of the rounds: as many as were called again in the worst run of `tests/training/test_churn.py`
 TOLERANCE = 0.02  # of the loss
-OUTER = OuterOptimization(inner_steps=INNER_STEPS)
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
 
 
 @dataclass(frozen=True)

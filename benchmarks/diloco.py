@@ -27,7 +27,7 @@ from neuroshard.config.run_parameters import CodecName, OuterOptimization
 SEEDS = size((1, 2, 3), (1, 2))
 REPLICAS, INNER_STEPS, ROUNDS = 4, size(25, 2), int(os.environ.get("BENCHMARK_ROUNDS", size(16, 1)))
 LONG_ROUNDS, WARM_STEPS = size((48, 400), (2, 2))
-OUTER = OuterOptimization(inner_steps=INNER_STEPS)
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
 GOAL, AIM, CODEC_TOLERANCE = 0.5, 0.7, 0.02
 
 
@@ -107,9 +107,9 @@ def _conditions() -> str:
     return (
         f"{REPLICAS} replicas of {parameter_count():,} parameters begin with the model and the moments that one has "
         f"after {WARM_STEPS} steps: {ROUNDS} rounds of {INNER_STEPS} inner steps of {BATCH} x "
-        f"{SHAPE.sequence_length} bytes of books; outer step {OUTER.learning_rate}, momentum from 0.5 to "
-        f"{OUTER.momentum}, trimmed mean. Alone: as many steps of one replica. Every gradient averaged: as many "
-        f"steps of {REPLICAS} x {BATCH} sequences. All have AdamW at {INNER.learning_rate:g}, constant after "
+        f"{SHAPE.sequence_length} bytes of books; outer step {OUTER.learning_rate}, momentum {OUTER.momentum} from "
+        "step 400 on, trimmed mean. Alone: as many steps of one replica. Every gradient averaged: as many steps of "
+        f"{REPLICAS} x {BATCH} sequences. All have AdamW at {INNER.learning_rate:g}, constant after "
         f"{INNER.warmup_steps} steps, the better of 2e-3 and 4e-3 for one replica alone with another seed. Seeds "
         f"{', '.join(map(str, SEEDS))} for weights and data; ± is the standard deviation between them. The held-out "
         f"loss, nats a byte, is that of the last anchor on {HELD_OUT} windows from the last tenth of each book. "

@@ -18,6 +18,7 @@ from benchmarks.seeds import of_each
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, StrategyName
 from neuroshard.consensus.sync_strategies import steps_between_rounds
 from neuroshard.identity.run_parameters import scheme_objection
+from neuroshard.optim.outer import LineProgress
 
 ALONE = "one replica alone"
 
@@ -84,8 +85,9 @@ def _objection(options: argparse.Namespace) -> str | None:
         return "--hostile must be less than --replicas"
     if options.hostile and outer.strategy == "averaging":
         return "--hostile is for members of rounds with a robust aggregator; strategy averaging has none"
-    if options.steps % steps_between_rounds(outer):
-        return f"--steps must be a multiple of the steps between two rounds, {steps_between_rounds(outer)}"
+    between = steps_between_rounds(outer, LineProgress(), BATCH, options.replicas)
+    if options.steps % between:
+        return f"--steps must be a multiple of the steps between two rounds, {between}"
     if options.line_mbit and outer.strategy == "averaging":
         return "--line-mbit is for strategies whose rounds go on beside the training"
     return scheme_objection(outer)
@@ -96,6 +98,7 @@ def _outer(options: argparse.Namespace) -> OuterOptimization:
     rank = options.rank if options.codec == "powersgd" else OuterOptimization.rank
     return OuterOptimization(
         inner_steps=options.inner_steps,
+        interval="fixed",
         strategy=options.strategy,
         codec=options.codec,
         aggregator=options.aggregator,
@@ -131,7 +134,7 @@ def _prepared(seed: int, warm_steps: int, replicas: int) -> tuple[Texts, Start]:
 
 def _over_a_line(options: argparse.Namespace, bits: float, seeds: Sequence[int]) -> list[Row]:
     """What rounds of a larger model take of the time, and what is learnt where they go on beside the training."""
-    between = steps_between_rounds(_outer(options))
+    between = steps_between_rounds(_outer(options), LineProgress(), BATCH, options.replicas)
     seconds = bits * between * options.parameters / (1e6 * options.line_mbit)
     share = seconds / (between * options.step_seconds)
     figure = f"{seconds:,.1f} s of sending a round, {share:.1%} of the {between * options.step_seconds:,.0f} s between"

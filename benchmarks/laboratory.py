@@ -36,7 +36,7 @@ from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import flatten, initialise, load_vector
 from neuroshard.optim.adamw import make_inner_optimizer
-from neuroshard.optim.outer import fresh_outer_state
+from neuroshard.optim.outer import CertifiedWork, LineProgress, fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
@@ -264,7 +264,9 @@ def apart(texts: Texts, start: Start, steps: int, batch: int) -> Outcome:
 
 
 def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None = None) -> Outcome:
-    """Replicas that train on data of their own and meet after every `inner_steps`."""
+    """Replicas that train on data of their own and meet after every `inner_steps`. The interval must be fixed."""
+    if scheme.outer.interval != "fixed":
+        raise ValueError("the rounds of a scheme have one interval")
     executors = [start.executor() for _ in range(scheme.replicas)]
     meeting = meeting or Meeting(scheme)
     with closing(ComputeThread(cpu_threads=1)) as compute:
@@ -274,7 +276,7 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
                 model=executor.model,
                 versions=run_of(scheme.outer),
                 exchange=Late(meeting, replica).exchange if scheme.late_share else partial(meeting.exchange, replica),
-                state=fresh_outer_state(flatten(executor.model)),
+                state=replace(fresh_outer_state(flatten(executor.model)), line=LineProgress(start.steps * BATCH)),
             )
             for replica, executor in enumerate(executors)
         ]
@@ -305,7 +307,7 @@ def vote(texts: Texts, compute: ComputeThread, executor: StageExecutor, outer: O
     asked.pin(HeldOut(texts.pinned, unigram_entropy=inf))
 
     async def objects(aggregate: Tensor, outer_step: int) -> bool:
-        return bool(await asked.objection(aggregate, await outer.root_after(aggregate, outer_step)))
+        return bool(await asked.objection(aggregate, await outer.root_after(aggregate, outer_step, CertifiedWork(0))))
 
     return objects
 
@@ -326,7 +328,11 @@ class _Pace:
 
     @staticmethod
     def of(scheme: Scheme, replica: int, first_step: int) -> _Pace:
-        between = scheme.paces[replica] if scheme.paces else steps_between_rounds(scheme.outer)
+        between = (
+            scheme.paces[replica]
+            if scheme.paces
+            else steps_between_rounds(scheme.outer, LineProgress(), BATCH, scheme.replicas)
+        )
         total = scheme.rounds * between if scheme.paces else scheme.steps
         return _Pace(first_step, total, between, ceil(scheme.late_share * between))
 

@@ -24,7 +24,7 @@ def measure() -> Report:
     """One model for each seed and way."""
     texts = Texts()
     starts = [Start.of(texts, seed, WARM_STEPS, REPLICAS) for seed in SEEDS]
-    outer = OuterOptimization(inner_steps=INNER_STEPS)
+    outer = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
 
     def ways(scheme: Scheme) -> list[Outcome]:
         return [together(texts, start, scheme) for start in starts]

@@ -26,13 +26,14 @@ from benchmarks.seeds import of_each
 from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.sync_strategies import steps_between_rounds
+from neuroshard.optim.outer import LineProgress
 
 SEEDS = size((1, 2, 3), (1, 2))
 REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = size((4, 25, 16, 400), (2, 4, 1, 1))
 STEPS = INNER_STEPS * ROUNDS
 LATE = 0.25  # of the inner steps between two rounds
 ALONE, EVERY = "one replica alone", "every gradient averaged"
-OUTER = OuterOptimization(inner_steps=INNER_STEPS)
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
 STEPPED = replace(OUTER, strategy="averaging", aggregator="mean", inner_steps=1)
 AVERAGINGS: Mapping[str, OuterOptimization] = {
     "gradients averaged in fp32": replace(STEPPED, codec="fp32"),
@@ -137,9 +138,13 @@ def _conditions() -> str:
         f"{', '.join(map(str, SEEDS))} for weights and data, most of it that of the weights. Bits: what a member "
         "sends, of a parameter and inner step, from the lengths of the encoded slices: its contribution to two "
         f"reducers, its share of the results to everybody. Trimmed mean, outer step {OUTER.learning_rate}, momentum "
-        f"from 0.5 to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. Overlapped: a "
+        f"up to {OUTER.momentum}, unless the row says otherwise; top-k has no outer momentum. Overlapped: a "
         f"round ends {LATE:.0%} of the inner steps after it began. Streaming has a round each "
-        f"{steps_between_rounds(TOGETHER[STREAMING])} inner steps, SPARTA each "
-        f"{steps_between_rounds(TOGETHER[SPARTA])}, so that every slice has its turn once, or each. Averaged "
-        "gradients have a step after every batch, with powersgd in two rounds, by the mean of all."
+        f"{_interval(STREAMING)} inner steps, SPARTA each {_interval(SPARTA)}, so that every slice has its turn once, "
+        "or each. "
+        "Averaged gradients have a step after every batch, with powersgd in two rounds, by the mean of all."
     )
+
+
+def _interval(name: str) -> int:
+    return steps_between_rounds(TOGETHER[name], LineProgress(), BATCH, REPLICAS)

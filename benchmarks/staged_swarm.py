@@ -65,7 +65,7 @@ def staged_parameters(
         initial_weights_seed=1,
         genesis=pins,
         inner=InnerOptimization(learning_rate=1e-3),
-        outer=OuterOptimization(inner_steps=10_000),
+        outer=OuterOptimization(inner_steps=10_000, interval="fixed"),
         routing=routing,
     )
 

@@ -165,7 +165,9 @@ def _parameters(genesis: Path, codec: CodecName) -> RunParameters:
         initial_weights_seed=1,
         genesis=pins,
         inner=InnerOptimization(learning_rate=3e-4),
-        outer=OuterOptimization(inner_steps=10_000, codec=codec, max_round_seconds=ROUND_SECONDS, overlap=True),
+        outer=OuterOptimization(
+            inner_steps=10_000, interval="fixed", codec=codec, max_round_seconds=ROUND_SECONDS, overlap=True
+        ),
     )
 
 

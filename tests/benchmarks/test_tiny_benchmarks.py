@@ -34,7 +34,10 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
     "dashboards": "there is no Chromium",
 }
 GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
-    "learning": ("diloco", "schemes", "rare_rounds", "overlap", "churn", "attacks", "pipeline_quality"),
+    "learning": (
+        *("together", "diloco", "schemes", "rare_rounds", "overlap", "churn", "attacks"),
+        "pipeline_quality",
+    ),
     "parts": (
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
         *("line_speed", "loopback_speed", "tensor_round_trip", "rounds", "utilisation_int8"),

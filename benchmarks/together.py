@@ -1,0 +1,333 @@
+"""Do several computers learn more than one? Rounds against one replica alone and one large synchronous machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import trio
+from torch import Tensor
+
+from benchmarks.laboratory import BATCH, INNER, SHAPE, Meeting, Scheme, replica_data
+from benchmarks.record import NotHereError, Report, Row, mean_with_interval
+from benchmarks.sizes import size
+from benchmarks.stacked import StackedReplicas, new_models
+from benchmarks.texts import TEXTS, real_texts
+from neuroshard.compression import make_codec, residual_decay
+from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rounds, strategy_at
+from neuroshard.model.weights import TensorSchema, initialise
+from neuroshard.optim.outer import CertifiedWork, Fragment, OuterState, fresh_outer_state
+from neuroshard.optim.schedule import learning_rate_at
+
+SEEDS = size((1, 2, 3), (1, 2))
+TUNING_SEED = 99  # of no other figure
+REPLICAS = size(4, 2)
+STEPS = size((1_200, 4_000), (4,))
+QUICK_STEPS = 1_200
+WINDOWS = size(512, 8)
+# By `tuned`: the best of these rates after 1,200 steps with the tuning seed, on windows that no figure is taken from.
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+ALONE, TOGETHER, INT4, OLD, SYNCHRONOUS = (
+    "one replica alone",
+    "together",
+    "together, int4",
+    "together, the earlier default",
+    "synchronous",
+)
+TUNED = {ALONE: 2e-3, TOGETHER: 2e-3, INT4: 2e-3, OLD: 2e-3, SYNCHRONOUS: 4e-3}
+GOAL_TO_SYNCHRONOUS, GOAL_TO_ALONE = 0.03, 0.0
+
+
+class Corpus:
+    """Windows of texts, a byte per token. The last tenth of each text is held out, and one text is never trained on."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """The last text is the unseen one; one text alone has its last fifth as unseen and held-out half each."""
+        *known, last = (torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in texts)
+        if not known:
+            known, last = [last[: len(last) * 9 // 10]], last[len(last) * 9 // 10 :]
+        self._trained = torch.cat([text[: len(text) * 9 // 10] for text in known])
+        held_out = torch.cat([text[len(text) * 9 // 10 :] for text in known])
+        if min(map(len, (self._trained, held_out, last))) < 2 * SHAPE.sequence_length:
+            raise NotHereError("the texts are too short: give at least 10,000 bytes of text")
+        self.held_out, self.tuning = _even(held_out, WINDOWS, 0), _even(held_out, WINDOWS, SHAPE.sequence_length)
+        self.unseen = _even(last, WINDOWS, 0)
+
+    @classmethod
+    def read(cls, folder: Path | None) -> Corpus:
+        """The texts of a folder, or the shared ones. Raises NotHereError."""
+        if folder is None:
+            return cls(real_texts())
+        paths = sorted(folder.rglob("*.txt"))
+        if not paths:
+            raise NotHereError(f"there are no .txt files in {folder}")
+        return cls([path.read_bytes() for path in paths])
+
+    def batch(self, generator: torch.Generator) -> Tensor:
+        """Inputs and labels in one, (BATCH, length + 1), at random places."""
+        last = len(self._trained) - SHAPE.sequence_length - 1
+        starts = torch.randint(0, last, (BATCH,), generator=generator)
+        return self._trained[starts[:, None] + torch.arange(SHAPE.sequence_length + 1)].to(torch.int64)
+
+
+def _even(text: Tensor, count: int, offset: int) -> Tensor:
+    """Windows at equal distances, (count, length + 1)."""
+    starts = torch.linspace(offset, len(text) - SHAPE.sequence_length - 1, count).to(torch.int64)
+    return text[starts[:, None] + torch.arange(SHAPE.sequence_length + 1)].to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of training."""
+
+    name: str
+    replicas: int = 1
+    data_of: int = 1  # replicas whose data each one trains on; more than 1 is a synchronous machine
+    outer: OuterOptimization | None = None  # of the rounds
+    is_earlier: bool = False  # the outer step of earlier versions, whose momentum rose over five rounds
+
+    def strategy(self, schema: TensorSchema, state: OuterState) -> FragmentStep:
+        """The outer step from this state."""
+        outer = self.outer or OuterOptimization()
+        if self.is_earlier:
+            momentum = 0.5 + (outer.momentum - 0.5) * min(1.0, state.outer_step / 5)
+            whole, decay = Fragment.whole(schema.total_size), residual_decay(outer.codec)
+            return FragmentStep(whole, outer.learning_rate, momentum, decay)
+        step = strategy_at(outer, schema, state.outer_step, state.line.sequences // BATCH)
+        assert isinstance(step, FragmentStep)
+        return step
+
+
+DEFAULT = OuterOptimization()
+EARLIER = OuterOptimization(inner_steps=size(500, 2), interval="fixed", learning_rate=0.7, momentum=0.9)
+ARMS = (
+    Arm(ALONE),
+    Arm(TOGETHER, REPLICAS, outer=DEFAULT),
+    Arm(INT4, REPLICAS, outer=replace(DEFAULT, codec="int4")),
+    Arm(OLD, REPLICAS, outer=EARLIER, is_earlier=True),
+    Arm(SYNCHRONOUS, data_of=REPLICAS),
+)
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Losses of one arm with one seed, in nats per byte."""
+
+    held_out: float
+    unseen: float
+    tuning: float
+    bits: float = 0.0  # that a replica uploads, per parameter and inner step
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One training of an arm."""
+
+    arm: Arm
+    seed: int
+    rate: float
+
+
+class Group:
+    """The rounds of one attempt, on its rows of the stack."""
+
+    def __init__(self, arm: Arm, weights: Tensor, schema: TensorSchema) -> None:
+        """`weights` (replicas, d) are read and replaced in place."""
+        assert arm.outer is not None
+        self._arm, self._outer, self._weights, self._schema = arm, arm.outer, weights, schema
+        self.state = fresh_outer_state(weights[0].clone())
+        self._residuals: list[Tensor | None] = [None] * arm.replicas
+        self.meeting = Meeting(Scheme(replace(arm.outer, interval="fixed"), 0, arm.replicas))
+        self._since = 0
+
+    def after_step(self, *, is_last: bool) -> None:
+        """Count an inner step, and make a round if it is due or the last."""
+        self._since += 1
+        due = steps_between_rounds(self._outer, self.state.line, BATCH, self._arm.replicas)
+        if is_last or self._since >= due:
+            self._round()
+
+    def _round(self) -> None:
+        before, strategy = self.state, self._arm.strategy(self._schema, self.state)
+        sent = {
+            replica: strategy.contribution(before, self._weights[replica], self._residuals[replica])
+            for replica in range(self._arm.replicas)
+        }
+        aggregate = trio.run(self.meeting.agreed, sent, before.outer_step)
+        if aggregate is None:
+            raise AssertionError("a round of honest replicas was abandoned")
+        codec = make_codec(self._outer.codec)
+        self._residuals = [strategy.next_residual(None, one, codec.round_trip(one)) for one in sent.values()]
+        line = before.line.after(CertifiedWork(BATCH * self._since))
+        self.state, self._since = replace(strategy.next_state(before, aggregate), line=line), 0
+        self._weights.copy_(self.state.anchor.expand_as(self._weights))
+
+
+def trained(corpus: Corpus, attempts: Sequence[Attempt], marks: Sequence[int]) -> dict[tuple[Attempt, int], Learnt]:
+    """Train all attempts side by side; what each has learnt after these numbers of inner steps.
+
+    All must have the same amount of data per replica. At each mark, attempts with rounds make one.
+    """
+    sources = [
+        [attempt.arm.data_of * number + part for part in range(attempt.arm.data_of)]
+        for attempt in attempts
+        for number in range(attempt.arm.replicas)
+    ]
+    owners = [attempt for attempt in attempts for _ in range(attempt.arm.replicas)]
+    models = new_models(SHAPE, len(owners))
+    for model, owner in zip(models, owners, strict=True):
+        initialise(model, owner.seed)
+    stack, schema = StackedReplicas(models, INNER), TensorSchema.of(models[0])
+    groups, start = dict[Attempt, Group](), 0
+    for attempt in attempts:
+        stop = start + attempt.arm.replicas
+        if attempt.arm.outer is not None:
+            groups[attempt] = Group(attempt.arm, stack.weights[start:stop], schema)
+        start = stop
+    feeds = {
+        (owner.seed, number): replica_data(owner.seed, number)
+        for owner, numbers in zip(owners, sources, strict=True)
+        for number in numbers
+    }
+    rates, found = torch.tensor([owner.rate for owner in owners]), dict[tuple[Attempt, int], Learnt]()
+    for step in range(max(marks)):
+        batches = {key: corpus.batch(feed) for key, feed in feeds.items()}  # replicas of one number have equal data
+        rows = torch.stack(
+            [
+                torch.cat([batches[one.seed, each] for each in numbers])
+                for one, numbers in zip(owners, sources, strict=True)
+            ]
+        )
+        stack.step(rows, rates * (learning_rate_at(step, INNER) / INNER.learning_rate))
+        for group in groups.values():
+            group.after_step(is_last=step + 1 in marks)
+        if step + 1 in marks:
+            found |= {(one, step + 1): learnt for one, learnt in _measured(corpus, stack, owners, groups, step + 1)}
+    return found
+
+
+def _measured(
+    corpus: Corpus, stack: StackedReplicas, owners: Sequence[Attempt], groups: Mapping[Attempt, Group], steps: int
+) -> list[tuple[Attempt, Learnt]]:
+    losses = [stack.held_out_losses(rows).tolist() for rows in (corpus.held_out, corpus.unseen, corpus.tuning)]
+    first = {owner: row for row, owner in reversed(list(enumerate(owners)))}
+    found = list[tuple[Attempt, Learnt]]()
+    for owner, row in first.items():
+        held_out, unseen, tuning = (each[row] for each in losses)
+        group = groups.get(owner)
+        bits = 0.0 if group is None else 8 * group.meeting.sent_bytes / (stack.weights.shape[1] * steps)
+        rounds = 0 if group is None else group.state.outer_step
+        found.append((owner, Learnt(held_out, unseen, tuning, bits, rounds)))
+    return found
+
+
+def of_all(corpus: Corpus, seeds: Sequence[int], marks: Sequence[int]) -> dict[tuple[str, int, int], Learnt]:
+    """Every arm with its tuned rate, by name, seed and steps."""
+    attempts = [Attempt(arm, seed, TUNED[arm.name]) for arm in ARMS for seed in seeds]
+    found = dict[tuple[str, int, int], Learnt]()
+    for amount in sorted({arm.data_of for arm in ARMS}):
+        same = [attempt for attempt in attempts if attempt.arm.data_of == amount]
+        found |= {(one.arm.name, one.seed, mark): got for (one, mark), got in trained(corpus, same, marks).items()}
+    return found
+
+
+def tuned(corpus: Corpus, steps: int = QUICK_STEPS) -> dict[str, dict[float, float]]:
+    """Loss of every arm on the tuning windows at each rate, with the tuning seed."""
+    found = dict[str, dict[float, float]]()
+    for arm in ARMS:
+        attempts = [Attempt(arm, TUNING_SEED, rate) for rate in RATES]
+        learnt = trained(corpus, attempts, (steps,))
+        found[arm.name] = {one.rate: learnt[one, steps].tuning for one in attempts}
+    return found
+
+
+def measure() -> Report:
+    """All arms, three seeds paired, on held-out text and on a text that no arm has seen or was tuned on."""
+    torch.set_num_threads(1)
+    corpus, began = Corpus.read(None), time.monotonic()
+    found, rows = of_all(corpus, SEEDS, STEPS), list[Row]()
+    for steps in STEPS:
+        rows += [row for arm in ARMS for row in _rows(found, arm.name, steps)]
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
+    chosen = ", ".join(f"{name} {rate:g}" for name, rate in TUNED.items())
+    conditions = (
+        f"{SHAPE.layer_count} layers of {SHAPE.hidden_size}; {BATCH} x {SHAPE.sequence_length} bytes per inner step "
+        f"and replica, {REPLICAS} replicas, from nothing. AdamW with a warm-up of {INNER.warmup_steps} steps, then a "
+        f"constant rate, for each arm the best of {rates} with another seed on other windows: {chosen}. Synchronous: "
+        f"one model with the data of all {REPLICAS}. Together: the default of a run, {DEFAULT.codec}. The earlier "
+        "default: every 500 steps, outer step 0.7, momentum 0.9."
+    )
+    seeds = ", ".join(map(str, SEEDS))
+    interval = (
+        f"Seeds {seeds}; means with their 95 % interval (Student's t); differences are paired by seed. The unseen text "
+        f"is {_unseen_name()}. {time.monotonic() - began:,.0f} s."
+    )
+    notes = (conditions, interval)
+    return Report("together", "Several computers against one", tuple(rows), notes)
+
+
+def _rows(found: Mapping[tuple[str, int, int], Learnt], name: str, steps: int) -> list[Row]:
+    learnt = [found[name, seed, steps] for seed in SEEDS]
+    prefix = f"{steps:,} steps, {name}"
+    figure = f"{_shown([one.held_out for one in learnt])}; unseen text {_shown([one.unseen for one in learnt])}"
+    if learnt[0].rounds:
+        figure += f"; {learnt[0].rounds} rounds, {fmean(one.bits for one in learnt):.2f} bits"
+    rows = [Row(f"{prefix}: loss, nats per byte", figure, "report", None)]
+    for other, goal in ((ALONE, GOAL_TO_ALONE), (SYNCHRONOUS, GOAL_TO_SYNCHRONOUS)):
+        if name not in {TOGETHER, INT4, OLD}:
+            continue
+        for place, get in _PLACES.items():
+            shares = [get(one) / get(found[other, seed, steps]) - 1 for one, seed in zip(learnt, SEEDS, strict=True)]
+            mean, half = mean_with_interval(shares)
+            is_met = None if name == OLD else mean <= goal
+            wanted = "report" if name == OLD else f"<= {goal:+.0%}"
+            rows.append(Row(f"{prefix}, against {other}, {place}", f"{mean:+.1%} ± {half:.1%}", wanted, is_met))
+    return rows
+
+
+_PLACES: Mapping[str, Callable[[Learnt], float]] = {
+    "held out": lambda learnt: learnt.held_out,
+    "unseen text": lambda learnt: learnt.unseen,
+}
+
+
+def _shown(values: Sequence[float]) -> str:
+    mean, half = mean_with_interval(values)
+    return f"{mean:.4f} ± {half:.4f}"
+
+
+def _unseen_name() -> str:
+    paths = sorted(TEXTS.rglob("*.txt")) if TEXTS.is_dir() else []
+    return paths[-1].stem if paths else "the last one"
+
+
+def quick(seed: int, folder: Path | None) -> None:
+    """One seed of the main arms; the last line is JSON. Raises NotHereError."""
+    torch.set_num_threads(1)
+    corpus, steps = Corpus.read(folder), min(QUICK_STEPS, max(STEPS))
+    found = of_all(corpus, (seed,), (steps,))
+    for arm in ARMS:
+        one = found[arm.name, seed, steps]
+        losses = f"{one.held_out:.4f} held out, {one.unseen:.4f} unseen"
+        sys.stdout.write(f"{arm.name}: {losses}, {one.bits:.3f} bits, {one.rounds} rounds\n")
+    short = {name: found[name, seed, steps] for name in (ALONE, TOGETHER, SYNCHRONOUS)}
+    answer = {"alone": short[ALONE], "together": short[TOGETHER], "synchronous": short[SYNCHRONOUS]}
+    line = {name: round(one.held_out, 5) for name, one in answer.items()}
+    sys.stdout.write(json.dumps({**line, "bits": round(short[TOGETHER].bits, 5)}) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for arm_name, losses in tuned(Corpus.read(None)).items():
+        best = partial(min, key=losses.__getitem__)(losses)
+        shown = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
+        print(f"{arm_name}: best {best:g} ({shown})", flush=True)
