@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from neuroshard.data.manifest import (
@@ -221,4 +222,4 @@ def _grown_tokenizers(previous: DataSetManifest | None, entry: TokenizerEntry) -
     newest = previous.tokenizers[-1]
     if newest.sha256 == entry.sha256:
         return previous.tokenizers
-    return (*previous.tokenizers, replace(entry, first_shard=previous.total_shards))
+    return (*previous.tokenizers, structs.replace(entry, first_shard=previous.total_shards))
