@@ -53,7 +53,7 @@ def invite_friend(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an invitation to a run of friends and print its link. Whoever has the link can join until it ends."""
+    """Make an invitation to a run of friends and print its link. Anyone with the link can join until it ends."""
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
@@ -85,7 +85,7 @@ def invite_friend(
     wallets = "1 wallet" if uses == 1 else f"{uses} wallets"
     typer.echo(
         f"Invitation {made.label!r} to run {offer.parameters.name}: for {wallets}, until {date_of(terms.not_after)}. "
-        "Send it privately: whoever has it can join."
+        "Send it privately: anyone with it can join."
     )
     typer.echo(link)
     _print_hints(made)
@@ -179,7 +179,7 @@ def _only_run(folder: Path, status: dict[str, Any] | None) -> str:
 
 
 def _peers(loaded: LoadedSettings, status: dict[str, Any] | None, offer: RunOffer) -> Sequence[str]:
-    """Addresses for the invitation: those given, else those of the running node, else the run's seeds."""
+    """Addresses for the invitation: those given, otherwise those of the running node or the run's seeds."""
     from neuroshard.errors import UsageError
 
     if loaded.settings.peer:

@@ -1,8 +1,8 @@
 """Invitations to a run of friends: grants, passes and revocations as signed messages, and the code that people pass on.
 
 The chain is owner key -> invitation key -> wallet. The owner signs a grant for the key of an invitation. The holder of
-the invitation's secret signs a pass for a wallet and shows only the pass. A pass is no secret: it is worth something
-only to the owner of its wallet. Pure: no sockets, no files, no clock.
+the invitation's secret signs a pass for a wallet and shows only the pass. A pass need not stay secret: it is worth
+something only to the owner of its wallet. Pure: no sockets, no files, no clock.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ _Url = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)]
 class Invitation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The content of a code: a grant, the secret that makes passes of it, and places to begin with.
 
-    Whoever reads it can join, so no log contains it.
+    Anyone who reads it can join, so no log contains it.
     """
 
     signed_grant: Signed[InvitationGrant]
