@@ -13,7 +13,6 @@ from random import Random
 import msgspec
 import pytest
 from blake3 import blake3
-from tests.worlds.identities import identity_of
 
 from neuroshard.identity import TokenSecret, Wallet
 from neuroshard.identity.invitations import (
@@ -29,6 +28,7 @@ from neuroshard.identity.invitations import (
     to_code,
 )
 from neuroshard.types import RunId
+from tests.worlds.claims import identity_of
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 import trio
-from tests.worlds.identities import identity_of
 from trio.testing import MockClock
 
 from benchmarks.friends import befriend, invitation_to
@@ -37,6 +36,7 @@ from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange, NodeId
+from tests.worlds.claims import identity_of
 
 START = 1_800_000_000.0
 OWNER = Wallet.from_secret(TokenSecret("hex", (1).to_bytes(32, "big")))  # of node 0

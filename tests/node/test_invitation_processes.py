@@ -33,8 +33,8 @@ def test_a_friend_joins_with_a_link_and_a_stranger_is_refused(
     run = made(CONFIG, small_genesis, tmp_path)
     here = ("--data-dir", run.data_dir)
     early = neuroshard("run", "invite", *here)
-    assert early.returncode == 2
-    assert "Start your node first" in early.stderr
+    assert early.code == 2
+    assert "Start your node first" in early.err
     with nodes_of(run, quick, tmp_path) as start:
         owner = start(0)
         status = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
@@ -42,8 +42,8 @@ def test_a_friend_joins_with_a_link_and_a_stranger_is_refused(
         assert status["network"]["join_line"] == f"neuroshard --invite LINK --genesis {small_genesis}"
         file = tmp_path / "ada.neuroshard-invitation"
         invited = neuroshard("run", "invite", "--label", "Ada", "--file", file, "--json", *here)
-        assert invited.returncode == 0, invited.stderr
-        link = json.loads(invited.stdout)["link"]
+        assert invited.code == 0, invited.err
+        link = invited.json()["link"]
         assert file.read_text().strip() == link
         assert file.stat().st_mode & 0o777 == 0o600
 
@@ -63,7 +63,7 @@ def test_a_friend_joins_with_a_link_and_a_stranger_is_refused(
             assert [(one["label"], one["online"]) for one in listed] == [("owner", True), ("Ada", True)]
             assert listed[1]["wallet_id"] == me["wallet_id"]
             revoked = neuroshard("run", "revoke", "Ada", *here)
-            assert revoked.returncode == 0, revoked.stderr
+            assert revoked.code == 0, revoked.err
             until("the friend is out", lambda: me["node_id"] not in peers_of(owner))
         assert len(members(run.data_dir)) == 1
 
@@ -71,6 +71,6 @@ def test_a_friend_joins_with_a_link_and_a_stranger_is_refused(
 def members(data_dir: Path) -> list[dict[str, Any]]:
     """The members that the owner's command lists."""
     shown = neuroshard("run", "members", "--data-dir", data_dir, "--json")
-    assert shown.returncode == 0, shown.stderr
-    listed: list[dict[str, Any]] = json.loads(shown.stdout)["members"]
+    assert shown.code == 0, shown.err
+    listed: list[dict[str, Any]] = shown.json()["members"]
     return listed

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.worlds.identities import identity_of
-
 from neuroshard.identity import TokenSecret, Wallet
 from neuroshard.identity.invitations import InvitationTerms, InvitedPlaces, invite, to_code
 from neuroshard.types import RunId
+from tests.worlds.claims import identity_of
 
 FILE = Path(__file__).parent / "invitation.json"
 NOT_AFTER, ISSUED_AT = 1_800_604_800, 1_800_000_000
