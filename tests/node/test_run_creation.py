@@ -134,7 +134,7 @@ def test_versions_to_come_are_all_kept(owner: Owner, made: RunOffer) -> None:
     third = update_run(owner, made, {"outer_lr": 0.5, "holds_from_outer_step": 20}).offer
     rates = [third.parameters_at(step).inner.learning_rate for step in (0, 9, 10, 20)]
     assert rates == [1e-3, 1e-3, 5e-4, 5e-4]
-    assert [third.parameters_at(step).outer.learning_rate for step in (10, 19, 20)] == [0.7, 0.7, 0.5]
+    assert [third.parameters_at(step).outer.learning_rate for step in (10, 19, 20)] == [1.0, 1.0, 0.5]
     assert JoinedRuns(owner.data_dir).load(made.run_id) == third
 
 
