@@ -53,7 +53,7 @@ class LineProgress:
     def least_interval(self, sequences_per_step: int, round_share: float, max_round_seconds: float) -> int:
         """Inner steps between two rounds of which an exchange takes `round_share`; 0 with fewer than two durations.
 
-        Never more than take `max_round_seconds`. Exact arithmetic, so that all members get the same number.
+        They never take more than `max_round_seconds`. The arithmetic is exact, so all members get the same number.
         """
         if len(self.durations) < 2:
             return 0
