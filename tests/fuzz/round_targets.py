@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from tests.worlds.identities import identity_of
 
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, MessagePart
 from neuroshard.consensus.roster import GroupMember
@@ -46,6 +45,7 @@ from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, RunId
 from tests.fuzz.message_targets import head, read_frame, written
 from tests.fuzz.target import Target
+from tests.worlds.claims import identity_of
 
 NOW = 1_700_000_000.0
 HASH = "ab" * 32
