@@ -29,22 +29,24 @@ class StackedReplicas:
         self._gradients, self._first, self._second = (torch.zeros_like(self.weights) for _ in range(3))
         self._decay = torch.zeros_like(self.weights[0])
         self._leaves = dict[str, Tensor]()
+        self._slots = list[Tensor]()  # of the leaves, in the gradients
         self._steps, start = 0, 0
         for name, parameter in models[0].named_parameters():
             stop = start + parameter.numel()
             shape = (len(models), *parameter.shape)
             leaf = self.weights[:, start:stop].view(shape).detach().requires_grad_()
-            leaf.grad = self._gradients[:, start:stop].view(shape)  # autograd adds to it in place
+            self._slots.append(self._gradients[:, start:stop].view(shape))
             self._leaves[name] = leaf
             self._decay[start:stop] = inner.weight_decay if parameter.dim() >= 2 else 0.0
             start = stop
 
     def step(self, rows: Tensor, rates: Tensor) -> None:
         """One inner step on inputs and labels in one, (R, b, t + 1), with a learning rate for each replica (R,)."""
-        self._gradients.zero_()
         tokens = rows.shape[1] * (rows.shape[2] - 1)
-        (self._losses(rows).sum() / tokens).backward()
+        gradients = torch.autograd.grad(self._losses(rows).sum() / tokens, list(self._leaves.values()))
         with torch.no_grad():
+            for slot, gradient in zip(self._slots, gradients, strict=True):
+                slot.copy_(gradient)
             norms = self._gradients.norm(dim=1, keepdim=True)
             self._gradients.mul_((self._inner.max_grad_norm / (norms + 1e-6)).clamp_(max=1.0))
             self._adamw(rates[:, None])

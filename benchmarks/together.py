@@ -33,7 +33,8 @@ REPLICAS = size(4, 2)
 STEPS = size((1_200, 4_000), (4,))
 QUICK_STEPS = 1_200
 WINDOWS = size(512, 8)
-# By `tuned`: the best of these rates after 1,200 steps with the tuning seed, on windows that no figure is taken from.
+# `python -m benchmarks.together` prints the loss of every arm at each of these rates, with the tuning seed and on
+# windows that no figure is taken from. TUNED has the rates in use.
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 ALONE, TOGETHER, INT4, OLD, SYNCHRONOUS = (
     "one replica alone",
@@ -257,12 +258,11 @@ def measure() -> Report:
     found, rows = of_all(corpus, SEEDS, STEPS), list[Row]()
     for steps in STEPS:
         rows += [row for arm in ARMS for row in _rows(found, arm.name, steps)]
-    rates = ", ".join(f"{rate:g}" for rate in RATES)
     chosen = ", ".join(f"{name} {rate:g}" for name, rate in TUNED.items())
     conditions = (
         f"{SHAPE.layer_count} layers of {SHAPE.hidden_size}; {BATCH} x {SHAPE.sequence_length} bytes per inner step "
         f"and replica, {REPLICAS} replicas, from nothing. AdamW with a warm-up of {INNER.warmup_steps} steps, then a "
-        f"constant rate, for each arm the best of {rates} with another seed on other windows: {chosen}. Synchronous: "
+        f"constant rate for each arm: {chosen}. Synchronous: "
         f"one model with the data of all {REPLICAS}. Together: the default of a run, {DEFAULT.codec}. The earlier "
         "default: every 500 steps, outer step 0.7, momentum 0.9."
     )
