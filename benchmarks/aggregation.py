@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -143,19 +144,31 @@ def _peak(rule: str, form: str) -> dict[str, Any]:
 def _whole_round() -> dict[str, Any]:
     import torch
 
-    from neuroshard.aggregation import Mean, SliceRows, judge_statistics, reduce_slice, reduction_by, slice_statistics
+    from neuroshard.aggregation import (
+        Mean,
+        SliceRows,
+        TrimmedMean,
+        judge_statistics,
+        reduce_slice,
+        reduction_by,
+        slice_statistics,
+    )
 
     rows = torch.randn(COUNT, LENGTH, generator=torch.Generator().manual_seed(1)).add_(1)
     whole = SliceRows.of(rows)
     total = slice_statistics(whole, with_gram=True)
-    reduction = reduction_by(Mean(), total, judge_statistics(total))
+    verdict = judge_statistics(total)
+    reduction = reduction_by(Mean(), total, verdict)
+    clusters = tuple(replace(one, weight=100.0 + one.rows[0]) for one in verdict.clusters)
+    weighted = reduction_by(TrimmedMean(0.25), total, replace(verdict, clusters=clusters))
     return {
         "seconds": {
             "statistics": _seconds(lambda: slice_statistics(whole)),
-            "statistics with Gram matrix (Krum, centred clipping)": _seconds(
+            "statistics with Gram matrix (near-copies, Krum, centred clipping)": _seconds(
                 lambda: slice_statistics(whole, with_gram=True)
             ),
             "weighted sum of clipped rows": _seconds(lambda: reduce_slice(whole, reduction)),
+            "trimmed mean of clipped rows with different weights": _seconds(lambda: reduce_slice(whole, weighted)),
         }
     }
 
