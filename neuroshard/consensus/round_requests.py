@@ -155,14 +155,16 @@ def ready_nodes(
 ) -> list[NodeId]:
     """The replicas that could take part now, in the order in which they call; empty if this node cannot.
 
-    All are on this node's line, replicas with work first. A replica without work can still vote, and a certificate
-    may name it.
+    All are on this node's line; first those with more than half of the most work. A replica without work can still
+    vote, and a certificate may name it.
     """
     if not own.root:
         return []
     fitting = {node: other for node, other in others.items() if other.is_live and other.line == own.line}
     here = {**fitting, self_id: own}
-    return sorted(turn_order(stage, own, list(here)), key=lambda node: not here[node].sequences)
+    most = max(each.sequences for each in here.values())
+    # a replica that trains little looks rarely, so the others would wait for its call
+    return sorted(turn_order(stage, own, list(here)), key=lambda node: 2 * here[node].sequences <= most)
 
 
 def members_of_call(

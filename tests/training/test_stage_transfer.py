@@ -55,7 +55,7 @@ def test_the_state_of_a_stage_arrives_bit_for_bit_and_goes_on_as_ones_own(
     assert here.record.progress.steps == 40
     assert here.record.inherited.tokens == 4000
     assert (here.outer_progress.inner_steps, here.outer_progress.sequences) == (2, 8)
-    assert here.outer_progress.scheduled_sequences == donor.outer.progress.scheduled_sequences == 1208
+    assert here.outer_state.line.sequences + here.outer_progress.since_round == donor.outer.scheduled_sequences == 1208
     assert here.record.progress.position is None
     there = stage_tensors(donor.stage.executor.model, donor.stage.executor.optimizer, donor.outer.state)
     for name, tensor in stage_tensors(here.executor.model, here.executor.optimizer, here.outer_state).items():
