@@ -12,8 +12,6 @@ from neuroshard.identity.invitations import FILE_SUFFIX, MAX_CODE_CHARACTERS, In
 from neuroshard.identity.invitations import read_invitation as read_code
 from neuroshard.network.libp2p.addresses import Scope, is_near, parse_address, scope_of
 
-MAX_PATH_CHARACTERS = 400  # the shortest code is longer
-
 
 @dataclass(frozen=True)
 class InvitedSettings:
@@ -55,15 +53,20 @@ def invited_settings(loaded: LoadedSettings) -> InvitedSettings:
 def read_invitation_text(text: str) -> Invitation:
     """Read an invitation from a code, a link, or the path of a file. Raises InvitationError."""
     text = text.strip()
-    is_name = len(text) < MAX_PATH_CHARACTERS and "://" not in text  # a link is never a path, and a code is longer
-    is_file = is_name and (text.endswith(FILE_SUFFIX) or Path(text).expanduser().is_file())
-    if not is_file:
+    if "://" in text or not (text.endswith(FILE_SUFFIX) or _is_file(text)):
         return read_code(text)
     try:
         with Path(text).expanduser().open(encoding="ascii", errors="replace") as stream:
             return read_code(stream.read(4 * MAX_CODE_CHARACTERS))
     except OSError as error:
         raise InvitationError(f"The file {text} cannot be read: {error.strerror}.", "Check the path.") from error
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):  # most codes are longer than the name of a file may be
+        return False
 
 
 def _near_peers(peers: tuple[str, ...], *, is_local: bool) -> tuple[str, ...]:
