@@ -103,7 +103,7 @@ def test_many_false_replicas_do_not_end_it_either(tmp_path: Path) -> None:
         async with living(world, [0, 1, 2], moves=False) as nodes:
             for _ in range(5):
                 await pretender(world, 2, NodeState.TRAINING)
-            await anyio.sleep(30)
+            await anyio.sleep(60)  # false replicas may come first in the order of keepers
             assert nodes[0].swarm.sole_holder(2) == nodes[1].swarm.sole_holder(2) == nodes[2].name
             assert len(copies_of(nodes, 2)) == 1
 

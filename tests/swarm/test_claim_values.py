@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neuroshard.data.assignment import MAX_RANGES
 from neuroshard.identity import MalformedClaimError, read_claim, sign_claim
+from neuroshard.identity.invitations import MAX_PASS_BYTES
 from neuroshard.membership.announcements import Announcement, report_topic
 from neuroshard.membership.claim_intake import signed_report
 from neuroshard.membership.reports import MAX_REPORT_BYTES, MAX_WINDOWS, TrainingReport
@@ -183,6 +184,7 @@ def test_every_field_of_an_announcement_is_checked() -> None:
         ("memory_tier_mb", [-1, 10**10, None]),
         ("is_relay", [None, 1]),
         ("version", [None, "x" * 33, "<b>\u2028"]),
+        ("member_pass", [5, b"x" * (MAX_PASS_BYTES + 1)]),
     ]
     fields = msgspec.to_builtins(announcement_of(ALICE))
     assert {name for name, _ in bad} == set(fields)

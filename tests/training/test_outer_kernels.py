@@ -38,7 +38,7 @@ def root() -> str:
     return state_root(state)
 
 
-EXPECTED = "8f2686ecc74c4d551f0de69e9c99c55c615a135166c9f66d58ef800d7c4b190d"
+EXPECTED = "725b69209a737e070d7035b3455565643a095106d39c9b1dd3a51fedd2720f61"
 
 
 def test_threads_and_kernels_change_no_bit_of_the_state_root() -> None:

@@ -145,14 +145,16 @@ def test_microbatches_that_the_first_stage_gave_up_have_the_first_claim_to_its_r
 def steps_of(trainer: Trainer) -> list[tuple[int, ...]]:
     """Numbers of the microbatches of each step that a trainer's stage makes from now on."""
     (stage,), steps = trainer.parts.stages, list[tuple[int, ...]]()
-    take = stage.service.take
+    intake = stage.service.intake
+    take = intake.take
 
-    def noted(reason: str) -> Accumulated:
-        taken = take(reason)
-        steps.append(tuple(key.microbatch for key in taken.keys))
+    def noted() -> Accumulated:
+        taken = take()
+        if taken.keys:  # a pause empties the intake, too
+            steps.append(tuple(key.microbatch for key in taken.keys))
         return taken
 
-    stage.service.take = noted
+    intake.take = noted  # type: ignore[method-assign]
     return steps
 
 

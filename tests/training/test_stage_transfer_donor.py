@@ -308,7 +308,8 @@ def averaging(compute: ComputeThread, folder: Path, *, replicas: int) -> DonorNo
     donor = donor_node(compute, folder, "a", weights=1, peers=[NodeId(str(number)) for number in range(1, replicas)])
     donor.save(40)
     parameters = OuterOptimization(strategy="averaging", aggregator="mean", averaged_sequences=10)
-    donor.outer._parameters = parameters
+    run = replace(donor.outer.parameters, outer=parameters)
+    donor.outer._versions = lambda _: run
     return donor
 
 

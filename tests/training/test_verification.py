@@ -27,7 +27,7 @@ def evidence(held_out: Sequence[float], seed: int = 1, noise: float = 0.05) -> E
 
 
 def test_who_does_not_drive_says_who_measures() -> None:
-    assert "Those that feed text" in verify(Evidence(is_measured_here=False)).reason
+    assert "The nodes that feed text" in verify(Evidence(is_measured_here=False)).reason
     assert "not measured on held-out text yet" in verify(Evidence()).reason
 
 
