@@ -25,7 +25,7 @@ from benchmarks.texts import real_texts
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
-from neuroshard.consensus.roster import Encoded
+from neuroshard.consensus.slices import Encoded
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_rounds import Abandoned, Agreed, UnderWay
 from neuroshard.consensus.stage_rounds import Outcome as RoundOutcome

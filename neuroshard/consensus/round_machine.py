@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf
 
+from msgspec import structs
+
 from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.committee import Entry
 from neuroshard.consensus.effects import (
     Check,
     Checked,
@@ -35,11 +38,14 @@ from neuroshard.consensus.effects import (
     Say,
     VoteRecord,
 )
+from neuroshard.consensus.entries import entries_objection, entry_rules, merged_evidence, supported_entries
 from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
     CertificateSaid,
     ContributionSent,
+    Evidence,
+    EvidenceSaid,
     Intent,
     IntentSaid,
     Message,
@@ -87,6 +93,8 @@ class RoundStateMachine:
         self._judged: Judged | None = None
         self._must_leave_view = False  # at the next tick
         self._objection = ""
+        self._evidence = Evidence()  # for entries of this step
+        self._proposed: RoundProposal | None = None  # of the present view
         self._checking: dict[tuple[str, ...], Callable[[Checked], Value | None]] = {}
 
     @property
@@ -129,13 +137,21 @@ class RoundStateMachine:
         self._views.begin(self.setting.next_view(max(view, self._voting.last_view, 0)), now)
         commitment = commitment_of(contribution.digests)
         step_id, made_at = self.setting.step.id, contribution.made_at
-        intent = Intent(step_id, self.view, commitment, contribution.sequences, contribution.upload, made_at)
+        claims = contribution.sequences, contribution.upload, contribution.seconds
+        intent = Intent(step_id, self.view, commitment, *claims, made_at)
         signed = self.setting.sign(intent)
         self._views.add_intent(signed)
         effects: list[Effect] = [Say(self.setting.others, IntentSaid(signed))]
         if self.view > 0:
             effects += self._say_new_view(())
         return [*effects, *self._propose(now)]
+
+    def add_evidence(self, evidence: Evidence, now: float) -> list[Effect]:
+        """Keep evidence for entries; the proposer of this view proposes a value that carries only entries."""
+        self._evidence = merged_evidence(self.setting.step, self._evidence, evidence)
+        if self.completed is not None or self._proposed is not None or self._exchange is not None:
+            return []
+        return self._propose_entries(now)
 
     def ask_for_the_end(self) -> list[Effect]:
         """Ask how the step has ended, when the other members continued without this node."""
@@ -157,20 +173,20 @@ class RoundStateMachine:
 
     def hear(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
         """Handle a message whose signatures were verified and whose sender is known."""
-        if self.completed is not None:
+        if self.completed is not None or isinstance(message, AggregateWanted):
             return self._voting.help(sender, message)
         match message:
             case IntentSaid() | NewViewSaid() | ProposalSaid():
                 return self._hear_of_views(message, now)
             case ContributionSent() | StatementSaid() | ResultSaid():
                 return self._take_part(sender, message)
-            case AggregateWanted():
-                return self._voting.help(sender, message)
             case VoteSaid() | CertificateSaid():
                 # ask the sender of a certificate for its aggregate first, and others only after some time
                 if not self.knows_end:
                     self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
                 return self._voting.take(sender, message, self.view)
+            case EvidenceSaid(evidence):
+                return self.add_evidence(evidence, now)
             case AggregateSent():
                 return [*self._voting.take(sender, message, self.view), *self._vote_again()]
 
@@ -214,13 +230,32 @@ class RoundStateMachine:
         step, views = self.setting.step, self._views
         if step.proposer(self.view) != self.setting.self_id or not views.may_propose(now):
             return []
-        views.has_proposed = True
         lock = views.highest_lock(self._voting.lock)
-        intents = () if lock is not None else views.chosen_intents()
-        round_id = round_id_of(step, self.view, intents)
-        value = None if lock is None else lock.value.digest
-        proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value))
-        said = ProposalSaid(proposal, intents, lock)
+        return self._say_proposal(() if lock is not None else views.chosen_intents(), lock, now)
+
+    def _propose_entries(self, now: float) -> list[Effect]:
+        """Propose a value without an aggregate, if this node is the proposer and some entries are valid.
+
+        Nothing is awaited: whether a value is valid does not depend on who is here.
+        """
+        views, is_turn = self._views, self.setting.step.proposer(self.view) == self.setting.self_id
+        if not is_turn or not self.setting.is_seat or views.has_proposed or self._voting.lock is not None:
+            return []
+        if not self._entries or self.view > 0:
+            return []
+        return self._say_proposal((), None, now)
+
+    @property
+    def _entries(self) -> tuple[Entry, ...]:
+        return supported_entries(self.setting.step, self._evidence, self.setting.reachable)
+
+    def _say_proposal(self, intents: tuple[VerifiedBody[Intent], ...], lock: Quorum | None, now: float) -> list[Effect]:
+        step, views = self.setting.step, self._views
+        views.has_proposed = True
+        round_id = round_id_of(step.id, self.view, intents)
+        value, entries = (None, self._entries) if lock is None else (lock.value.digest, ())
+        proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value, entries))
+        said = ProposalSaid(proposal, intents, lock, self._evidence if entries else Evidence())
         to = self.setting.others | {one.member.node_id for one in intents}
         return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
 
@@ -230,8 +265,8 @@ class RoundStateMachine:
             body.step_id == step.id
             and self.view <= body.view <= max(self.view, self._views.view_of_others() + MAX_AHEAD)
             and said.signed.member.node_id == step.proposer(body.view)
-            and (self._voting.is_lock(said.lock) if said.lock is not None else self._views.are_fit(said.intents))
-            and body.round_id == round_id_of(step, body.view, said.intents)
+            and (self._voting.is_lock(said.lock) if said.lock is not None else self._is_fit(said))
+            and body.round_id == round_id_of(step.id, body.view, said.intents)
             and body.value == (None if said.lock is None else said.lock.value.digest)
         )
         if not is_fit:
@@ -243,13 +278,25 @@ class RoundStateMachine:
             self._enter_view(body.view, now)
         if self._views.has_proposal:
             return []
-        self._views.has_proposal = True
+        self._views.has_proposal, self._proposed = True, body
         if said.lock is not None:
             self._proof = said.lock
             self._voting.values.want(said.lock.value)
             return self._vote_again()
-        # a locked voter supports no other value, so an exchange would be wasted
-        return [] if self._voting.lock is not None else self._begin_exchange(body.round_id, said)
+        if self._voting.lock is not None:
+            return []  # a locked seat supports no other value, so an exchange would be wasted
+        if said.intents:
+            return self._begin_exchange(body.round_id, said)
+        value = self._completed(self.setting.step.first_value())
+        self._voting.values.add(value, ())
+        return self._voting.prepare(self.view, value, None)
+
+    def _is_fit(self, said: ProposalSaid) -> bool:
+        """Whether a proposal without a lock has contributions that form a round, or only entries, and all are valid."""
+        entries = said.signed.body.entries
+        if entries and entries_objection(self.setting.step, entries, said.evidence, self.setting.reachable):
+            return False
+        return self._views.are_fit(said.intents) if said.intents else bool(entries)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
         exchange = AllReduce(self.setting, round_id, said.intents, self._own_part(said))
@@ -285,7 +332,7 @@ class RoundStateMachine:
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:
-        self._exchange = self._proof = self._judged = None
+        self._exchange = self._proof = self._judged = self._proposed = None
         self._must_leave_view, self._objection = False, ""
         self._checking.clear()
         self._views.begin(view, now)
@@ -322,7 +369,7 @@ class RoundStateMachine:
         step, views = self.setting.step, self._views
         refused = frozenset(exchange.members[row].node_id for row in judged.verdict.refused)
         left = {member.node_id for member in exchange.members} - refused
-        is_enough = len(left) >= 2 and len(left & step.roster.nodes) >= step.quorum
+        is_enough = any(step.may_reduce(node) for node in left) and (step.tolerated == 0 or step.is_quorum(left))
         if judged.verdict.abort_reason is None or not is_enough or refused <= views.refused:
             return [GiveUp(judged.abort_reason)]
         views.refused |= refused
@@ -339,19 +386,29 @@ class RoundStateMachine:
         digests = exchange.digests
 
         def value_of(checked: Checked) -> Value:
-            return Value(
-                step_id=self.setting.step.id,
-                root=self.setting.step.root,
+            value = structs.replace(
+                self.setting.step.first_value(),
+                outer_step=self.setting.step.number + 1,
                 round_id=exchange.round_id,
                 aggregate=digests,
                 members=exchange.members,
                 accepted=tuple(names[row] for row in verdict.accepted),
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
+                uploads=exchange.uploads(),
                 sequences=exchange.accepted_sequences(verdict.accepted),
+                seconds=exchange.certified_seconds(),
             )
+            return self._completed(value)
 
         return self._check(aggregate, digests, value_of)
+
+    def _completed(self, value: Value) -> Value:
+        """The value with the entries of the present proposal, and with what follows from them."""
+        step, entries = self.setting.step, () if self._proposed is None else self._proposed.entries
+        after = entry_rules(step).applied(step.committee, entries)
+        changed = None if after == step.committee else after
+        return step.completed(structs.replace(value, entries=entries, next_committee=changed))
 
     def _check(
         self, aggregate: Aggregate, digests: tuple[str, ...], value_of: Callable[[Checked], Value | None]
@@ -381,6 +438,8 @@ class RoundStateMachine:
         if known is None:
             return self._voting.ask()
         value, aggregate = known
+        if value.round_id is None:  # only entries: the state stays as it is
+            return self._voting.prepare(self.view, value, proof) or self._voting.count(self.view)
         return self._check(
             aggregate, value.aggregate, lambda checked: value if checked.next_root == value.next_root else None
         )

@@ -28,7 +28,7 @@ from neuroshard.aggregation import (
 from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.effects import Computation, Judge, Judged, MakeStatistics, Reduce
-from neuroshard.consensus.roster import Encoded, SlicePlan
+from neuroshard.consensus.slices import Encoded, SlicePlan
 
 
 @dataclass(frozen=True)

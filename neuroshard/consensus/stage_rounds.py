@@ -14,11 +14,12 @@ from neuroshard.aggregation import RejectionReason, aggregator_config, aggregato
 from neuroshard.aggregation.slices import dot_product
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.roster import Roster, Step
+from neuroshard.consensus.chain import Ledger, Standing
+from neuroshard.consensus.step import Step
 from neuroshard.consensus.sync_strategies import Exchanged, exchanged_at, part_at, parts_of, sequences_to_round
 from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.model.weights import TensorSchema
-from neuroshard.types import RunId
+from neuroshard.types import RunId, WalletId
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Agreed:
     sent: Tensor | None = None
     # (k,), this node's contribution in the aggregate, if training continued since it was made
     late_for: Tensor | None = None
+    is_certified: bool = False  # by the committee: all members take the certified state
     is_without_own: bool = False  # completed without this node, whose work waits for the next round
     sequences: int | None = None  # trained per member since the round before; None: the same number as this node
     offered: int | None = None  # sequences whose work is in `late_for`; None: all of them
@@ -66,12 +68,12 @@ class StageRounds:
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
 
-    def step(self, outer_step: int, root: str, voters: Roster, *, is_open: bool) -> Step:
-        """The certified round that completes this outer step, from the state with this root."""
+    def step(self, outer_step: int, root: str, standing: Standing, ledger: Ledger, owner: WalletId) -> Step:
+        """The height that completes this outer step, from the state with this root."""
         parameters = self.parameters_at(outer_step)
         codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
         terms = f"{codec} {aggregator} {self._vector(outer_step)}"
-        return Step(self.run_id, self.stage, outer_step, root, terms, voters, is_open)
+        return Step(self.run_id, self.stage, outer_step, root, terms, standing, ledger, owner)
 
     def exchanged_at(self, outer_step: int) -> Exchanged:
         """The exchange of the round that completes this outer step."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from neuroshard.aggregation import statistics_size
 from neuroshard.consensus.effects import RoundConfig, ViewTiming
-from neuroshard.consensus.roster import MAX_SLICES
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
     ContributionSent,
@@ -18,6 +17,7 @@ from neuroshard.consensus.round_messages import (
     StatementSaid,
     VerifiedBody,
 )
+from neuroshard.consensus.slices import MAX_SLICES
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
@@ -75,17 +75,15 @@ class Views:
         known = self._new_views.get(node)
         if known is None or known.body.view < signed.body.view:
             self._new_views[node] = signed
-        for missing in (
-            self.intents.keys() & set(signed.body.missing) if node in self._setting.step.roster.nodes else ()
-        ):
+        for missing in self.intents.keys() & set(signed.body.missing) if node in self._setting.step.seats else ():
             self._accusers.setdefault(missing, set()).add(node)
         if lock is not None and (node not in self._locks or self._locks[node].view < lock.view):
             self._locks[node] = lock
 
     def view_of_others(self) -> int:
         """The highest view that at least one honest voter has reached."""
-        voters = self._setting.step.roster.nodes
-        views = sorted((said.body.view for node, said in self._new_views.items() if node in voters), reverse=True)
+        seats = self._setting.step.seats
+        views = sorted((said.body.view for node, said in self._new_views.items() if node in seats), reverse=True)
         tolerated = self._setting.step.tolerated
         return views[tolerated] if len(views) > tolerated else 0
 
@@ -95,35 +93,36 @@ class Views:
         return max(locks, key=lambda lock: lock.view, default=None)
 
     def may_propose(self, now: float) -> bool:
-        """Whether enough voters are here, and all expected members are here or have had their time."""
+        """Whether a quorum of seats is here, and all expected members are here or have had their time."""
         if self.has_proposed or self._first is None:
             return False
         here = self._here()
-        voters = here & self._setting.step.roster.nodes
         is_patient = now - self._begun < self._timing.gather_seconds
         awaited = self._setting.awaited - self._accused()  # the proposal leaves these out anyway
-        if len(voters) < self._setting.step.quorum or (is_patient and not here >= awaited):
+        if not self._setting.step.is_quorum(here) or (is_patient and not here >= awaited):
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
     def chosen_intents(self) -> tuple[VerifiedBody[Intent], ...]:
         """The intents for a proposal, without refused and accused members if enough others remain."""
         here = self._here() & self.intents.keys()
-        # Preference: neither refused nor accused; then without the refused ones; then all that are here. The first
-        # choice that has a quorum is taken, so that an accusation alone can never block the step.
+        # Preference: neither refused nor accused; then without the refused ones; then all that are here. An accusation
+        # alone can never block the step.
         accepted = here - self.refused
         choices = [self._fitting(nodes) for nodes in (accepted - self._accused(), accepted, here)]
         return next((chosen for chosen in choices if self.are_fit(chosen)), choices[-1])
 
     def are_fit(self, intents: Sequence[VerifiedBody[Intent]]) -> bool:
-        """Whether these intents can form a round: a quorum of voters, each member once, and one node per wallet."""
-        roster, members = self._setting.step.roster, [one.member for one in intents]
+        """Whether these intents can form a round: each member once, one of them a reducer, and one node per wallet."""
+        step, members = self._setting.step, [one.member for one in intents]
         return (
-            2 <= len(members) <= self._setting.most_members
+            1 <= len(members) <= self._setting.most_members
             and len({member.node_id for member in members}) == len(members)
-            and self._setting.step.may_meet(members)
-            and all(one.body.step_id == self._setting.step.id for one in intents)
-            and len(roster.nodes & {member.node_id for member in members}) >= self._setting.step.quorum
+            and step.may_meet(members)
+            and all(one.body.step_id == step.id for one in intents)
+            and any(step.may_reduce(member.node_id) for member in members)
+            # where somebody may lie, no proposer can leave the work of the seats out
+            and (step.tolerated == 0 or step.is_quorum([member.node_id for member in members]))
         )
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
@@ -161,12 +160,12 @@ class Views:
         return {node for node, said in self._new_views.items() if said.body.view == self.view}
 
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[VerifiedBody[Intent], ...]:
-        """A round's worth of intents: voters first; if there are too few places, newcomers get a quarter of them."""
+        """A round's worth of intents: seats first; if there are too few places, others get a quarter of them."""
         step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
         order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
-        order.sort(key=lambda node: node not in step.roster.nodes)
+        order.sort(key=lambda node: not step.may_reduce(node))
         if len(order) > most:
-            first = [node for node in order if node in step.roster.nodes][: most * 3 // 4]
+            first = [node for node in order if step.may_reduce(node)][: most * 3 // 4]
             order = [*first, *reversed([node for node in order if node not in first])]
         for node in order:
             members = [one.member for one in chosen]

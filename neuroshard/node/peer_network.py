@@ -37,6 +37,7 @@ from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.network.transport import MAX_RECORD_ADDRESSES
 from neuroshard.runs.exchange import RunExchange, RunShelf, RunVersions
 from neuroshard.runs.finding import RunFinder
+from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.signals import sleep_to_tick
@@ -209,7 +210,9 @@ class PeerNetwork:
             loopback_only=ip_address(settings.p2p_host).is_loopback,
         )
         stored = JoinedRuns(settings.data_dir)
-        exchange = RunExchange(RunShelf(stored.load, stored.keep), now=now)
+        foundations = StoredFoundations(settings.data_dir)
+        shelf = RunShelf(stored.load, stored.keep, foundations.read, foundations.write)
+        exchange = RunExchange(shelf, now=now)
         networking.attach(exchange.live)
         port_mapping = None
         if open_network is None:

@@ -14,13 +14,16 @@ from math import inf
 import anyio
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.chain import Founding
+from neuroshard.consensus.foundation import Foundations, SignedFoundation
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
 from neuroshard.membership.connectivity import Networking
-from neuroshard.messages import Frame, FrameLimits
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.network.tasks import accompanied
+from neuroshard.runs.foundations import MAX_BYTES, encode_foundations, no_foundations, read_foundations
 from neuroshard.runs.offer import (
     OfferChoice,
     RunAnswer,
@@ -31,7 +34,7 @@ from neuroshard.runs.offer import (
     checked_offer,
     read_offer,
 )
-from neuroshard.signals import sleep_to_tick
+from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.types import NodeId, RunId
 
 _LOG = logging.getLogger(__name__)
@@ -42,8 +45,11 @@ _NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 class RunVersions:
     """The known versions of a run. The trainer reads them at every step: each applies exactly from its outer step."""
 
-    def __init__(self, offer: RunOffer) -> None:
+    def __init__(self, offer: RunOffer, foundations: Foundations | None = None) -> None:
         self.offer = offer
+        self.foundations = no_foundations(offer) if foundations is None else foundations
+        self.founded = Signal()  # notified after every new foundation
+        self._held = frozenset[int]()  # stages that this node holds
         self._told: RunParameters | None = None  # parameters that applied at the last look
 
     def at(self, outer_step: int) -> RunParameters:
@@ -64,6 +70,36 @@ class RunVersions:
             self.offer = choice.offer
         return choice
 
+    def founding_of(self, stage: int) -> Founding | None:
+        """The foundation that applies to a stage; None before the owner's statement, and while two contradict."""
+        found = self.foundations.start_of(stage)
+        if found is None:
+            return None
+        statement, start = found
+        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner)
+
+    def note_held(self, stages: Collection[int]) -> None:
+        """Record the stages that this node holds."""
+        self._held = frozenset(stages)
+
+    @property
+    def awaits_foundation(self) -> bool:
+        """Whether this node holds a stage that the owner has not founded yet."""
+        return any(self.founding_of(stage) is None for stage in self._held)
+
+    def learn_foundations(self, foundations: Foundations) -> bool:
+        """Take checked statements of the same run. Returns whether one of them is new."""
+        new = foundations.known.keys() - self.foundations.known.keys()
+        if not new:
+            return False
+        self.foundations = foundations
+        for statement in (foundations.known[key] for key in sorted(new)):
+            _LOG.info("The run's owner signed the foundation of epoch %d.", statement.foundation.epoch)
+        if len(foundations.highest) > 1:
+            _LOG.error("Two foundations of one epoch contradict each other: %s", ", ".join(_names(foundations.highest)))
+        self.founded.notify()
+        return True
+
     def look(self, outer_step: int) -> None:
         """Log a change if a different version applies now than at the last look."""
         holding = self.at(outer_step)
@@ -83,15 +119,21 @@ DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between directory look-ups for
 MOST_RECORDS = 32
 NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
 PEERS_AT_FULL_PACE = 8  # more peers: each is asked less often
+FOUNDATION_LOOK_SECONDS = 1.0  # the same while a stage that this node holds has no foundation
 LOOK_SECONDS = 10.0  # between looks for peers to ask and for a version signed on this computer
 
 
 @dataclass(frozen=True)
 class RunShelf:
-    """Storage for the offers of runs: `find` looks one up by id, `keep` stores it unless a better one is stored."""
+    """Storage for the offers of runs: `find` looks one up by id, `keep` stores it unless a better one is stored.
+
+    The other two read and store the foundations of a run.
+    """
 
     find: Callable[[RunId], RunOffer | None]
     keep: Callable[[RunOffer], OfferChoice]
+    foundations: Callable[[RunOffer], Foundations] = no_foundations
+    keep_foundations: Callable[[RunOffer, Foundations], None] = lambda _offer, _foundations: None
 
 
 @dataclass
@@ -108,7 +150,7 @@ class RunExchange:
 
         If `is_shared`, nodes that ask for any run are offered it.
         """
-        self.followed, self._is_shared = RunVersions(offer), is_shared
+        self.followed, self._is_shared = RunVersions(offer, self.shelf.foundations(offer)), is_shared
         return self.followed
 
     async def live(self, network: Network) -> None:
@@ -116,11 +158,14 @@ class RunExchange:
         network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest))
         asked: dict[NodeId, float] = {}
         while True:
-            await sleep_to_tick(LOOK_SECONDS)
+            is_waiting = self.followed is not None and self.followed.awaits_foundation
+            await sleep_to_tick(FOUNDATION_LOOK_SECONDS if is_waiting else LOOK_SECONDS)
             if self.followed is None or not self._is_shared:
                 continue
             now, peers = anyio.current_time(), network.transport.peers()
             pause = NEWER_VERSION_SECONDS * max(1.0, len(peers) / PEERS_AT_FULL_PACE)
+            if self.followed.awaits_foundation:
+                pause = 0.0
             asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < pause}
             for peer in peers:
                 if peer not in asked:
@@ -216,7 +261,15 @@ class RunExchange:
         offer = self._known(None if wanted is None else RunId(wanted))
         if offer is None:
             raise RequestRefusedError(f"Node {sender} asked for a run that is not known here.")
-        return Frame(RUN_KIND, RunAnswer(offer.to_json()))
+        return Frame(RUN_KIND, RunAnswer(offer.to_json()), self._foundations(offer))
+
+    def _foundations(self, offer: RunOffer) -> tuple[TensorPart, ...]:
+        """The foundations of a run as the tensor of an answer."""
+        followed = self.followed
+        is_followed = followed is not None and followed.offer.run_id == offer.run_id
+        known = followed.foundations if followed is not None and is_followed else self.shelf.foundations(offer)
+        data = encode_foundations(known)
+        return (TensorPart(TensorSpec("foundations", "uint8", (len(data),)), data),)
 
     def _known(self, run_id: RunId | None) -> RunOffer | None:
         """The stored offer of a run; without an id, the run that this node shares."""
@@ -227,26 +280,36 @@ class RunExchange:
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
         """Ask a peer for a run; None if it does not have it, does not answer, or sends an invalid offer."""
-        data = await self._told(network, peer, run_id)
-        return None if data is None else _read(peer, run_id, data)
+        answer = await self._answered(network, peer, run_id)
+        offer = None if answer is None else _read(peer, run_id, answer.read(RunAnswer).offer)
+        if answer is not None and offer is not None:
+            known = self.shelf.foundations(offer)
+            learnt = _read_foundations(peer, known, answer)
+            if learnt.known.keys() != known.known.keys():
+                self.shelf.keep_foundations(offer, learnt)
+        return offer
 
-    async def _told(self, network: Network, peer: NodeId, run_id: RunId | None) -> bytes | None:
+    async def _answered(self, network: Network, peer: NodeId, run_id: RunId | None) -> Frame | None:
         try:
-            answer = await network.transport.request(
+            return await network.transport.request(
                 peer,
                 Frame(RUN_KIND, RunRequest(run_id)),
-                reply=FrameLimits(message=RunAnswer),
+                reply=FrameLimits(max_body_bytes=MAX_BYTES, message=RunAnswer),
                 timeout_seconds=ASK_SECONDS,
             )
         except NeuroShardError as error:
             _LOG.debug("Node %s knows no run: %s", peer, error)
             return None
-        return answer.read(RunAnswer).offer
 
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
         run_id = followed.offer.run_id
-        data = await self._told(network, peer, run_id)
-        if data is None or data == followed.offer.to_json():  # the usual case, without parsing
+        answer = await self._answered(network, peer, run_id)
+        if answer is None:
+            return
+        if followed.learn_foundations(_read_foundations(peer, followed.foundations, answer)):
+            self.shelf.keep_foundations(followed.offer, followed.foundations)
+        data = answer.read(RunAnswer).offer
+        if data == followed.offer.to_json():  # the usual case, without parsing
             return
         offer = _read(peer, run_id, data)
         if offer is None:
@@ -264,6 +327,21 @@ def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
     except DataError as error:
         _LOG.warning("What node %s says about a run is ignored: %s", peer, error)
     return None
+
+
+def _read_foundations(peer: NodeId, known: Foundations, answer: Frame) -> Foundations:
+    """The known foundations with those in an answer; the known ones if the answer has none that are valid."""
+    if not answer.tensors:
+        return known
+    try:
+        return read_foundations(known, bytes(answer.tensors[0].data))
+    except DataError as error:
+        _LOG.warning("What node %s says about the foundations of a run is ignored: %s", peer, error)
+        return known
+
+
+def _names(statements: Collection[SignedFoundation]) -> list[str]:
+    return [each.id[:16] for each in statements]
 
 
 async def _pause(network: Network, seconds: float, *, had_peers: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.consensus.roster import BLOCK, MAX_SLICES, MESSAGE_BYTES, SlicePlan, assign, in_messages
+from neuroshard.consensus.slices import BLOCK, MAX_SLICES, MESSAGE_BYTES, SlicePlan, assign, in_messages
 from neuroshard.types import NodeId
 
 uploads = st.lists(st.integers(0, 10**9), min_size=2, max_size=64)

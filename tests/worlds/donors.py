@@ -16,8 +16,8 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.matchmaking import Matchmaker, Replica
-from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.messages import Frame, FrameLimits
