@@ -116,7 +116,7 @@ def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, m
 
 # The laws below use t, the inner steps per member that the line's certificates state. Weights move fast at first:
 # replicas that drift apart for long in that phase do not meet again, and momentum carries the anchor past its target.
-# benchmarks/RESULTS.md compares the laws with fixed intervals and with momentum from the start.
+# `python -m benchmarks together` compares the laws with a fixed interval of 500 and momentum from the start.
 
 _INTERVALS = ((0, 2), (20, 5), (100, 10), (300, 25), (800, 50), (1_500, 100))  # t, interval from there on
 _LONGER_INTERVALS = 15  # after the table: t divided by this
