@@ -18,12 +18,14 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 from msgspec.structs import replace
 
-from benchmarks.node_process import NodeProcess, running_node
+from benchmarks.friends import BEFORE_EVERY_TEST, invitation_to
+from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from benchmarks.peer_network_process import status as some_status
 from neuroshard.errors import NeuroShardError
+from neuroshard.identity import Wallet, parse_token
 from neuroshard.membership.announcements import report_topic
 from neuroshard.membership.claim_intake import signed_announcement, signed_report
-from neuroshard.membership.handshake import HANDSHAKE, HandshakeMessage
+from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
 from neuroshard.messages import Frame
 from neuroshard.network import Network, ScoreReason
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
@@ -122,7 +124,7 @@ async def attack(node: NodeProcess, status: dict[str, Any]) -> tuple[int, float]
             for _, muxer in liars:
                 nursery.start_soon(lie_over_libp2p, muxer)
             nursery.start_soon(spread_claims, gossiper, report_topic(victim.run_id))
-            nursery.start_soon(repeat_claims, repeaters[0][0], victim.run_id)
+            nursery.start_soon(repeat_claims, repeaters[0][0], victim)
             nursery.start_soon(bring_foreign_claims, repeaters[1][0], victim)
             for number in range(LIARS):
                 nursery.start_soon(lie_over_the_pool, victim, 40 + number)
@@ -251,13 +253,25 @@ def own_claim(number: int, run_id: RunId, steps: int) -> bytes:
     return signed_report(identity_of(number), report, time.time())
 
 
-async def repeat_claims(network: Network, run_id: RunId) -> None:
+async def repeat_claims(network: Network, victim: Victim) -> None:
     """A member's reports: the first is fine, all others come under the number that it had."""
-    topic = report_topic(run_id)
+    await join(network, victim)
+    topic = report_topic(victim.run_id)
     network.gossip.subscribe(topic, lambda _, __: True)
     for turn in range(1000):
-        await network.gossip.publish(topic, own_claim(REPEATER, run_id, turn))
+        await network.gossip.publish(topic, own_claim(REPEATER, victim.run_id, turn))
         await trio.sleep(0.1)
+
+
+async def join(network: Network, victim: Victim) -> None:
+    """The member's handshake, with the pass that the owner of the run gave to its wallet."""
+    identity = identity_of(REPEATER)
+    invitation = invitation_to(victim.run_id, Wallet.from_secret(parse_token(TOKEN)))
+    shown = invitation.pass_for(identity.delegation.grant.wallet_public_key, BEFORE_EVERY_TEST)
+    words = own_announcement(some_status(), victim.run_id, parameters_version=1, addresses=(), member_pass=shown)
+    hello = HandshakeMessage(signed_announcement(identity, words, time.time()), None, ())
+    frame = Frame(HANDSHAKE, hello)
+    await network.transport.request(victim.node_id, frame, reply=HANDSHAKE_LIMITS, timeout_seconds=10)
 
 
 async def bring_foreign_claims(network: Network, victim: Victim) -> None:
