@@ -202,10 +202,10 @@ class HeldOutVote:
         return self._voted(words, is_no=earlier.is_finite and worse.exceeds(rule.standard_errors, 0.0))
 
     def _voted(self, words: str, *, is_no: bool) -> str:
-        self.explanation = f"{'Voted no' if is_no else 'No objection'}: {words}."
+        before, self.explanation = self.explanation, f"{'Voted no' if is_no else 'No objection'}: {words}."
         if is_no:
             _LOG.warning("%s", self.explanation)
-        else:
+        elif self.explanation != before:  # a node that cannot measure says so once, not in every round
             _LOG.info("%s", self.explanation)
         return words if is_no else ""
 

@@ -263,7 +263,7 @@ def test_a_part_of_the_model_objects_to_nothing_finite(compute: ComputeThread, t
 
 
 def test_among_friends_a_measurement_rests_for_many_times_its_cost(
-    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     stage, outer, gained = learned
     now = 1_000.0
@@ -276,7 +276,10 @@ def test_among_friends_a_measurement_rests_for_many_times_its_cost(
     assert cost > 0
     now += 9 * cost
     assert trio.run(vote.objection, -gained, OTHER_ROOT) == ""
+    with caplog.at_level("INFO"):
+        assert trio.run(vote.objection, -gained, OTHER_ROOT) == ""
     assert vote.explanation == "No objection: not measured: the last measurement is recent."
+    assert "not measured" not in caplog.text  # said in the vote before
     spoilt = torch.full_like(gained, float("nan"))
     assert trio.run(vote.objection, spoilt, OTHER_ROOT) == "the weights it leads to are not finite"  # always looked at
     now += 2 * cost
