@@ -48,6 +48,7 @@ from neuroshard.types import ShardId
 
 BUILD_VERSION = "4"  # raise it when the same text would give another folder
 MAX_BUILD_VOCABULARY = 32_000
+READING, LEARNING, ENCODING = "Reading the text", "Learning the tokenizer", "Encoding the text"  # shown as progress
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def build_genesis(
 ) -> BuiltGenesis:
     """Build `folder`, or reuse it when the same text, options and key made it and nothing of it is damaged.
 
-    `now` is an ISO 8601 date for the manifest. `progress` gets the steps "collect", "learn" and "tokenise".
+    `now` is an ISO 8601 date for the manifest. `progress` gets the names of the steps as a person reads them.
 
     The work happens in a folder next to it that replaces it at the end, so an interrupted build is never seen. Raises
     DataError when there is too little text, StorageError or DiskFullError when the folder cannot be written, or when
@@ -140,7 +141,7 @@ def _is_sound(folder: Path) -> bool:
 
 
 def _collect(source: TextSource, progress: StageProgress) -> _Corpus:
-    found = source.documents(lambda fraction: progress("collect", fraction))
+    found = source.documents(lambda fraction: progress(READING, fraction))
     kept = without_repeats(found)
     text_bytes = sum(len(document.text.encode("utf-8", "surrogatepass")) for document in kept)
     sections = in_sections(kept, section_characters(sum(len(document.text) for document in kept)))
@@ -156,10 +157,10 @@ class _BuildProgress:
     sections: int
 
     def learning(self, source: str, fraction: float) -> None:
-        self.show("learn", fraction)
+        self.show(LEARNING, fraction)
 
     def tokenising(self, status: SourceProgress) -> None:
-        self.show("tokenise", status.documents / self.sections)
+        self.show(ENCODING, status.documents / self.sections)
 
     def say(self, message: str) -> None:
         pass

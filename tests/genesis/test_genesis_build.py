@@ -108,7 +108,11 @@ def test_a_built_folder_is_signed_sound_and_holds_the_text(tmp_path: Path) -> No
     assert verification.is_sound
     assert verification.signed_by == SIGNER.public_key.hex()
     assert verification.shards_checked == built.report.shards
-    assert list(dict.fromkeys(stage for stage, _ in told)) == ["collect", "learn", "tokenise"]
+    assert list(dict.fromkeys(stage for stage, _ in told)) == [
+        "Reading the text",
+        "Learning the tokenizer",
+        "Encoding the text",
+    ]
     assert all(0 <= fraction <= 1 for _, fraction in told)
 
 

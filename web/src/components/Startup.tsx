@@ -24,7 +24,7 @@ export function Startup({ stages }: { stages: StartupStep[] }) {
             <div>
               <span class="stage-name">{stage.name}</span>
               <span class="hidden-visually">: {WORDS[stage.state]}</span>
-              <p class="muted small stage-detail">{stage.detail}</p>
+              <p class="muted small stage-detail">{stage.state === "done" ? "" : stage.detail}</p>
               {stage.fraction !== null && stage.state === "running" && (
                 <div class="bar-track" role="progressbar" aria-label={stage.name} aria-valuenow={Math.round(stage.fraction * 100)}>
                   <div class="bar-fill" style={{ width: `${stage.fraction * 100}%` }} />
