@@ -50,7 +50,7 @@ def starting() -> NodeStatus:
     """The first second of a demo."""
     now = time.time()
     stages = (
-        StartupStep("Opening the data folder", StartupStepState.DONE),
+        StartupStep("Opening the data folder", StartupStepState.DONE, "Reading the lock"),
         StartupStep("Learning the vocabulary", StartupStepState.RUNNING, "2,048 of 4,096 tokens", 0.5),
         StartupStep("Building the model"),
     )
@@ -76,7 +76,7 @@ def training() -> NodeStatus:
         starting(),
         state=NodeState.TRAINING,
         state_reason="Training alone on its own run.",
-        startup=(StartupStep("Opening the data folder", StartupStepState.DONE),),
+        startup=(StartupStep("Opening the data folder", StartupStepState.DONE, "Reading the lock"),),
         started_at=now - 800,
         uptime_seconds=800,
         node_id=NodeId("12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc"),
