@@ -54,7 +54,7 @@ def test_startup_is_shown_and_gives_way_to_training(start_node: StartNode, open_
     page = open_page(node.url)
     expect(page.get_by_role("heading", name="Getting ready", exact=True)).to_be_visible()
     expect(page.get_by_text("1 of 3 done")).to_be_visible()
-    expect(page.get_by_text("2,048 of 4,096 tokens")).to_be_visible()
+    expect(page.get_by_text("2,048 of 4,096 tokens", exact=True)).to_be_visible()
     expect(page.get_by_text("Reading the lock")).to_have_count(0)  # of a step that is done
     bar = page.get_by_role("progressbar", name="Learning the vocabulary")
     expect(bar).to_have_attribute("aria-valuenow", "50")
