@@ -177,6 +177,11 @@ class _Server(Server):
         if self._broadcaster is not None:
             self._broadcaster.close()
         await super().shutdown(sockets)
+        # Left are clients that do not read, and those accepted too late to be asked to close. The loop ends after this.
+        for connection in cast("set[object]", set(self.server_state.connections)):
+            if isinstance(connection, GuardedConnection):
+                connection.abort()
+        await asyncio.sleep(0)  # the loop closes aborted sockets in its next turn
 
 
 class ApiServer:

@@ -199,6 +199,30 @@ def test_a_client_that_does_not_read_is_cut_off(
         assert was_reset(link)
 
 
+def test_a_client_that_does_not_read_outlives_no_stop(node: FakeNode) -> None:
+    listener = bind("127.0.0.1", 0)
+    api = make_api(node, port=listener.getsockname()[1])
+    server = ApiServer(api.app, listener)
+    server.start()
+    node.train(900)
+    with socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        link.settimeout(5)
+        link.connect(("127.0.0.1", api.context.port))
+        link.sendall(b"GET /api/training/history HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
+        pause = threading.Event()
+        while not any(is_stalled(each) for each in list(server._server.server_state.connections)):
+            pause.wait(0.02)
+        server.stop()
+        assert not server.is_alive()
+        assert was_reset(link)
+
+
+def is_stalled(each: object) -> bool:
+    """Whether a connection has more to send than its client reads."""
+    return isinstance(each, connection.GuardedConnection) and each.flow.write_paused
+
+
 def was_reset(link: socket.socket) -> bool:
     """Whether the server cuts the connection off within 5 s, tried by sending."""
     pause = threading.Event()
