@@ -168,7 +168,9 @@ class AllReduce:
         if len(digests) != count or commitment_of(digests) != intent.commitment:
             return self._accuse(sender, "It sent another contribution than was promised.")
         self._digests[message.author] = digests
-        for index, part in self._wanted(message.slices).items():
+        parts = message.slices
+        wanted = {index: part for index, part in parts.items() if index < count and self._reduces(self._slices[index])}
+        for index, part in _by_themselves(wanted, parts).items():
             if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
@@ -235,12 +237,6 @@ class AllReduce:
             content = {} if some is digests_only else some
             effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]
         return effects
-
-    def _wanted(self, parts: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
-        """The slices that this node reduces."""
-        count = self._setting.plan.count
-        wanted = {index: part for index, part in parts.items() if index < count and self._reduces(self._slices[index])}
-        return _by_themselves(wanted, parts)
 
     def _reduces(self, one: _Slice) -> bool:
         return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id
