@@ -59,6 +59,7 @@ def test_a_friend_joins_with_a_link_and_a_stranger_is_refused(
             until("the owner sees the friend", lambda: me["node_id"] in peers_of(owner))
             logs = json.dumps(friend.get("/api/logs?after=0"))
             assert link.rpartition("/")[2] not in logs
+            until("the owner's node has stored the pass", lambda: len(members(run.data_dir)) > 1)
             listed = members(run.data_dir)
             assert [(one["label"], one["online"]) for one in listed] == [("owner", True), ("Ada", True)]
             assert listed[1]["wallet_id"] == me["wallet_id"]
