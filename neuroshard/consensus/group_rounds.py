@@ -41,12 +41,12 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.optim.outer import CertifiedWork, duration_code
-from neuroshard.signals import Signal, first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal, first_of
 
 _LOG = logging.getLogger(__name__)
 

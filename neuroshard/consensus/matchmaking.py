@@ -30,12 +30,12 @@ from neuroshard.consensus.round_requests import (
 from neuroshard.consensus.stage_rounds import StageRounds
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError
-from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import NodeId, WalletId
+from neuroshard.waiting import Signal, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 
