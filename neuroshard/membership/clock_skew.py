@@ -44,7 +44,7 @@ class ClockSkew:
     def warning(self) -> str | None:
         """A warning for the owner if this computer's clock is wrong, or may be, otherwise None.
 
-        It may be wrong if there are too few witnesses to tell, and the clocks of all of them are far from this one.
+        It may be wrong if there are only one or two witnesses, and their clocks are far from this one.
         """
         offset = self.offset_seconds
         if offset is None:
