@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, cast, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import JsonValue, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import Response
 
 from neuroshard.api.access import AccessPolicy, EntryKeys, RequestFacts
@@ -109,7 +110,8 @@ def describe_snapshot_routes(schema: dict[str, Any]) -> None:
     FastAPI would analyse these large types at every start of a node, although few readers ask for the document.
     """
     kinds = {**{path: kind for path, kind, _ in SNAPSHOT_ROUTES}, "/api/contribution": WorkSummary}
-    inputs = [(path, "serialization", TypeAdapter[object](kind)) for path, kind in kinds.items()]
+    inputs: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
+    inputs = [(path, "serialization", TypeAdapter[Any](kind)) for path, kind in kinds.items()]
     bodies, definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
     schema["components"]["schemas"] |= definitions["$defs"]
     for (path, _), body in bodies.items():
