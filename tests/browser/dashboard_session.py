@@ -122,24 +122,6 @@ def violations(page: Page) -> list[str]:
     return found
 
 
-def slowest_frame(page: Page, seconds: float) -> float:
-    """Milliseconds between two paints of the page, at most, during a time of watching."""
-    milliseconds: float = page.evaluate(
-        """async (duration) => {
-          let slowest = 0, last = performance.now();
-          const end = last + duration;
-          while (last < end) {
-            await new Promise(requestAnimationFrame);
-            slowest = Math.max(slowest, performance.now() - last);
-            last = performance.now();
-          }
-          return slowest;
-        }""",
-        seconds * 1000,
-    )
-    return milliseconds
-
-
 MOST_ROWS = 26  # a page of 25, and this computer
 
 

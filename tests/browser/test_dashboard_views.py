@@ -31,17 +31,6 @@ VIEWS = (
 PHONE = ViewportSize(width=360, height=740)
 
 
-def test_first_paint_takes_less_than_a_second(start_node: StartNode, open_page: OpenPage) -> None:
-    """The better of two loads with an empty cache, so that a busy test machine does not decide."""
-    node = start_node()
-    painted: list[float] = []
-    for _ in range(2):
-        page = open_page(node.url)
-        expect(page.get_by_role("heading", level=1)).to_be_visible()
-        painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-    assert min(painted) < 1000
-
-
 def test_the_dashboard_is_less_than_100_kb() -> None:
     folder = files("neuroshard.api").joinpath("static", "assets")
     if not folder.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode, slowest_frame
+from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode
 from playwright.sync_api import ViewportSize, expect
 from swarm_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 
@@ -106,8 +106,6 @@ def test_64_stages_of_200_computers_are_no_trouble(start_node: StartNode, open_p
     loads.get_by_role("button", name="Last page").click()
     expect(loads).to_contain_text("Stage 64")
     assert page.evaluate("document.querySelectorAll('*').length") < 1_500
-    node.publish(lambda _: crowd())
-    assert slowest_frame(page, seconds=4) < 500
 
 
 def test_new_numbers_do_not_move_the_page(start_node: StartNode, open_page: OpenPage) -> None:

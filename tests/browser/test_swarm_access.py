@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import swarm_snapshots
-from dashboard_session import FAINT, MOST_ROWS, TWICE, UNNAMED, OpenPage, StartNode, rows, slowest_frame
+from dashboard_session import FAINT, MOST_ROWS, TWICE, UNNAMED, OpenPage, StartNode, rows
 from playwright.sync_api import ViewportSize, expect
 from swarm_snapshots import among
 
@@ -59,12 +59,10 @@ def test_every_text_can_be_read(theme: str, start_node: StartNode, open_page: Op
     assert page.evaluate(FAINT) == []
 
 
-def test_a_thousand_peers_do_not_hold_up_the_page(start_node: StartNode, open_page: OpenPage) -> None:
-    """All thousand heard of again in one event, while the page paints: no frame waits for long."""
+def test_news_of_a_thousand_peers_is_shown(start_node: StartNode, open_page: OpenPage) -> None:
+    """All thousand heard of again in one event. `python -m benchmarks dashboards` measures how long a frame takes."""
     node = start_node(among(1_000))
     page = open_page(f"{node.url}#swarm")
     expect(rows(page)).to_have_count(MOST_ROWS)
     node.publish(swarm_snapshots.later)
-    slowest = slowest_frame(page, seconds=2.5)
     expect(rows(page).nth(1)).to_contain_text("805")
-    assert slowest < 500

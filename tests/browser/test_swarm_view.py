@@ -44,8 +44,10 @@ def test_a_row_tells_who_where_how_fast_and_since_when(start_node: StartNode, op
         "900",
         "Direct, 8 ms",
     )
-    for words in (*wanted, "198.51.100.0:40000", "310 kB", "280 kB", "40 s", "seen 2 s ago", "Good"):
+    for words in (*wanted, "198.51.100.0:40000", "310 kB", "280 kB", "Good"):
         expect(fastest).to_contain_text(words)
+    expect(fastest).to_contain_text(re.compile(r"\d\d s"))  # the time since then goes on
+    expect(fastest).to_contain_text(re.compile(r"seen \d+ s ago"))
     kinds = page.get_by_role("cell", name=re.compile("^(Direct|Punched|Relayed|Through others)"))
     expect(kinds).to_have_text([re.compile(kind) for kind in ("Direct", "Punched", "Relayed", "Through others")])
     expect(page.get_by_text("Doubtful", exact=True)).to_be_visible()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,6 @@ from neuroshard.data.tokenizer import (
 from neuroshard.data.tokenizer.encoder import encode_word, every_token_encodes_to_itself, merge_ids
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "tokenizer.json").read_text())
-SHARED_TEXT = Path(__file__).parents[3] / "shared" / "data"
 
 texts = st.lists(st.text(alphabet="abcd \u00e9'", max_size=40), max_size=12)
 
@@ -132,12 +130,3 @@ def test_the_fast_check_of_a_table_equals_encoding_every_token(choices: list[tup
     ids_of_pairs = merge_ids(table)
     reached = all(encode_word(piece, ids_of_pairs) == [i] for i, piece in enumerate(pieces) if i >= 266)
     assert every_token_encodes_to_itself(table) == reached
-
-
-@pytest.mark.skipif(not SHARED_TEXT.is_dir(), reason="the 22 MB of sample text are not beside this checkout")
-def test_a_full_vocabulary_is_learned_within_forty_cpu_seconds() -> None:
-    documents = [path.read_text(encoding="utf-8") for path in sorted(SHARED_TEXT.rglob("*.txt"))]
-    started = time.process_time()
-    table = learn_merges(documents, 31_734)
-    assert time.process_time() - started < 40
-    assert table.next_merge_id == 32_000
