@@ -1,4 +1,4 @@
-# make demo | test | check | bench | web | clean.   Needs Python 3.11 or newer; everything else goes into .venv.
+# make demo | test | test-all | check | bench | web | clean.   Needs Python 3.11 or newer; everything else goes into .venv.
 # On Windows, or without make, use the plain commands in README.md.
 
 PYTHON ?= python3
@@ -12,14 +12,18 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test check bench web clean chromium nginx xvfb nsis native frozen deb tarball windows-installer macos-archive
+.PHONY: demo test test-all check bench web clean chromium nginx xvfb nsis native frozen deb tarball windows-installer macos-archive
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
 
-# All tests, two at once. Choose some with: make test TESTS="tests/data -x"
+# The tests, two at once. Choose some with: make test TESTS="tests/data -x"
 test: $(DEVELOPMENT) chromium nginx xvfb nsis
 	$(PY) -m pytest --numprocesses 2 --dist worksteal $(TESTS)
+
+# Before a release: the long tests too, which `make test` leaves out because shorter ones cover the same code.
+test-all:
+	$(MAKE) test TESTS="-m 'not installers' $(TESTS)"
 
 # What a machine can say about the code: style, types, room diagram, sizes.
 check: $(DEVELOPMENT) $(WEB_TOOLS)

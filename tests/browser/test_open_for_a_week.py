@@ -56,6 +56,7 @@ def elements(page: Page) -> int:
     return count
 
 
+@pytest.mark.long
 def test_memory_stays_bounded(chromium: Browser, start_node: StartNode) -> None:
     node = start_node(swarm_snapshots.among(20))
     status = as_python(snapshots.with_a_past())

@@ -116,6 +116,7 @@ def test_a_store_that_ignores_conditions_is_refused(server: StoreServer) -> None
     assert server.names() == []
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_second_populator_is_told_and_changes_nothing(server: StoreServer, tmp_path: Path) -> None:
     with populator(server, 1000) as first:
@@ -156,6 +157,7 @@ def test_ctrl_c_leaves_neither_parts_nor_claim(server: StoreServer, tmp_path: Pa
     assert readable_shards(server, tmp_path) == total_shards(server)
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process")
 def test_a_populator_that_was_stopped_gives_way_to_its_successor(server: StoreServer, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.worlds.data_sets import (
 )
 
 
+@pytest.mark.long
 def test_a_document_of_a_hundred_megabytes_among_small_ones(tmp_path: Path) -> None:
     """It goes through in pieces: what it takes is its own size a few times, not that of all its tokens."""
     huge = "a few words that repeat, " * 4_200_000

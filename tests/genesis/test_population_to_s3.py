@@ -50,6 +50,7 @@ def wait_for_shards(server: StoreServer, count: int, process: subprocess.Popen[s
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_killed_and_told_again_it_publishes_what_a_folder_would_have(server: StoreServer, tmp_path: Path) -> None:
     write_json_lines(tmp_path / "a.jsonl", made_up_texts(2_500))
     assert finished(start(tmp_path, str(tmp_path / "g"), server))[0] == 0

@@ -36,7 +36,11 @@ def peak_of(work: str, *values: int) -> int:
 
 @pytest.mark.parametrize(
     ("limit_mb", "vocabulary", "sequence", "threads", "bf16"),
-    [(1_000, 2_000, 128, 1, False), (1_300, 8_192, 256, 2, True), (1_600, 32_000, 256, 2, False)],
+    [
+        (1_000, 2_000, 128, 1, False),
+        pytest.param(1_300, 8_192, 256, 2, True, marks=pytest.mark.long),
+        pytest.param(1_600, 32_000, 256, 2, False, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.process
 def test_measured_peaks_stay_under_the_need_and_the_limit(
@@ -50,7 +54,7 @@ def test_measured_peaks_stay_under_the_need_and_the_limit(
     assert need < 1.6 * peak
 
 
-@pytest.mark.parametrize("kept_graphs", [8, 3, 0])
+@pytest.mark.parametrize("kept_graphs", [8, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 0))])
 @pytest.mark.process
 def test_a_middle_stage_with_eight_microbatches_open_stays_under_its_need(kept_graphs: int) -> None:
     depth, vocabulary, sequence, batch, opened = 6, 2_000, 128, 2, 8

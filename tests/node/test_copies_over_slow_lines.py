@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import anyio
+import pytest
 
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
@@ -48,6 +49,7 @@ async def take_gradient(_sender: NodeId, _frame: Frame) -> Frame:
     return Frame("gradient")
 
 
+@pytest.mark.long
 def test_a_large_stage_behind_a_slow_line_loses_no_more_than_is_told_and_trains_while_it_is_copied(
     tmp_path: Path,
 ) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 SEED = int(os.environ.get("NEUROSHARD_TEST_SEED") or datetime.now(UTC).toordinal())
 
 
-@pytest.mark.parametrize(("least_mb", "most_mb"), [(500, 900), (900, 2500)])
+@pytest.mark.parametrize(("least_mb", "most_mb"), [(500, 900), pytest.param(900, 2500, marks=pytest.mark.long)])
 def test_memory_stays_below_the_limit(tmp_path: Path, small_genesis: Path, least_mb: int, most_mb: int) -> None:
     """Through inner steps, an outer step, a checkpoint and a completion: the peak that the kernel saw."""
     limit_mb = Random(SEED + least_mb).randint(least_mb, most_mb)

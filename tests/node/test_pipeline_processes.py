@@ -30,6 +30,7 @@ architecture = {{ depth = {STAGES}, sequence_length = 64 }}
 """
 
 
+@pytest.mark.long
 def test_nodes_train_a_model_that_none_of_them_holds_and_neither_silence_nor_a_kill_stops_them(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

@@ -197,7 +197,7 @@ def _unused() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "stage_count", "most_stages"),
-    [(2, 12, 1), (4, 8, 2)],
+    [(2, 12, 1), pytest.param(4, 8, 2, marks=pytest.mark.long)],
 )
 def test_no_stage_of_two_hundred_nodes_stays_empty_in_whatever_order_they_come_and_go(
     seed: int, stage_count: int, most_stages: int

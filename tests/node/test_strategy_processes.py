@@ -12,7 +12,7 @@ import pytest
 from benchmarks.node_process import NodeProcess
 from tests.worlds.processes import made, nodes_of, until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(400)]
 
 AVERAGING = """
 strategy = "averaging"

@@ -24,6 +24,7 @@ architecture = { depth = 2, sequence_length = 64 }
 TRAINER_TOKEN = {"NEUROSHARD_TOKEN": "77" * 32}
 
 
+@pytest.mark.long
 def test_a_trainer_drives_layers_that_it_does_not_hold_and_sends_nothing_twice(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.membership import simulate
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_hundred_nodes_know_each_other_and_gossip_costs_each_no_more_than_in_a_hundred() -> None:
     small = simulate(100, settle_seconds=4, window_seconds=30)

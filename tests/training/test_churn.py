@@ -56,7 +56,9 @@ def played_events(seed: int, rounds: int) -> list[str]:
 
 
 # docs/ROUNDS.md tells what other seeds came to
-@pytest.mark.parametrize(("seed", "outer"), [(1, OUTER), (2, replace(OUTER, strategy="sparta"))])
+@pytest.mark.parametrize(
+    ("seed", "outer"), [(1, OUTER), pytest.param(2, replace(OUTER, strategy="sparta"), marks=pytest.mark.long)]
+)
 def test_under_churn_rounds_go_on_and_no_step_ends_in_two_ways(
     seed: int, outer: OuterOptimization, schedule: Callable[[int], None]
 ) -> None:

@@ -22,6 +22,7 @@ def texts() -> Texts:
     return Texts()
 
 
+@pytest.mark.long
 def test_a_liar_is_refused_and_the_honest_are_not(texts: Texts) -> None:
     start = Start.of(texts, seed=1, steps=2, replicas=5)
     honest = Scheme(OUTER, rounds=2, replicas=4, are_friends=False)

@@ -204,7 +204,7 @@ async def until_it_has_trained_on(one: SimulatedReplica) -> None:
         life.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [pytest.param(True, marks=pytest.mark.long), False])
 def test_computers_of_unequal_speed_meet_by_the_clock_and_wait_little(overlap: bool) -> None:
     """1, 2 and 4 times as fast; a round takes about a tenth of the time between two of them."""
     outer = replace(BESIDE, inner_steps=10_000, max_round_seconds=120.0, overlap=overlap)

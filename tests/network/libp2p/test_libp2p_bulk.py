@@ -226,7 +226,12 @@ def test_a_pool_that_has_moved_is_found_and_one_that_is_gone_is_done_without() -
     run(scenario)
 
 
-@pytest.mark.parametrize("phase", ["before", "while asking", "while handling", "while answering"])
+LATER_PHASES = ("before", "while handling", "while answering")
+
+
+@pytest.mark.parametrize(
+    "phase", ["while asking", *(pytest.param(phase, marks=pytest.mark.long) for phase in LATER_PHASES)]
+)
 def test_a_process_that_is_killed_is_unreachable_within_3_seconds_and_found_again(phase: str) -> None:
     async def scenario() -> None:
         options = replace(LOOPBACK, upload_bytes_per_second=SLOW)

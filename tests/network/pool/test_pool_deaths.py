@@ -120,10 +120,10 @@ async def ask(here: Node, port: int, data: bytes, kind: str = "echo") -> Frame:
 @pytest.mark.parametrize(
     ("phase", "may_be_handled"),
     [
-        ("before", False),
-        ("in the moment of asking", False),
+        pytest.param("before", False, marks=pytest.mark.long),
+        pytest.param("in the moment of asking", False, marks=pytest.mark.long),
         ("while asking", False),
-        ("while handling", True),
+        pytest.param("while handling", True, marks=pytest.mark.long),
         ("while answering", True),
     ],
 )
@@ -155,8 +155,11 @@ def test_a_peer_that_is_killed_is_unreachable_within_3_seconds(phase: str, may_b
     run(scenario)
 
 
-@pytest.mark.parametrize("comes_back", [False, True])
-@pytest.mark.parametrize("phase", ["while asking", "while handling", "while answering"])
+@pytest.mark.parametrize("comes_back", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize(
+    "phase",
+    ["while asking", *(pytest.param(f"while {what}", marks=pytest.mark.long) for what in ("handling", "answering"))],
+)
 def test_an_asker_that_is_killed_leaves_nothing_behind(phase: str, comes_back: bool) -> None:
     """What is kept for it goes after `resume_seconds`, or as soon as the process that was started again calls."""
 
