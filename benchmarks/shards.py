@@ -32,12 +32,12 @@ from neuroshard.dataset.destination import FolderDestination
 from neuroshard.dataset.writer import GenesisWriter
 from neuroshard.types import ShardId
 
-SHARD_TOKENS = size(2_500_000, 1_000_000)  # more than a block
-SHARD_COUNT = 16
+SHARD_TOKENS = size(2_500_000, 600_000)  # more than a block
+SHARD_COUNT = size(16, 4)
 REPEATS = size(5, 1)
 LINE_MBIT, RTT_MS = 50, 50
 PORT = 8100
-READ_SECONDS = size(60.0, 1.0)
+READ_SECONDS = size(60.0, 0.5)
 WHOLE_WAY = (
     "The goal is for the whole way: beside the digest, the file is read, checked and written. What follows "
     "the last block is told because on a line that is slower than the disk it is all that a node waits for."
@@ -47,7 +47,8 @@ PACE = (
     "work. The goal is for the time after the first batch: before it, the first shard takes 0.8 s of the line itself."
 )
 BLOCK_BYTES = 1 << 20
-RATES = (100_000, 400_000)  # tokens a second; a shard every 25 and every 6 seconds, the line brings one in 0.8
+# tokens a second: a shard every 25 and every 6 seconds, and the line brings one in 0.8
+RATES = size((100_000, 400_000), (400_000,))
 
 
 def measure() -> Report:
