@@ -17,8 +17,7 @@ from neuroshard.pipeline.microbatch import (
     UnknownMicrobatchError,
 )
 from neuroshard.pipeline.sessions import SessionLimits
-from neuroshard.pipeline.stage_server import FEWEST, MEDIANS, GradientLimit, ServiceLimits
-from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE
+from neuroshard.pipeline.stage_server import FEWEST, MEDIANS, SPOILT_MICROBATCHES, GradientLimit, ServiceLimits
 from neuroshard.types import NodeId
 from tests.worlds.stages import (
     ARCHITECTURE,
@@ -193,7 +192,7 @@ def test_values_that_are_too_large_or_no_numbers_are_refused(compute: ComputeThr
         with pytest.raises(RefusedTensorError):
             await last.loss(key(1), spoilt, LABELS[:1])
         assert middle.intake.missing == last.intake.missing == 8
-        for number in range(STEPS_BEFORE_RESTORE):
+        for number in range(SPOILT_MICROBATCHES):
             with pytest.raises(RefusedTensorError):
                 await middle.forward(key(number), spoilt)
         assert not middle.is_spoilt
