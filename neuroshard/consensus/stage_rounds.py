@@ -14,12 +14,12 @@ from neuroshard.aggregation import RejectionReason, aggregator_config, aggregato
 from neuroshard.aggregation.slices import dot_product
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.roster import Roster, Step
+from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.sync_strategies import Exchanged, exchanged_at, part_at, parts_of
 from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import CertifiedWork
-from neuroshard.types import RunId
+from neuroshard.types import RunId, WalletId
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Agreed:
     sent: Tensor | None = None
     # (k,), this node's contribution in the aggregate, if training continued since it was made
     late_for: Tensor | None = None
+    is_certified: bool = False  # by the committee: all members take the certified state
     is_without_own: bool = False  # completed without this node, whose work waits for the next round
     work: CertifiedWork | None = None  # as the certificate states; None: without one, the work of this node counts
     offered: int | None = None  # sequences whose work is in `late_for`; None: all of them
@@ -58,6 +59,16 @@ RunRound: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True)
+class AcceptanceCheck:
+    """Decides whether this node votes for an aggregate."""
+
+    # the root after an aggregate (k,) of this work at an outer step; "" for another step
+    root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
+    # the reason not to vote for an aggregate that leads to this root; "" for none
+    objection: Callable[[Tensor, str], Awaitable[str]] | None = None
+
+
+@dataclass(frozen=True)
 class StageRounds:
     """The properties that all rounds of one stage share."""
 
@@ -67,12 +78,12 @@ class StageRounds:
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
 
-    def step(self, outer_step: int, root: str, voters: Roster, *, is_open: bool) -> Step:
-        """The certified round that completes this outer step, from the state with this root."""
+    def step(self, outer_step: int, root: str, standing: Standing, ledger: ChainLedger, owner: WalletId) -> Step:
+        """The height that completes this outer step, from the state with this root."""
         parameters = self.parameters_at(outer_step)
         codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
         terms = f"{codec} {aggregator} {self._vector(outer_step)}"
-        return Step(self.run_id, self.stage, outer_step, root, terms, voters, is_open)
+        return Step(self.run_id, self.stage, outer_step, root, terms, standing, ledger, owner)
 
     def exchanged_at(self, outer_step: int) -> Exchanged:
         """The exchange of the round that completes this outer step."""

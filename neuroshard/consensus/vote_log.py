@@ -34,9 +34,9 @@ from torch import Tensor
 from neuroshard.compression import MalformedVectorError
 from neuroshard.config.state_file import make_folder, sync_folder, write_atomically
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, digest_of
 from neuroshard.consensus.round_messages import MAX_VIEW, Quorum
 from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, digest_of
 from neuroshard.consensus.voting import Aggregate
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import StorageError

@@ -53,7 +53,7 @@ def keeps_weights(agreed: Agreed, parameters: OuterOptimization) -> bool:
 
     A lone Nesterov step overshoots: it extrapolates beyond weights that no other node has corrected.
     """
-    if agreed.members > 1:
+    if agreed.is_certified or agreed.members > 1:
         return False
     match parameters.lone_outer:
         case "keep":

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from benchmarks.friends import befriend, invitation_to
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
-from neuroshard.consensus.round_requests import CALL, CERTIFICATE
+from neuroshard.consensus.stage_chain import CHAIN
 from neuroshard.exchange.data_files import DATA
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.invitations import Invitation, InvitationError
@@ -155,7 +155,7 @@ def test_a_stranger_gets_parameters_and_no_other_answer(tmp_path: Path) -> None:
     async def scenario(world: Friends, tasks: Any) -> None:
         friends = await serving(world, tasks, range(2))
         await until(5, lambda: all(len(peers_of(friend)) == 1 for friend in friends))
-        assert world.kinds >= {HANDSHAKE, RUN_KIND, DATA, CALL, CERTIFICATE, REPLICA_STATUS, *Operation}
+        assert world.kinds >= {HANDSHAKE, RUN_KIND, DATA, CHAIN, REPLICA_STATUS, *Operation}
         line = world.network.join(identity_of(STRANGER).node_id)
         for peer in sorted(ids(0, 1)):
             for kind in sorted(world.kinds - {HANDSHAKE, RUN_KIND}):
