@@ -27,9 +27,8 @@ from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, UnderWay
-from neuroshard.consensus.stage_rounds import Outcome as RoundOutcome
-from neuroshard.consensus.sync_strategies import steps_between_rounds
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, UnderWay, steps_between_rounds
+from neuroshard.consensus.sync_strategies import Outcome as RoundOutcome
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.model.transformer import StageModel

@@ -66,7 +66,7 @@ class _Slice:
 
     @property
     def agreed_result(self) -> Encoded | None:
-        digest = self.agreed_digest
+        digest = _agreed(self.results, self.reducers.needed)
         return None if digest is None else self.content.get(digest)
 
 
@@ -94,7 +94,7 @@ class AllReduce:
         step = setting.step
         self._facts = _facts(step, [(one.member, one.body) for one in intents])
         upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
-        needed = AMONG_STRANGERS if step.is_open else AMONG_FRIENDS
+        needed = AMONG_STRANGERS if step.committee.is_open else AMONG_FRIENDS
         self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, step.ledger.seed, needed)]
         self._is_stating = self._is_judging = False
         self._reduction: Reduction | None = None
@@ -278,7 +278,7 @@ class AllReduce:
         return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self._facts)]
 
     def _rows(self, one: _Slice) -> Sequence[Encoded]:
-        return tuple(one.parts[node] for node in self._order)
+        return tuple(map(one.parts.__getitem__, self._order))
 
     def _judge(self) -> list[Effect]:
         if self._is_judging:
@@ -297,19 +297,19 @@ class AllReduce:
         """
         intents = [self._intents[self._order[row]] for row in rows if self._facts.established[row]]
         return CertifiedWork(
-            median_low(intent.sequences for intent in intents),
-            _median(intent.exchange for intent in intents),
-            _median(intent.sequence for intent in intents),
+            median_low([intent.sequences for intent in intents]),
+            _median([intent.exchange for intent in intents]),
+            _median([intent.sequence for intent in intents]),
         )
 
-    def uploads(self) -> tuple[tuple[NodeId, int], ...]:
-        """Upload rates in bytes per second that the members claim."""
-        return tuple((node, self._intents[node].upload) for node in self._order)
-
-    def certified_seconds(self) -> int:
-        """The lower median of the seconds that the contributing seats claim; 0 if no seat contributes."""
-        seats = self._setting.step.seats
-        return median_low([self._intents[node].seconds for node in self._order if node in seats] or [0])
+    def uploads_and_seconds(self) -> tuple[tuple[tuple[NodeId, int], ...], int]:
+        """The members' claims: their upload rates in bytes per second, and the seats' lower median of the seconds."""
+        uploads, seconds = list[tuple[NodeId, int]](), list[int]()
+        for node in self._order:
+            uploads.append((node, self._intents[node].upload))
+            if node in self._setting.step.seats:
+                seconds.append(self._intents[node].seconds)
+        return tuple(uploads), median_low(seconds or [0])
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
         """A job for each message of results that this node sends, so that one travels while the next is computed.
@@ -356,12 +356,14 @@ class AllReduce:
 
 def _facts(step: Step, intents: Sequence[tuple[GroupMember, Intent]]) -> MemberFacts:
     """Among friends all members are established, elsewhere those of the ledger."""
-    commitments = [intent.commitment for _, intent in intents]
+    commitments, are_friends = [intent.commitment for _, intent in intents], not step.committee.is_open
     return MemberFacts(
         work=tuple(float(intent.sequences) for _, intent in intents),
-        established=tuple(not step.is_open or member.node_id in step.ledger.established for member, _ in intents),
+        established=tuple(
+            not step.committee.is_open or member.node_id in step.ledger.established for member, _ in intents
+        ),
         originals=tuple(commitments.index(one) for one in commitments),
-        are_friends=not step.is_open,
+        are_friends=are_friends,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -123,19 +124,20 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         """The entries that the next value may carry for friends who have worked for long enough."""
         if self.committee.is_open:
             return ()
-        ready = [each for each in self.candidates if each.seconds >= ADMISSION_SECONDS]
-        return tuple(Admit(each.wallet_id, each.node_id) for each in ready[:limit])
+        ready = [Admit(each.wallet_id, each.node_id) for each in self.candidates if each.seconds >= ADMISSION_SECONDS]
+        return tuple(ready[:limit])
 
     def after(self, value: Value, rules: EntryRules) -> ChainLedger:
         """The ledger after a value. Raises InvalidEntryError.
 
         The value's own `ledger` field is not read, so a value can be completed with the result.
         """
-        committee = rules.applied(self.committee, value.entries)
+        committee = rules.applied(self.committee, value.entries) if value.entries else self.committee
         for entry in value.entries:
             if isinstance(entry, Admit) and not self._may_admit(entry):
                 raise InvalidEntryError(f"wallet {entry.wallet_id} has not worked for long enough to get a seat")
-        has_aggregate = value.round_id is not None
+        has_aggregate, uploads = value.round_id is not None, dict(value.uploads)
+        reducers = [ReducerShare(node, uploads.get(node, 0)) for node in sorted(value.accepted)]
         return structs.replace(
             self,
             committee=committee,
@@ -143,7 +145,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
             later_root=value.next_root if has_aggregate else self.later_root,
             sequences=self.sequences + value.sequences,
             candidates=self._candidates_after(value, committee),
-            reducers=_reducers_after(value) if has_aggregate else self.reducers,
+            reducers=tuple(reducers) if has_aggregate else self.reducers,
         )
 
     def _may_admit(self, entry: Admit) -> bool:
@@ -154,26 +156,22 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         )
 
     def _candidates_after(self, value: Value, committee: Committee) -> tuple[Candidate, ...]:
-        accepted = {member.wallet_id: member.node_id for member in value.members if member.node_id in value.accepted}
-        aged = self.candidates
-        if value.round_id is not None:
-            aged = [structs.replace(each, accepted=each.accepted << 1 & (1 << SPAN) - 1) for each in aged]
-        known = {each.wallet_id: each for each in aged}
-        for wallet, node in accepted.items():
+        known = dict[WalletId, Candidate]()
+        for each in self.candidates:
+            history = each.accepted if value.round_id is None else each.accepted << 1 & (1 << SPAN) - 1
+            known[each.wallet_id] = structs.replace(each, accepted=history)
+        for member in value.members:
+            wallet, node = member.wallet_id, member.node_id
             before = known.get(wallet)
             if before is None or before.node_id != node:
                 before = Candidate(wallet, node, 0)
-            seconds, history = before.seconds + value.seconds, before.accepted | 1
-            known[wallet] = structs.replace(before, seconds=seconds, accepted=history)
+            if node in value.accepted:
+                seconds, history = before.seconds + value.seconds, before.accepted | 1
+                known[wallet] = structs.replace(before, seconds=seconds, accepted=history)
         waiting = [each for wallet, each in known.items() if wallet not in committee.wallets]
         # the wallets that worked longest stay if there are too many: newcomers cannot displace them
         waiting.sort(key=lambda each: (-each.seconds, each.wallet_id))
         return tuple(waiting[:MAX_MEMBERS])
-
-
-def _reducers_after(value: Value) -> tuple[ReducerShare, ...]:
-    uploads = dict(value.uploads)
-    return tuple(ReducerShare(node, uploads.get(node, 0)) for node in sorted(value.accepted))
 
 
 class ChainProof(Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,22 +262,25 @@ class Chain:
                 return place, structs.replace(self.ledger, committee=committee)
         return None
 
+    def has_aggregate(self, root: str) -> bool:
+        """Whether the step from this state may have an aggregate: the step of a lone member has none."""
+        after = [each.value for each in self.recent if each.value.root == root != each.value.next_root]
+        return not after or after[-1].round_id is not None
+
     def committee_at(self, height: int) -> Committee | None:
         """The committee that voted on a height; None if it is not known here."""
         if height > self.standing.height:
-            return self.committee
-        committees = [self.start.committee]
-        heights = [self.start.height]
+            return self.ledger.committee
+        committee = self.start.committee if self.start.height < height else None
         for change in self.changes:
-            committees.append(change.value.next_committee or committees[-1])
-            heights.append(change.value.height)
-        known = [committee for since, committee in zip(heights, committees, strict=True) if since < height]
-        return known[-1] if known else None
+            if change.value.height < height:
+                committee = change.value.next_committee or committee
+        return committee
 
     def proof(self, known_height: int = LARGEST_HEIGHT) -> ChainProof:
         """What a newcomer needs, with the values above a height that it knows."""
-        recent = tuple(each for each in self.recent if each.value.height > known_height)
-        return ChainProof(self.ledger, self.tip, self.changes, recent)
+        unknown = max(0, self.standing.height - known_height)
+        return ChainProof(self.ledger, self.tip, self.changes, self.recent[-unknown:] if unknown else ())
 
     def proven(self, proof: ChainProof) -> Chain:
         """The chain that a proof shows, if it is newer than this one. Raises ChainError or ForkError.
@@ -388,17 +389,7 @@ class Step:
     @cached_property
     def seats(self) -> frozenset[NodeId]:
         """Nodes of the seats."""
-        return frozenset(seat.node_id for seat in self.committee.seats)
-
-    @property
-    def tolerated(self) -> int:
-        """Number of tolerated liars among the seats."""
-        return self.committee.faults
-
-    @property
-    def is_open(self) -> bool:
-        """Whether strangers may contribute. Then a wallet has one node per step."""
-        return self.committee.is_open
+        return frozenset(map(attrgetter("node_id"), self.committee.seats))
 
     def is_quorum(self, nodes: Collection[NodeId]) -> bool:
         """Whether the seats of these nodes decide."""
@@ -406,18 +397,19 @@ class Step:
 
     def may_meet(self, members: Collection[GroupMember]) -> bool:
         """Whether these members may be in one step, by their wallets: a seat's wallet has no other node there."""
-        return not self.is_open or has_one_node_per_wallet({*members, *self.committee.members})
+        return not self.committee.is_open or has_one_node_per_wallet({*members, *self.committee.members})
 
     def may_join(self, newcomers: int, known: int) -> bool:
         """Whether this many members that may not reduce yet may be in a step with this many that may.
 
         Wallets are free to create, so strangers join slowly: one, or a quarter of the known members, per step.
         """
-        return not self.is_open or newcomers <= max(1, known // 4)
+        return not self.committee.is_open or newcomers <= max(1, known // 4)
 
     def proposer(self, view: int) -> NodeId:
-        """The proposer of a view."""
-        return self.committee.proposer(view)
+        """The proposer of a view: the seats take turns in order of seating."""
+        seats = self.ledger.committee.seats
+        return seats[view % len(seats)].node_id
 
     def may_reduce(self, node: NodeId) -> bool:
         """Whether a member may reduce: its work is in the last aggregate, or it has a seat.

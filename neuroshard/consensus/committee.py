@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, TypeAlias, assert_never
 
 import msgspec
@@ -85,12 +86,12 @@ class Committee(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     @property
     def wallets(self) -> frozenset[WalletId]:
         """Wallets with a seat."""
-        return frozenset(seat.wallet_id for seat in self.seats)
+        return frozenset(map(attrgetter("wallet_id"), self.seats))
 
     @property
     def members(self) -> frozenset[GroupMember]:
         """The nodes that vote."""
-        return frozenset(seat.member for seat in self.seats)
+        return frozenset(map(attrgetter("member"), self.seats))
 
     def seat_of(self, wallet: WalletId) -> Seat | None:
         """The seat of a wallet, if it has one."""
@@ -111,10 +112,6 @@ class Committee(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     def quorum(self) -> int:
         """Number of votes that always decide."""
         return (len(self.seats) + self.faults) // 2 + 1
-
-    def proposer(self, view: int) -> NodeId:
-        """The proposer of a view: the seats take turns in order of seating."""
-        return self.seats[view % len(self.seats)].node_id
 
 
 def tolerated_faults(seats: int, *, is_open: bool) -> int:

@@ -46,7 +46,7 @@ class EncodedContribution:
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
         """Digests of the parts. The first call computes them, which takes a while."""
-        return tuple(digest_of(part) for part in self.parts)
+        return tuple(map(digest_of, self.parts))
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class RoundConfig:
     def next_view(self, view: int) -> int:
         """The first view from this one on whose proposer is expected."""
         views = range(view, view + len(self.step.seats))
-        return next((one for one in views if self._is_turn(one)), view)
+        return next(filter(self._is_turn, views), view)
 
     def timing_of(self, view: int, first: int) -> ViewTiming:
         """Deadlines in a view of a member that began with view `first`. Skipped views do not count as failed ones."""
         counted = range(first, min(view, first + MAX_DOUBLINGS * len(self.step.seats)))
-        return self.timing.of_view(sum(self._is_turn(one) for one in counted))
+        return self.timing.of_view(sum(map(self._is_turn, counted)))
 
     def _is_turn(self, view: int) -> bool:
         """Whether a view's proposer is expected: the others do not answer.
@@ -117,7 +117,7 @@ class RoundConfig:
         Members that expect different seats skip different views. They meet again because every member follows the
         farthest one. Where liars are tolerated no member follows a single other one, so there no view is skipped.
         """
-        return self.step.tolerated > 0 or self.step.proposer(view) in self.awaited
+        return self.step.committee.faults > 0 or self.step.proposer(view) in self.awaited
 
     @property
     def awaited(self) -> frozenset[NodeId]:

@@ -97,7 +97,7 @@ def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Entry]:
         if signed.body.step_id == step.id and signed.member.wallet_id in committee.wallets:
             yield MoveKey(signed.member.wallet_id, signed.member.node_id)
     yield from (Remove(wallet) for wallet in _silent_wallets(step, evidence))
-    if step.is_open:
+    if step.committee.is_open:
         yield from (Expel(wallet) for wallet in _double_voters(step, evidence))
     yield from step.ledger.due_admissions(max(1, len(committee.seats) // 8) if len(committee.seats) < MAX_SEATS else 0)
 

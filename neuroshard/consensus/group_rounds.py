@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import anyio
 import anyio.lowlevel
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
-from neuroshard.consensus.chain import ChainError, ForkError, Step
+from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
 from neuroshard.consensus.effects import (
     Check,
     Checked,
@@ -41,7 +43,7 @@ from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, ask_chain, chain_answer
-from neuroshard.consensus.stage_rounds import Abandoned, AcceptanceCheck, Agreed, Outcome, RunRound, UnderWay
+from neuroshard.consensus.sync_strategies import Abandoned, AcceptanceCheck, Agreed, Outcome, RunRound, UnderWay
 from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
@@ -127,13 +129,7 @@ class GroupRounds:
         self.actor = RoundRunner(
             lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
             RoundDependencies(
-                book,
-                self._check,
-                self._heard_intent,
-                self._extend,
-                asking.report,
-                offload,
-                replica.rounds.kept_steps,
+                book, self._check, self._heard_intent, self._extend, asking.report, offload, replica.rounds.kept_steps
             ),
         )
 
@@ -142,9 +138,7 @@ class GroupRounds:
     @property
     def is_called(self) -> bool:
         """Whether this node should enter a round now, or adopt the end of one."""
-        if self.in_round:
-            return False
-        return self.due is not None or self._end_to_take is not None
+        return not self.in_round and (self.due is not None or self._end_to_take is not None)
 
     @property
     def is_alone(self) -> bool:
@@ -233,7 +227,9 @@ class GroupRounds:
             )
 
     async def look(self) -> None:
-        """Ask the replicas that answer for their status once, and act on it."""
+        """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
+        if self.in_round:
+            return
         peers = self._matchmaking.responsive(anyio.current_time())
         others = await query_statuses(self._asking, self.stage, peers) if peers else {}
         now = anyio.current_time()
@@ -296,7 +292,8 @@ class GroupRounds:
             self._behind_since = None
             return True
         self._behind_since = now if self._behind_since is None else self._behind_since
-        if now - self._behind_since >= self._matchmaking.times.behind_seconds and not self.must_follow.is_set():
+        is_patient = now - self._behind_since < self._matchmaking.times.behind_seconds
+        if (not is_patient or not chain.has_aggregate(own.root)) and not self.must_follow.is_set():
             layers = self.stage.layers
             _LOG.info("The chain of layers %d-%d is ahead: downloading its state.", layers.start + 1, layers.stop)
             self.must_follow.set()
@@ -338,7 +335,7 @@ class GroupRounds:
         """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
         chain = self.chain.chain
         return node in self._replica.peers() or (
-            chain is not None and any(node == seat.node_id for seat in chain.committee.seats)
+            chain is not None and any(node == seat.node_id for seat in chain.ledger.committee.seats)
         )
 
     # A lone step
@@ -348,14 +345,11 @@ class GroupRounds:
         while True:
             own, chain = self._replica.replica_status(), self.chain.chain
             if chain is not None and own.root and own.outer_step == chain.standing.outer_step + 1:
-                await self._certify_alone(own)
+                await self._certify_alone(own, chain)
             await anyio.sleep(CERTIFY_LOOK_SECONDS)
 
-    async def _certify_alone(self, own: ReplicaStatus) -> None:
+    async def _certify_alone(self, own: ReplicaStatus, chain: Chain) -> None:
         """Certify this replica's state as the next value, if this node is a quorum by itself."""
-        chain = self.chain.chain
-        if chain is None:
-            return
         standing, root_before = chain.standing, chain.standing.root or self._lone_root
         step = self._replica.rounds.step(standing.outer_step, root_before, standing, chain.ledger, chain.owner)
         if not step.is_quorum({self._replica.node_id}):
@@ -412,7 +406,9 @@ class GroupRounds:
     def _leave(self, *, completed: bool) -> None:
         if self._sent is not None and not completed:
             self._sent.is_outgrown = self._sent.is_late = True
+        members = () if self.due is None else self.due.members
         self.in_round, self.due = False, None
+        self._matchmaking.note_answers(list(map(attrgetter("node_id"), members)), anyio.current_time())
         self._matchmaking.ended(anyio.current_time(), completed=completed)
 
     async def _with_group(
@@ -420,7 +416,7 @@ class GroupRounds:
     ) -> Complete | Abandoned:
         """Run the step that is due. `sequences` is the number of sequences in the contribution."""
         await self._has_loaded.wait()  # no vote without knowing this node's earlier votes
-        step, expected = due.step, frozenset(member.node_id for member in due.members)
+        step, expected = due.step, frozenset(map(attrgetter("node_id"), due.members))
         setting, work = self._setting(step, expected)
         watch, before = self._watch(due, work), self._sent
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
@@ -460,11 +456,11 @@ class GroupRounds:
         is_known = self._sent is not None and self._sent.step_id == step_id
         earlier = None if is_known else await self._earlier_life.sent(step_id, work)
         if earlier is None:
-            parts = await self._offload(lambda: work.encoded(contribution))
+            parts = await self._offload(partial(work.encoded, contribution))
         else:
             contribution, parts, sequences = earlier.contribution, earlier.offer.parts, earlier.offer.sequences
         now = anyio.current_time()
-        pace = self._matchmaking.sequence_seconds(now)
+        pace = self._matchmaking.work(now).seconds_per_sequence
         promised = EncodedContribution(
             parts,
             sequences,
@@ -506,7 +502,7 @@ class GroupRounds:
 
     async def _check(self, job: Check, work: RoundWork) -> Checked:
         try:
-            aggregate = await self._offload(lambda: work.decoded(job.aggregate))
+            aggregate = await self._offload(partial(work.decoded, job.aggregate))
         except MalformedVectorError as error:
             return Checked("", str(error))
         root = await self.judging.root_after(aggregate, work.outer_step, job.work)
@@ -521,16 +517,15 @@ class GroupRounds:
         if sent is not None and sent.step_id != value.step_id:
             sent = None
         work, own = self._work(number), self._replica.node_id
-        aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
+        aggregate, count = await self._offload(partial(work.decoded, complete.aggregate)), len(value.members)
         is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
         decoded = None
         if sent is not None and own in value.accepted:
             decoded, parts = sent.contribution, sent.promised.parts
             if work.codec.name != "fp32":
-                decoded = await self._offload(lambda: work.decoded_parts(parts))
+                decoded = await self._offload(partial(work.decoded_parts, parts))
         is_of_earlier_life = sent is None and own in value.accepted
         earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
-        await self._extend(complete.certificate)
         # Only now, after the last await: if the task is cancelled earlier, the next call finds the same end again.
         self._adopted_at = anyio.current_time()
         self.actor.ended = self._sent = None

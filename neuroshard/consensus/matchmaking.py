@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from neuroshard.consensus.chain import Step, has_one_node_per_wallet
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS
-from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
@@ -63,7 +63,7 @@ class RoundTimes:
     quick_seconds: float = 0.2  # the same when this replica's share of the work is done
     query_seconds: float = 0.02  # per replica: the least time between two of its status queries, for all of them
     probe_seconds: float = 10.0  # between two queries of replicas that have not answered lately
-    patience_seconds: float = 30.0  # before a lone seat ignores replicas that answer and cannot take part
+    patience_seconds: float = 30.0  # for which a lone seat waits for a replica with another state
     newcomer_seconds: float = 180.0  # for a node that downloads the state of a lone replica, per outer step
     retry_seconds: float = 5.0  # after an abandoned round; doubles each time
     longest_retry_seconds: float = 300.0
@@ -138,7 +138,8 @@ class Matchmaking:
         self._retry_at = 0.0
         self._failures = 0
         self._awaited = "", 0.0  # newcomers, in the step from this root, since then
-        self._unable_since: float | None = None  # since when the replicas that answer cannot take part
+        # the states of replicas that answer, and since when: one that is behind may be about to follow
+        self._seen: dict[NodeId, tuple[str, float]] = {}
 
     # Whom to ask
 
@@ -149,8 +150,7 @@ class Matchmaking:
 
     def unproven(self, now: float) -> list[NodeId]:
         """Some of the other replicas, different ones each time: they are asked next to the others, never awaited."""
-        known = set(self.responsive(now))
-        rest = [node for node in self.replica.peers() if node not in known]
+        rest = sorted(set(self.replica.peers()).difference(self.responsive(now)))
         if not rest:
             return []
         start = int(now / self.times.probe_seconds) * ASKED_AT_ONCE % len(rest)
@@ -159,22 +159,19 @@ class Matchmaking:
     def note_answers(self, nodes: Sequence[NodeId], now: float) -> None:
         """Record that these replicas have answered."""
         self._answered |= dict.fromkeys(nodes, now)
-        peers = set(self.replica.peers())
-        self._answered = {node: at for node, at in self._answered.items() if node in peers}
+        for node in self._answered.keys() - set(self.replica.peers()):
+            del self._answered[node]
 
     def pause_seconds(self, now: float) -> float:
         """Seconds until the next look."""
         if self._look is None or self._due_since is not None:
             return self.times.near_seconds
-        work = self._work(now)
+        work = self.work(now)
         self._sequence_seconds = work.seconds_per_sequence
         return self.times.pause(work, len(self.responsive(now)))
 
-    def sequence_seconds(self, now: float) -> float:
-        """Time in which this replica trains one sequence, waits included; 0 if unknown."""
-        return self._work(now).seconds_per_sequence
-
-    def _work(self, now: float) -> WorkToRound:
+    def work(self, now: float) -> WorkToRound:
+        """This replica's work towards the next step."""
         done, share = self.replica.replica_status().sequences, self.replica.sequences_due(2) / 2
         return WorkToRound(done, share, now - self._round_ended, self._sequence_seconds)
 
@@ -184,8 +181,10 @@ class Matchmaking:
         """Take the answers in. Returns the step to enter now, if there is one."""
         self._look = look
         ready = self._ready(look)
-        are_unable = bool(look.others) and len(ready) == 1
-        self._unable_since = (self._unable_since or look.now) if are_unable else None
+        before, self._seen = self._seen, {}
+        for node, other in look.others.items():
+            seen = before.get(node)
+            self._seen[node] = seen if seen is not None and seen[0] == other.root else (other.root, look.now)
         step = look.step
         if step is None or look.own.in_round or len(ready) < 2 or not step.is_quorum(ready):
             return None
@@ -207,14 +206,14 @@ class Matchmaking:
             return None
         known = self._entered[1] if self._entered[0] == step.id else frozenset[NodeId]()
         self._entered = step.id, known | {sender}
-        if len(self._entered[1]) <= step.tolerated or not self.replica.may_take_part():
+        if len(self._entered[1]) <= step.committee.faults or not self.replica.may_take_part():
             return None
         return DueStep(step, self._members(step, [*self._ready(look), sender]))
 
     def ahead(self, look: Look) -> list[NodeId]:
         """Replicas that report a greater height than this node's, the greatest first."""
-        known = {node: other for node, other in look.others.items() if other.height > look.own.height}
-        return sorted(known, key=lambda node: (-known[node].height, node))
+        heights = [(other.height, node) for node, other in look.others.items() if other.height > look.own.height]
+        return [node for _, node in sorted(heights, reverse=True)]
 
     def ended(self, now: float, *, completed: bool) -> None:
         """Record the end of a step, completed or abandoned."""
@@ -229,17 +228,29 @@ class Matchmaking:
         """Whether a step of this node alone is allowed: it is a quorum, and no replica here could take part.
 
         A node that is downloading this state must find it unchanged; otherwise its first steps would belong to
-        another state. A replica that answers and cannot take part may only be starting.
+        another state.
         """
         if step is None or not step.is_quorum({self.replica.node_id}):
             return False
-        peers = self.responsive(now)
-        if self.replica.newcomers().difference(peers) and self._may_wait_for_newcomers(now):
+        look = self._look
+        others: Mapping[NodeId, ReplicaStatus] = {} if look is None else look.others
+        place = step.standing.height, step.root
+        here = {node for node, other in others.items() if (other.height, other.root) == place}
+        if self.replica.newcomers() - here and self._may_wait_for_newcomers(now):
             return False
-        if not peers:
-            return True
-        since = self._unable_since
-        return since is not None and now - since >= self.times.patience_seconds
+        waits = (self._is_awaited(node, others.get(node), now, is_here=node in here) for node in self.responsive(now))
+        return look is not None and not any(waits)
+
+    def _is_awaited(self, node: NodeId, other: ReplicaStatus | None, now: float, *, is_here: bool) -> bool:
+        """Whether a replica that answers takes part in the next step, or may do so soon.
+
+        One that is behind gets some time for each state that it shows, so one that is stuck costs the others nothing.
+        One whose state is not live may be starting.
+        """
+        if other is None:
+            return True  # the next look shows its state
+        _, since = self._seen.get(node, ("", now))
+        return other.is_ready and (is_here or now - since < self.times.patience_seconds)
 
     def waits_for(self, step: Step | None, now: float) -> tuple[GroupMember, ...]:
         """The seats without which the next step cannot complete, if there are any: for the status."""
@@ -285,6 +296,6 @@ class Matchmaking:
         for node in dict.fromkeys(nodes):
             wallet = None if node == self.replica.node_id else self.replica.wallet_of(node)
             member = None if wallet is None else GroupMember(node, wallet)
-            if member is not None and (not step.is_open or has_one_node_per_wallet([*members, member])):
+            if member is not None and (not step.committee.is_open or has_one_node_per_wallet([*members, member])):
                 members.append(member)
         return tuple(sorted(members))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from operator import attrgetter
 
 from msgspec import structs
 
@@ -95,7 +96,7 @@ class RoundStateMachine:
         self._objection = ""
         # by digests and work: the same bytes with other claims lead to another state
         self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Callable[[Checked], Value | None]] = {}
-        self._evidence = EntryEvidence()  # for entries of this step
+        self._evidence: EntryEvidence | None = None  # for entries of this step
         self._proposed_entries: tuple[Entry, ...] = ()  # of the present view
 
     @property
@@ -157,7 +158,7 @@ class RoundStateMachine:
 
     def add_evidence(self, evidence: EntryEvidence, now: float) -> list[Effect]:
         """Keep evidence for entries; the proposer of this view proposes a value that carries only entries."""
-        self._evidence = merged_evidence(self.setting.step, self._evidence, evidence)
+        self._evidence = merged_evidence(self.setting.step, self._evidence or EntryEvidence(), evidence)
         if self.completed is not None or self._views.has_proposal or self._exchange is not None:
             return []
         return self._propose_entries(now)
@@ -262,9 +263,9 @@ class RoundStateMachine:
     @property
     def _entries(self) -> tuple[Entry, ...]:
         step = self.setting.step
-        if self._evidence == EntryEvidence() and not step.ledger.due_admissions(1):
+        if self._evidence is None and not step.ledger.candidates:
             return ()
-        return supported_entries(step, self._evidence, self.setting.reachable)
+        return supported_entries(step, self._evidence or EntryEvidence(), self.setting.reachable)
 
     def _say_proposal(self, intents: tuple[VerifiedBody[Intent], ...], lock: Quorum | None, now: float) -> list[Effect]:
         step, views = self.setting.step, self._views
@@ -272,8 +273,8 @@ class RoundStateMachine:
         round_id = round_id_of(step.id, self.view, intents)
         value, entries = (None, self._entries) if lock is None else (lock.value.digest, ())
         proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value, entries))
-        said = ProposalSaid(proposal, intents, lock, self._evidence if entries else EntryEvidence())
-        to = self.setting.others | {one.member.node_id for one in intents}
+        said = ProposalSaid(proposal, intents, lock, (self._evidence or EntryEvidence()) if entries else None)
+        to = self.setting.others | set(map(attrgetter("member.node_id"), intents))
         return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
 
     def _take_proposal(self, said: ProposalSaid, now: float) -> list[Effect]:
@@ -312,7 +313,9 @@ class RoundStateMachine:
     def _is_fit(self, said: ProposalSaid) -> bool:
         """Whether a proposal without a lock has contributions that form a round, or only entries, and all are valid."""
         entries = said.signed.body.entries
-        if entries and entries_objection(self.setting.step, entries, said.evidence, self.setting.reachable):
+        if entries and entries_objection(
+            self.setting.step, entries, said.evidence or EntryEvidence(), self.setting.reachable
+        ):
             return False
         return self._views.are_fit(said.intents) if said.intents else bool(entries)
 
@@ -386,6 +389,7 @@ class RoundStateMachine:
         verdict = exchange.verdict
         names = [member.node_id for member in exchange.members]
         digests, work = exchange.digests, exchange.accepted_work(verdict.accepted)
+        uploads, seconds = exchange.uploads_and_seconds()
 
         def value_of(checked: Checked) -> Value:
             value = structs.replace(
@@ -398,11 +402,11 @@ class RoundStateMachine:
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
                 entries=self._proposed_entries,
-                uploads=exchange.uploads(),
+                uploads=uploads,
                 sequences=work.sequences,
                 exchange=work.exchange,
                 sequence=work.sequence,
-                seconds=exchange.certified_seconds(),
+                seconds=seconds,
             )
             return self.setting.step.completed(value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -334,7 +335,7 @@ class ProposalSaid(_Announcement[RoundProposal], frozen=True, tag="proposal", fo
     form = RoundProposal
     intents: Annotated[tuple[VerifiedBody[Intent], ...], Meta(max_length=MAX_MEMBERS)]
     lock: Quorum | None = None
-    evidence: EntryEvidence = EntryEvidence()
+    evidence: EntryEvidence | None = None  # of the entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -476,14 +477,14 @@ def round_id_of(step_id: str, view: int, intents: Sequence[VerifiedBody[Intent]]
     parts = [
         f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.sequences} {one.body.upload}"
         f" {one.body.exchange} {one.body.sequence}"
-        for one in sorted(intents, key=lambda one: one.member.node_id)
+        for one in sorted(intents, key=attrgetter("member.node_id"))
     ]
     return hash_parts("neuroshard/certified-round", step_id, view, *parts).hex()
 
 
 def members_of(intents: Collection[VerifiedBody[Intent]]) -> tuple[GroupMember, ...]:
     """Contributors of a round, in row order."""
-    return tuple(sorted(one.member for one in intents))
+    return tuple(sorted(map(attrgetter("member"), intents)))
 
 
 def author_of(message: Message) -> NodeId | None:

@@ -164,13 +164,6 @@ class RoundRunner:
             finally:
                 self._tasks = None
 
-    def lock(self, root: str, height: int) -> Quorum | None:
-        """The value this node voted to commit at a height from this state. Others may have completed it."""
-        locks = [record.lock for record in reversed(self._records.values())]
-        fitting = (lock for lock in locks if lock is not None and lock.value.root == root)
-        fitting = (lock for lock in fitting if lock.value.height == height)
-        return next((lock for lock in fitting if not self.has_ended(lock.value.step_id)), None)
-
     def has_ended(self, step_id: str) -> bool:
         """Whether this node knows the end of a step."""
         return step_id in self._archive
@@ -199,9 +192,12 @@ class RoundRunner:
         return bool(ids) and await self.recall(ids[-1])
 
     def locked_step(self, root: str, height: int) -> str | None:
-        """The id of the step at this height in which this node is locked."""
-        lock = self.lock(root, height)
-        return None if lock is None else lock.value.step_id
+        """The id of the step at this height in which this node is locked. Others may have completed it."""
+        for record in reversed(self._records.values()):
+            value = None if record.lock is None else record.lock.value
+            if value is not None and (value.root, value.height) == (root, height) and not self.has_ended(value.step_id):
+                return value.step_id
+        return None
 
     def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:
         """Take part in a round of this step; the node may have been in it before."""
@@ -256,7 +252,7 @@ class RoundRunner:
 
     async def _received(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         try:
-            message = await self._around.offload(lambda: read_round_message(pieces))
+            message = await self._around.offload(partial(read_round_message, pieces))
         except MalformedMessageError as error:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
@@ -286,7 +282,7 @@ class RoundRunner:
                     self._say(effect.to, effect.message)
 
     async def _aggregate(self, certificate: Quorum) -> Aggregate | None:
-        return await self._around.offload(lambda: self._around.book.aggregate(certificate))
+        return await self._around.offload(partial(self._around.book.aggregate, certificate))
 
     async def _tick(self) -> None:
         while True:
@@ -317,7 +313,7 @@ class RoundRunner:
                 self._say(to, message)
             case Persist(record):
                 if await self._is_written(
-                    lambda: book.write(record), "It takes no part in rounds until it can store votes."
+                    partial(book.write, record), "It takes no part in rounds until it can store votes."
                 ):
                     self._records.pop(record.step_id, None)
                     self._records[record.step_id] = record
@@ -330,7 +326,7 @@ class RoundRunner:
             case Accuse(node, what):
                 _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
-                await self._is_written(lambda: book.keep_proof(effect), "The round continues.")
+                await self._is_written(partial(book.keep_proof, effect), "The round continues.")
             case Complete():
                 await self._complete(running, effect)
             case GiveUp(reason):
@@ -346,7 +342,7 @@ class RoundRunner:
     async def keep_end(self, number: int, complete: Complete) -> bool:
         """Store the end of a step. Returns whether it is on the disk."""
         book, certificate, kept = self._around.book, complete.certificate, self._around.kept_steps(number)
-        is_stored = await self._is_written(lambda: book.end(number, complete, kept), "The step is still valid.")
+        is_stored = await self._is_written(partial(book.end, number, complete, kept), "The step is still valid.")
         self._archive[certificate.value.step_id] = certificate
         for old in list(self._archive)[:-kept]:
             del self._archive[old]
@@ -354,6 +350,7 @@ class RoundRunner:
 
     async def _complete(self, running: _Running, effect: Complete) -> None:
         await self.keep_end(running.number, effect)
+        await self._around.certified(effect.certificate)  # before training can adopt the end
         present = self._running
         if present is None or present.member.setting.step.root == running.member.setting.step.root:
             self._running = None  # with all the memory of the round
@@ -361,7 +358,6 @@ class RoundRunner:
                 self.ended = effect
             else:
                 self._gave_up = "the committee has changed"
-        await self._around.certified(effect.certificate)
         self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:

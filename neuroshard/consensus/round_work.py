@@ -101,8 +101,8 @@ class RoundWork:
     @property
     def encoded_bytes(self) -> int:
         """Maximum size in bytes of a whole contribution, or of an aggregate if that is larger."""
-        sizes = [self.plan.size(index) for index in range(self.plan.count)]
-        return max(sum(map(codec.encoded_size, sizes)) for codec in (self.codec, self.results))
+        sizes = list(map(self.plan.size, range(self.plan.count)))
+        return max(sum(map(self.codec.encoded_size, sizes)), sum(map(self.results.encoded_size, sizes)))
 
     def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
         """Compute the answer to a job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from blake3 import blake3
@@ -91,7 +92,7 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str, needed: int
     if not upload:
         raise ValueError("a slice has a reducer")
     order, needed = (
-        sorted(upload, key=lambda node: hash_parts("neuroshard/reducer", seed, node)),
+        sorted(upload, key=partial(hash_parts, "neuroshard/reducer", seed)),
         min(needed, len(upload)),
     )
     quotas = _quotas([upload[node] for node in order], needed * plan.count, most=plan.count)
@@ -99,7 +100,7 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str, needed: int
     chosen = list[Reducers]()
     for index in range(plan.count):
         # no member has more than `count` slots, and they are consecutive: the reducers of a slice are never the same
-        active = tuple(slots[index + plan.count * number] for number in range(needed))
+        active = tuple(slots[index :: plan.count])
         if index % 2:
             active = active[::-1]
         others = [node for node in order[index % len(order) :] + order if node not in active]

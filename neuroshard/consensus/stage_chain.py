@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from neuroshard.consensus.chain import Chain, ChainError, ChainProof, ForkError,
 from neuroshard.consensus.committee import LARGEST_HEIGHT, Height
 from neuroshard.consensus.foundation import Founding
 from neuroshard.consensus.round_messages import Quorum
-from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import StorageError
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
@@ -142,7 +143,7 @@ class StageChain:
         chain = self.chain
         if chain is None:
             raise ChainError("The stage has no foundation here.")
-        await self._adopt(lambda: chain.extended(certificate))
+        await self._adopt(partial(chain.extended, certificate))
 
     def add_earlier(self, certificates: Iterable[Quorum]) -> None:
         """Remember values before the newest ones, so that the steps after them have a place."""
@@ -154,7 +155,7 @@ class StageChain:
         chain = self.chain
         if chain is None:
             raise ChainError("The stage has no foundation here.")
-        await self._adopt(lambda: chain.proven(proof))
+        await self._adopt(partial(chain.proven, proof))
 
     async def _adopt(self, made: Callable[[], Chain]) -> None:
         before = self._chain
@@ -171,7 +172,7 @@ class StageChain:
         self._chain = chain
         self.changed.notify()
         try:
-            await self._offload(lambda: self._store.write(StoredChain(chain.statement, chain.proof())))
+            await self._offload(partial(self._store.write, StoredChain(chain.statement, chain.proof())))
         except StorageError as error:
             _LOG.error("%s Other nodes have the chain.", error)
 
@@ -211,7 +212,7 @@ async def ask_chain(asking: ReplicaClient, stage: StageName, known: Chain, peer:
     with asking.blaming(peer):
         request = Frame(CHAIN, ChainRequest(stage, known.statement, known.standing.height))
         answer = await asking.ask(peer, request, CHAIN_ANSWER_LIMITS, ANSWER_SECONDS)
-        return await asking.offload(lambda: _read(answer))
+        return await asking.offload(partial(_read, answer))
 
 
 async def newest_chain(asking: ReplicaClient, stage: StageName, known: Chain, peers: Sequence[NodeId]) -> Chain:
@@ -225,7 +226,7 @@ async def newest_chain(asking: ReplicaClient, stage: StageName, known: Chain, pe
         proof = await ask_chain(asking, stage, known, peer)
         with asking.blaming(peer):
             try:
-                return await asking.offload(lambda: known.proven(proof))
+                return await asking.offload(partial(known.proven, proof))
             except ChainError as error:
                 raise LyingDonorError(f"Its chain is not valid: {error.message}") from None
 

@@ -61,7 +61,7 @@ class Views:
 
         A liar can lead a member into a far view. If that counted on from there, the others would never meet it.
         """
-        return self._setting.step.tolerated > 0 and self.view > self.view_of_others()
+        return self._setting.step.committee.faults > 0 and self.view > self.view_of_others()
 
     def wait_again(self, now: float) -> None:
         """Stay in this view for as long as a view lasts."""
@@ -94,8 +94,8 @@ class Views:
     def view_of_others(self) -> int:
         """The highest view that at least one honest voter has reached."""
         seats = self._setting.step.seats
-        views = sorted((said.body.view for node, said in self._new_views.items() if node in seats), reverse=True)
-        tolerated = self._setting.step.tolerated
+        views = sorted([said.body.view for node, said in self._new_views.items() if node in seats], reverse=True)
+        tolerated = self._setting.step.committee.faults
         return views[tolerated] if len(views) > tolerated else 0
 
     def highest_lock(self, own: Quorum | None) -> Quorum | None:
@@ -128,16 +128,17 @@ class Views:
         too many newcomers.
         """
         step, members = self._setting.step, [one.member for one in intents]
-        known = sum(step.may_reduce(member.node_id) for member in members)
+        nodes = [member.node_id for member in members]
+        known = sum(map(step.may_reduce, nodes))
         return (
             1 <= len(members) <= self._setting.most_members
-            and len({member.node_id for member in members}) == len(members)
+            and len(set(nodes)) == len(nodes)
             and step.may_meet(members)
             and all(one.body.step_id == step.id for one in intents)
             and known > 0
             and step.may_join(len(members) - known, known)
             # where somebody may lie, no proposer can leave the work of the seats out
-            and (not step.is_open or step.is_quorum([member.node_id for member in members]))
+            and (not step.committee.is_open or step.is_quorum(nodes))
         )
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
@@ -193,7 +194,7 @@ class Views:
 
     def _accused(self) -> set[NodeId]:
         """Members that were missing, in any view so far, at more voters than may lie."""
-        tolerated = self._setting.step.tolerated
+        tolerated = self._setting.step.committee.faults
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
 
 

@@ -14,7 +14,7 @@ from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.stage_chain import FileChainStore, StageChain
-from neuroshard.consensus.stage_rounds import StageRounds, lone_exchange
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER, FileVoteLog
 from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
@@ -30,7 +30,7 @@ from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.disk_space import StorageLimits, state_folders
 from neuroshard.training.gradient_sync import make_outer_sync
 from neuroshard.training.held_out_vote import AMONG_FRIENDS, HeldOutVote, VoteRule
-from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
+from neuroshard.training.outer_sync import OuterSync, ReplicaProgress, lone_exchange
 from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage

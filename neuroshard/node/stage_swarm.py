@@ -292,12 +292,14 @@ class StageSwarm:
         return self._others_at_work(self.plan[stage])
 
     def newcomers(self) -> frozenset[NodeId]:
-        """Nodes that download a state from here and may soon work on it: they are starting or have not reported yet."""
-        members = self.membership.view.members
+        """Nodes that download a state from here and may soon work on it: they are starting, have not reported yet, or
+        take the state again because they are behind.
+        """
+        members, again = self.membership.view.members, set[NodeId]().union(*map(self.replicas, self._local))
         return frozenset(
             node
             for node in self.donor.receivers
-            if node not in members or members[node].report.state is NodeState.STARTING
+            if node not in members or node in again or members[node].report.state is NodeState.STARTING
         )
 
     def sends_to_others(self) -> bool:

@@ -12,7 +12,7 @@ from neuroshard.consensus.all_reduce import AllReduce
 from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.stage_chain import CHAIN, ChainRequest
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
 from neuroshard.optim.outer import OuterState

@@ -11,8 +11,7 @@ import torch
 import trio
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.consensus.stage_rounds import Abandoned, Outcome
-from neuroshard.consensus.sync_strategies import FragmentStep, strategy_at
+from neuroshard.consensus.sync_strategies import Abandoned, FragmentStep, Outcome, strategy_at
 from neuroshard.data.windows import Batch
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from neuroshard.consensus.matchmaking import RoundTimes
-from neuroshard.consensus.stage_rounds import Agreed
+from neuroshard.consensus.sync_strategies import Agreed
 from neuroshard.network import InMemoryNetwork
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.types import NodeId
 from tests.worlds.replicas import (

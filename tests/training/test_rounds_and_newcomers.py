@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neuroshard.consensus.stage_rounds import Agreed
+from neuroshard.consensus.sync_strategies import Agreed
 from neuroshard.network import InMemoryNetwork
 from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 

@@ -11,7 +11,7 @@ import torch
 
 from neuroshard.consensus.effects import VoteRecord
 from neuroshard.consensus.slices import Encoded
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.network import InMemoryNetwork
 from neuroshard.status.rounds import MemberPart

@@ -12,8 +12,7 @@ from neuroshard.config.run_parameters import OuterOptimization, StrategyName
 from neuroshard.consensus.chain import Chain
 from neuroshard.consensus.effects import VoteRecord
 from neuroshard.consensus.slices import Encoded
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds
-from neuroshard.consensus.sync_strategies import FragmentStep, part_at, strategy_at
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, FragmentStep, StageRounds, part_at, strategy_at
 from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork

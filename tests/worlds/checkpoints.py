@@ -23,8 +23,7 @@ from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import signed_by
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
-from neuroshard.consensus.stage_rounds import StageRounds
-from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.consensus.sync_strategies import StageRounds, snapshot_layout
 from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.model.weights import TensorSchema

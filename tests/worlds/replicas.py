@@ -25,8 +25,15 @@ from neuroshard.consensus.matchmaking import Replica, RoundTimes
 from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody, signed_by
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay
-from neuroshard.consensus.sync_strategies import Strategy, sequences_to_round, strategy_at
+from neuroshard.consensus.sync_strategies import (
+    Abandoned,
+    Agreed,
+    StageRounds,
+    Strategy,
+    UnderWay,
+    sequences_to_round,
+    strategy_at,
+)
 from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.messages import EncodedFrame
@@ -135,6 +142,7 @@ class SimulatedReplica:
         def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
             return signed_by(identity, body, self.now())
 
+        founding = founding_of(self.seats, is_open=self.is_open)
         self.group = GroupRounds(
             replica,
             ReplicaClient(transport, offload=at_once),
@@ -142,7 +150,7 @@ class SimulatedReplica:
             sign,
             AcceptanceCheck(self._root_after, self._object),
             book=self.book,
-            chain=StageChain(lambda: founding_of(self.seats, is_open=self.is_open), self.store, at_once),
+            chain=StageChain(lambda: founding, self.store, at_once),
             told=self.told,
             times=self.times,
             offload=at_once,

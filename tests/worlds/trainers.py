@@ -21,7 +21,7 @@ from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, Roun
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
-from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Transport
@@ -188,6 +188,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         lambda: NOW,
     )
     vote = HeldOutVote(compute, stage.executor, outer, parameters.batch_size)
+    founding = founding_of(NAMES)
     group = GroupRounds(
         replica,
         ReplicaClient(place.transport),
@@ -195,7 +196,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         sign,
         AcceptanceCheck(outer.root_after, vote.objection),
         book=FileVoteLog(place.folder / f"rounds-{held.index}"),
-        chain=StageChain(lambda: founding_of(NAMES), InMemoryChainStore()),
+        chain=StageChain(lambda: founding, InMemoryChainStore()),
         times=QUICK,
     )
     outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
