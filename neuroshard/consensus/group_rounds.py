@@ -64,6 +64,7 @@ KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
 CERTIFY_LOOK_SECONDS = 1.0
 MOST_ASKED = 4  # replicas that report a greater height
+UNFOUNDED = "No step completes before the run's owner has founded this stage. Start a node with the owner's wallet."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
 
 
@@ -133,8 +134,6 @@ class GroupRounds:
             ),
         )
 
-    # What training asks
-
     @property
     def is_called(self) -> bool:
         """Whether this node should enter a round now, or adopt the end of one."""
@@ -172,6 +171,15 @@ class GroupRounds:
             height=0 if chain is None else chain.standing.height,
         )
 
+    @property
+    def obstacle(self) -> str:
+        """The reason why no step can complete now, and the action that helps; "" if there is none."""
+        if self.chain.chain is None:
+            return UNFOUNDED
+        if self.chain.fork is not None:
+            return f"{self.chain.fork.message} {self.chain.fork.action}"
+        return "" if self.in_round else self._matchmaking.obstacle(self._present_step(), anyio.current_time())
+
     def certified_root(self, outer_step: int) -> str:
         """The newest certified root if it is the state after this outer step; otherwise ""."""
         chain = self.chain.chain
@@ -182,8 +190,6 @@ class GroupRounds:
         """Do not enter the step that is due; the other members continue without this node."""
         if not self.in_round:
             self.due = None
-
-    # Looking at the others
 
     async def run(self) -> None:
         """Look at the replicas, enter steps and run them until cancelled. Raises StorageError."""
@@ -264,8 +270,6 @@ class GroupRounds:
         own = self._replica.replica_status()
         return self.chain.step(self._replica.rounds, own) if self.chain.is_newest(own) else None
 
-    # Following the chain
-
     async def _learn(self, peers: list[NodeId]) -> None:
         """Ask one of these replicas for its chain, and continue from what it proves."""
         chain = self.chain.chain
@@ -338,8 +342,6 @@ class GroupRounds:
             chain is not None and any(node == seat.node_id for seat in chain.ledger.committee.seats)
         )
 
-    # A lone step
-
     async def _keep_certifying(self) -> None:
         """Certify the steps that this node makes alone, as soon as the root of their state is known."""
         while True:
@@ -359,8 +361,6 @@ class GroupRounds:
         complete = Complete(Quorum(value, 0, Phase.COMMIT, (vote,)), ())
         if await self.actor.keep_end(standing.outer_step, complete):
             await self._extend(complete.certificate)
-
-    # A step with the others
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """Run the round of one outer step; implements RunRound."""

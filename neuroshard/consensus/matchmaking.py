@@ -252,14 +252,13 @@ class Matchmaking:
         _, since = self._seen.get(node, ("", now))
         return other.is_ready and (is_here or now - since < self.times.patience_seconds)
 
-    def waits_for(self, step: Step | None, now: float) -> tuple[GroupMember, ...]:
-        """The seats without which the next step cannot complete, if there are any: for the status."""
-        if step is None:
-            return ()
+    def obstacle(self, step: Step | None, now: float) -> str:
+        """The absent seats without which the next step cannot complete, in words for people; "" if there are enough."""
         here = {self.replica.node_id, *self.responsive(now)}
-        if step.is_quorum(here):
-            return ()
-        return tuple(seat.member for seat in step.committee.seats if seat.node_id not in here)
+        if step is None or step.is_quorum(here):
+            return ""
+        missing = ", ".join(seat.wallet_id[:8] for seat in step.committee.seats if seat.node_id not in here)
+        return f"Training continues, but no step completes: too few voting nodes are online. Start those of {missing}."
 
     def _may_wait_for_newcomers(self, now: float) -> bool:
         """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""

@@ -16,7 +16,7 @@ from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.network import InMemoryNetwork
 from neuroshard.status.rounds import MemberPart
 from neuroshard.types import NodeId
-from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
+from tests.worlds.replicas import DUE_SECONDS, IDENTITIES, A, B, C, SimulatedReplica, for_seconds, play
 
 
 def test_a_side_of_a_partition_without_a_quorum_trains_on_and_follows_afterwards() -> None:
@@ -88,8 +88,10 @@ def test_of_two_seats_only_the_first_one_continues_alone(is_first: bool) -> None
         a.may_be_alone = True
         await for_seconds(DUE_SECONDS + 5, a, b)
         reached = a.state.outer_step
+        assert not a.group.obstacle
         network.kill(B)
         await for_seconds(700, a)
+        assert (IDENTITIES[B].wallet_id[:8] in a.group.obstacle) is not is_first
         assert (a.state.outer_step > reached + 10) is is_first
         assert isinstance(a.outcomes[-1], Agreed) is is_first or a.outcomes[-1].members == 2  # type: ignore[union-attr]
 
