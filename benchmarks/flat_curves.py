@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.sizes import size
 from neuroshard.data.held_out_losses import Evaluation
 from neuroshard.status.snapshot import LossPoint, VerificationStatus
-from neuroshard.training.verification import Evidence, verify
+from neuroshard.training.learning_verdict import Evidence, verify
 
 RUNS = size(1000, 3)
 EVALUATIONS = 20

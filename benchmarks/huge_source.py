@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.sizes import size
-from neuroshard.data.assignment import Assignment, held_out_shards
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import DataSetManifest, TokenizerEntry, serialise_manifest
+from neuroshard.data.shard_assignment import Assignment, held_out_shards
 from neuroshard.data.transfer import FileMissingError, OpenedFile
 from neuroshard.identity import Wallet, parse_token
 from neuroshard.types import NodeId, RunId

@@ -22,7 +22,7 @@ from benchmarks.staged_swarm import alone, driver_of, keep_own_run, staged_param
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
-from neuroshard.node.stage_choice import TIER_MB, least_load, need_of
+from neuroshard.node.own_stages import TIER_MB, least_load, need_of
 from neuroshard.runs.proposal import HardwareBudget
 from neuroshard.types import Architecture
 

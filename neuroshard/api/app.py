@@ -19,7 +19,13 @@ from neuroshard.api.events import Broadcaster, stream_routes
 from neuroshard.api.middleware import Guard
 from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
 from neuroshard.api.rendering import RenderedViews
-from neuroshard.api.routes import action_routes, live_routes, session_routes, snapshot_routes
+from neuroshard.api.routes import (
+    action_routes,
+    describe_snapshot_routes,
+    live_routes,
+    session_routes,
+    snapshot_routes,
+)
 from neuroshard.api.setup import SetupDraft, setup_routes
 
 DESCRIPTION: Final = (
@@ -52,13 +58,23 @@ PROBLEM_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 __all__ = ["ApiContext", "ApiLimits", "create_app"]
 
 
+class NodeApi(FastAPI):
+    """The API of a node."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, which is made when it is first asked for."""
+        if self.openapi_schema is None:
+            describe_snapshot_routes(super().openapi())
+        return super().openapi()
+
+
 def create_app(context: ApiContext) -> FastAPI:
     """Make the API of one node. The server and tests use `app.state.views` and `app.state.broadcaster`."""
     static = dashboard_files()
     access = AccessPolicy.for_server(context.host, context.port, context.secret, static)
     views = RenderedViews(context.board)
     broadcaster = Broadcaster(context, views)
-    app = FastAPI(
+    app = NodeApi(
         title="NeuroShard node",
         version=context.board.current().version,
         description=DESCRIPTION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final, cast, get_args
+from typing import Annotated, Any, Final, cast, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import JsonValue, TypeAdapter
@@ -85,22 +85,35 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
     """Make the routes that return a summary of the snapshot, with an entity tag. It is rendered once per version."""
     router = APIRouter(tags=["status"])
 
-    def add(path: str, kind: type, summary: Summary) -> None:
+    def add(path: str, summary: Summary) -> None:
         async def answer(request: Request) -> Response:
             return views.respond(request, summary)
 
         name = path.removeprefix("/api/").replace("/", "_")
-        router.add_api_route(path, answer, response_model=kind, name=name, description=summary.__doc__)
+        router.add_api_route(path, answer, name=name, description=summary.__doc__)
 
-    for route in SNAPSHOT_ROUTES:
-        add(*route)
+    for path, _, summary in SNAPSHOT_ROUTES:
+        add(path, summary)
 
-    @router.get("/api/contribution", response_model=WorkSummary)
+    @router.get("/api/contribution")
     async def contribution(request: Request, span: SpanName = "day") -> Response:
         """Work of this computer for training over the last day, the last week or all time."""
         return views.respond(request, WORK_OF_SPAN[span])
 
     return router
+
+
+def describe_snapshot_routes(schema: dict[str, Any]) -> None:
+    """Add the bodies of the snapshot routes to an OpenAPI document.
+
+    FastAPI would analyse these large types at every start of a node, although few readers ask for the document.
+    """
+    kinds = {**{path: kind for path, kind, _ in SNAPSHOT_ROUTES}, "/api/contribution": WorkSummary}
+    inputs = [(path, "serialization", TypeAdapter[object](kind)) for path, kind in kinds.items()]
+    bodies, definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
+    schema["components"]["schemas"] |= definitions["$defs"]
+    for (path, _), body in bodies.items():
+        schema["paths"][path]["get"]["responses"]["200"]["content"][JSON]["schema"] = body
 
 
 @dataclass(frozen=True)

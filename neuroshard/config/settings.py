@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from neuroshard.config.folders import NodePaths, expanded
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
-from neuroshard.config.schedule import SCHEDULE_FORM, checked_spans
+from neuroshard.config.weekly_schedule import SCHEDULE_FORM, checked_spans
 from neuroshard.errors import UsageError
 
 DEFAULT_GENESIS = "https://dwquwt9gkkeil.cloudfront.net"

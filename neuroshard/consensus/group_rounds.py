@@ -49,12 +49,12 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.optim.outer import duration_code
-from neuroshard.signals import Signal, first_of, sleep_to_tick
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
 from neuroshard.state.transfer_messages import DonorError, StageName
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal, first_of, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

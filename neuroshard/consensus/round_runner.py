@@ -55,8 +55,8 @@ from neuroshard.consensus.voting import Aggregate, certificate_for, slices_for
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal
 
 MOST_MESSAGES = 16  # per node, apart from the large messages of a round: more than a node sends in two views
 MOST_BYTES = 1 << 20  # per node: some proposals of 64 members

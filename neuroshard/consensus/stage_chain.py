@@ -23,11 +23,11 @@ from neuroshard.errors import StorageError
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.signals import Signal
 from neuroshard.state.download import ReplicaClient, ask_replicas
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import LyingDonorError, StageName
 from neuroshard.types import HexDigest, NodeId
+from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuroshard.data.assignment import (
+from neuroshard.data.data_set import Genesis
+from neuroshard.data.entropy import unigram_entropy
+from neuroshard.data.shard_assignment import (
     DEFAULT_ROTATION_RULE,
     Assignment,
     Rotation,
@@ -23,8 +25,6 @@ from neuroshard.data.assignment import (
     ranges_of,
     shards_by_use,
 )
-from neuroshard.data.data_set import Genesis
-from neuroshard.data.entropy import unigram_entropy
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import ShardLoader, UnusableShardError
 from neuroshard.data.windows import (
@@ -38,9 +38,9 @@ from neuroshard.data.windows import (
     window_order,
 )
 from neuroshard.errors import DataError, StorageError
-from neuroshard.signals import Signal
 from neuroshard.status.data import DataStatus, ShardStatus
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId
+from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 _ROTATIONS_KEPT = 1000

@@ -26,9 +26,9 @@ from neuroshard.data.tokenizer.table import FIRST_MERGE_ID, TokenizerTable
 from neuroshard.data.transfer import FileRequest
 from neuroshard.errors import DataError, DiskFullError, UnwritableError
 from neuroshard.identity.signing import hash_parts
-from neuroshard.signals import Signal
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId
+from neuroshard.waiting import Signal
 
 MAX_PARTS = 1 << 24  # of all merges of a table together: 64 MB
 _CHUNK_TOKENS = 1 << 17  # bounds the memory of intermediate results

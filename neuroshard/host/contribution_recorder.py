@@ -12,12 +12,12 @@ import anyio.to_thread
 
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import StorageError
-from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.telemetry.work_history import WorkHistory, WorkRecord
 from neuroshard.types import LayerRange
+from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

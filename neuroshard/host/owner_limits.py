@@ -24,9 +24,9 @@ from neuroshard.host.sensors import SensorThread
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.transfer_policy import TransferPolicy
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause, TimedPause
-from neuroshard.signals import next_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.owner_policy import USER, NetworkAction, NetworkDecision, OwnerPolicyStatus, TrainingDecision
+from neuroshard.waiting import next_tick
 
 LEDGER_FILE = "transfer.json"
 

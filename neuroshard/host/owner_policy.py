@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
 
-from neuroshard.config.schedule import Schedule
 from neuroshard.config.settings import Settings
+from neuroshard.config.weekly_schedule import Schedule
 from neuroshard.status.owner_policy import USER, SensorReading, TrainingAction, TrainingDecision
 
 LEAST_SHARE = 0.05  # of the time: with less, a throttled GPU would cool no further and do no work

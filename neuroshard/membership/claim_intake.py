@@ -209,7 +209,7 @@ class _Speaker:
 class ClaimIntake(Generic[T]):
     """Accepts or refuses claims of one kind about one run.
 
-    `now` returns seconds since the epoch; `cache` may be shared by several intakes.
+    `now` returns seconds since the epoch; `cache` and `clock_skew` may be shared by several intakes.
     """
 
     def __init__(
@@ -218,7 +218,9 @@ class ClaimIntake(Generic[T]):
         run_id: RunId,
         now: Callable[[], float],
         cache: ClaimCache[T] | None = None,
+        *,
         members: RunMembers | None = None,
+        clock_skew: ClockSkew | None = None,
     ) -> None:
         """With `members`, only claims of nodes whose wallets may take part are accepted."""
         self._members = members
@@ -227,7 +229,7 @@ class ClaimIntake(Generic[T]):
         self._now = now
         self._cache = cache or ClaimCache(rules)
         self._speakers: dict[NodeId, _Speaker] = {}
-        self.clock_skew = ClockSkew()
+        self.clock_skew = clock_skew or ClockSkew()
         self._refused: Counter[str] = Counter()
 
     def check(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:
@@ -249,6 +251,7 @@ class ClaimIntake(Generic[T]):
         if isinstance(found, Refusal):
             self._refused[found.reason.value if found.reason else "late"] += 1
             return found
+        self._note_clock(found, sender, now)
         self._remember(data, found, now)
         return found
 
@@ -272,7 +275,7 @@ class ClaimIntake(Generic[T]):
         # blamed on the node that the claim names, and that node did not make a forged claim.
         return (
             self._wrong_place(statement, sender)
-            or self._wrong_time(data, statement, now)
+            or self._wrong_time(data, statement, sender, now)
             or self._repeated(data, statement, sender, now)
             or self._cache.authenticity(data)
             or self._not_invited(statement)
@@ -290,7 +293,7 @@ class ClaimIntake(Generic[T]):
             return Refusal(text, ScoreReason.FOREIGN_CLAIM)
         return None
 
-    def _wrong_time(self, data: bytes, statement: Statement[T], now: float) -> Refusal | None:
+    def _wrong_time(self, data: bytes, statement: Statement[T], sender: NodeId | None, now: float) -> Refusal | None:
         ahead = statement.issued_at - now
         if -self._rules.max_age_seconds <= ahead <= MAX_CLOCK_SKEW_SECONDS:
             if now < statement.delegated_until:
@@ -300,7 +303,8 @@ class ClaimIntake(Generic[T]):
         forged = self._cache.authenticity(data)
         if forged is not None:
             return forged
-        self.clock_skew.note(statement.node_id, ahead)
+        if self._not_invited(statement) is None:
+            self._note_clock(statement, sender, now)
         text = f"A claim of node {statement.node_id} is dated {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'ago'}."
         return Refusal(text, ScoreReason.EXPIRED_CLAIM)
 
@@ -345,8 +349,12 @@ class ClaimIntake(Generic[T]):
         elapsed = max(0.0, now - speaker.seen_at, statement.issued_at - speaker.issued_at)
         return min(BURST_CLAIMS, speaker.allowance + elapsed * CLAIMS_PER_SECOND)
 
+    def _note_clock(self, statement: Statement[T], sender: NodeId | None, now: float) -> None:
+        """Use the date of an authentic claim of a node that may take part, unless it may have been made long ago."""
+        if sender is not None or self._rules.max_age_seconds <= MAX_REPORT_AGE_SECONDS:
+            self.clock_skew.note(statement.node_id, statement.issued_at - now)
+
     def _remember(self, data: bytes, statement: Statement[T], now: float) -> None:
-        self.clock_skew.note(statement.node_id, statement.issued_at - now)
         if self._rules.sequence_of is None:
             return
         allowance = self._allowance(statement, now) - 1

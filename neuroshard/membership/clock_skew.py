@@ -42,14 +42,28 @@ class ClockSkew:
 
     @property
     def warning(self) -> str | None:
-        """A warning for the owner if the others' clocks agree that this computer's is wrong, otherwise None."""
+        """A warning for the owner if this computer's clock is wrong, or may be, otherwise None.
+
+        It may be wrong if there are too few witnesses to tell, and the clocks of all of them are far from this one.
+        """
         offset = self.offset_seconds
         if offset is None:
-            return None
+            return self._doubt
         behind = "behind" if offset > 0 else "ahead of"
         return (
             f"This computer's clock seems to be {_duration(abs(offset))} {behind} the other nodes' clocks, "
             "so they refuse what this node reports. Set the clock."
+        )
+
+    @property
+    def _doubt(self) -> str | None:
+        offsets = [abs(ahead) for ahead in self._ahead.values()]
+        if not 0 < len(offsets) < FEWEST_WITNESSES or min(offsets) <= MAX_CLOCK_SKEW_SECONDS:
+            return None
+        others = "the other node's clock" if len(offsets) == 1 else "the other nodes' clocks"
+        return (
+            f"This computer's clock and {others} differ by {_duration(median(offsets))}, "
+            "so they refuse each other's reports. Set the clock that is wrong."
         )
 
 

@@ -25,9 +25,9 @@ from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.membership_gate import PeerCheck
 from neuroshard.network.tasks import keep_running
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
-from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.status.snapshot import NetworkState
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
+from neuroshard.waiting import Signal, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import anyio
 from neuroshard.errors import NeuroShardError
 from neuroshard.membership.swarm_view import Member, Membership
 from neuroshard.network import Network
-from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
+from neuroshard.waiting import sleep_to_tick
 
 LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0  # time without a connection before a node is called

@@ -27,8 +27,8 @@ from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, Address
-from neuroshard.signals import sleep_to_tick
 from neuroshard.types import NodeId
+from neuroshard.waiting import sleep_to_tick
 
 HANDSHAKE = "handshake"
 MAX_SHARED_ADDRESSES = 32

@@ -12,6 +12,7 @@ import anyio
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.announcements import Announcement, DirectoryGroups, report_topic
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, REPORT_RULES, ClaimCache, ClaimIntake
+from neuroshard.membership.clock_skew import ClockSkew
 from neuroshard.membership.failure_detector import FailureDetector
 from neuroshard.membership.handshake import AddressSink, ClaimIntakes, Handshaker, Meeting
 from neuroshard.membership.pass_gossip import PassGossip
@@ -62,9 +63,11 @@ class Participant:
         topic = report_topic(run_id)
         part = claim_bytes // 4
         self.membership = Membership(identity.node_id, identity.wallet_id, part)
+        self._clock_skew = skew = ClockSkew()
+        announced, reported = ClaimCache(ANNOUNCEMENT_RULES, part), ClaimCache(REPORT_RULES, 2 * part)
         self.intakes = ClaimIntakes(
-            ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, ClaimCache(ANNOUNCEMENT_RULES, part), members),
-            ClaimIntake(REPORT_RULES, run_id, now, ClaimCache(REPORT_RULES, 2 * part), members),
+            ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, announced, members=members, clock_skew=skew),
+            ClaimIntake(REPORT_RULES, run_id, now, reported, members=members, clock_skew=skew),
         )
         self._coverage = ShardCoverage(run_id, total_shards)
         self._handshaker = Handshaker(
@@ -122,4 +125,4 @@ class Participant:
     @property
     def clock_warning(self) -> str | None:
         """A warning for the owner if the others' clocks agree that this computer's is wrong, otherwise None."""
-        return self.intakes.reports.clock_skew.warning
+        return self._clock_skew.warning

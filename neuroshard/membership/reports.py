@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import StateFile
-from neuroshard.data.assignment import MAX_RANGES
+from neuroshard.data.shard_assignment import MAX_RANGES
 from neuroshard.errors import StorageError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState

@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.invitations import InvitationError, PassBytes, RevocationBytes
 from neuroshard.identity.pass_register import ASK_FOR_ONE, MAX_MEMBERS, MAX_REVOCATIONS, PassRegister
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId, WalletId
+from neuroshard.waiting import Signal
 
 MAX_NODES = 8192
 _LOG = logging.getLogger(__name__)

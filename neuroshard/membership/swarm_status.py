@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from neuroshard.data.assignment import Assignment, held_out_count
+from neuroshard.data.shard_assignment import Assignment, held_out_count
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.swarm_view import GlobalView, Member
 from neuroshard.network import Connection

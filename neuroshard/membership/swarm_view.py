@@ -13,9 +13,9 @@ from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
 from neuroshard.membership.reports import TrainingReport, silence_limit
 from neuroshard.network.transport import RECORD_SECONDS
-from neuroshard.signals import Signal
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import NodeId, WalletId
+from neuroshard.waiting import Signal
 
 MAX_MEMBERS = 10_000
 MAX_DEPARTED = 16_384

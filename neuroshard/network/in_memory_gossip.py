@@ -17,8 +17,8 @@ from neuroshard.network.in_memory_links import Links
 from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal
 
 DEGREE = 6  # neighbours per node on average
 NEW_NEIGHBOURS = DEGREE // 2  # of a newcomer; later newcomers choose it as often

@@ -32,9 +32,9 @@ from neuroshard.node.founding import Founder
 from neuroshard.node.holder_monitor import HolderMonitor
 from neuroshard.node.joining import StageSafety
 from neuroshard.node.observation import Observer
+from neuroshard.node.own_stages import StageChooser, kept_stages, windows_of
 from neuroshard.node.pipeline_status import publish_stages
 from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, publish_run_status
-from neuroshard.node.stage_choice import StageChooser, kept_stages, windows_of
 from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
 from neuroshard.node.training_life import TrainingLife
 from neuroshard.pipeline.executor import ComputeThread

@@ -18,7 +18,6 @@ from neuroshard.host.live_settings import Configuration
 from neuroshard.host.owner_limits import keep_pause
 from neuroshard.node.process import StopRequest
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause
-from neuroshard.signals import Signal
 from neuroshard.status.board import (
     Command,
     CommandAnswer,
@@ -34,6 +33,7 @@ from neuroshard.status.board import (
 )
 from neuroshard.status.owner_policy import TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeState
+from neuroshard.waiting import Signal
 
 if TYPE_CHECKING:
     from neuroshard.node.stage_training import RunningNode

@@ -11,8 +11,8 @@ from random import Random
 import anyio
 
 from neuroshard.config.settings import Settings
-from neuroshard.data.assignment import copies_by_cell, covered_shard_count, has_shard
 from neuroshard.data.manifest import shard_of
+from neuroshard.data.shard_assignment import copies_by_cell, covered_shard_count, has_shard
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.storage import METADATA_FOLDER

@@ -23,9 +23,9 @@ from neuroshard.consensus.stage_chain import newest_chain
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.signals import sleep_to_tick
 from neuroshard.state.replica_status import query_statuses
 from neuroshard.types import NodeId
+from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

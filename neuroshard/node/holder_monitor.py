@@ -14,10 +14,10 @@ from neuroshard.identity import hash_parts
 from neuroshard.membership.holder_health import ASK_AGAIN_SECONDS, DISBELIEF_SECONDS
 from neuroshard.network import ScoreReason
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.signals import sleep_to_tick
 from neuroshard.state.replica_status import query_status
 from neuroshard.state.transfer_messages import DonorError
 from neuroshard.types import NodeId
+from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.tasks import accompanied
 from neuroshard.node.stage_copies import likely_keepers
 from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
-from neuroshard.signals import sleep_to_tick
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
 from neuroshard.state.outer_state import line_from_json, may_download_averaged, outer_root
@@ -33,6 +32,7 @@ from neuroshard.state.transfer_messages import ANY, ANY_AGE, DonorError, LyingDo
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.state_transfer import install
 from neuroshard.types import LayerRange, NodeId
+from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

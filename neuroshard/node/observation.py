@@ -14,11 +14,11 @@ from neuroshard.node.data_sharing import DataView
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.stage_training import RunningNode
-from neuroshard.signals import next_tick, sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus, StageStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.training.trainer import TrainerSnapshot
+from neuroshard.waiting import next_tick, sleep_to_tick
 
 QUIET_SECONDS = 15.0
 

@@ -46,10 +46,10 @@ from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
-from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
 from neuroshard.types import MAX_LOSS, RunId
+from neuroshard.waiting import sleep_to_tick
 
 if TYPE_CHECKING:
     from neuroshard.node.stage_swarm import StageSwarm

@@ -11,11 +11,11 @@ from neuroshard.membership.stage_coverage import StageRange, layers_of, missing_
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Network
 from neuroshard.node.stage_swarm import AT_WORK, GONE, HOLDING, StageSwarm
-from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage, PipelineStatus, StateCopyStatus
 from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.types import LayerRange, NodeId
+from neuroshard.waiting import sleep_to_tick
 
 LOOK_SECONDS = 1.0
 _AT_HAND = {NodeState.STARTING: NodeState.TRAINING}  # stages that are held here can be used before the first step

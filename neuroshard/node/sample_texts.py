@@ -16,7 +16,6 @@ import anyio.to_thread
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import NotReadyError, StorageError
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, Publisher
 from neuroshard.status.history import SamplesStatus, TextSample
 from neuroshard.training.text_generation import (
@@ -28,6 +27,7 @@ from neuroshard.training.text_generation import (
 )
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import RunId
+from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

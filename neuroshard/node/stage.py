@@ -19,7 +19,7 @@ from neuroshard.consensus.vote_log import ROUNDS_FOLDER, FileVoteLog
 from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
 from neuroshard.model.weights import TensorSchema
-from neuroshard.node.stage_choice import StageWork
+from neuroshard.node.own_stages import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread, Precision

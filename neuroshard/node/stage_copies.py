@@ -20,7 +20,6 @@ from neuroshard.errors import StorageError
 from neuroshard.identity import hash_parts
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.stage_swarm import HOLDING, StageSwarm
-from neuroshard.signals import sleep_to_tick
 from neuroshard.state.backup_copy import PARTIAL_FILE, BackupCopy
 from neuroshard.state.disk_space import check_space, copy_folder
 from neuroshard.state.download import PartialFile, ReceivingOptions, StageFile
@@ -28,6 +27,7 @@ from neuroshard.state.receiver import StateReceiver
 from neuroshard.state.replica_status import query_statuses
 from neuroshard.state.transfer_messages import DonorError, StageName
 from neuroshard.types import Architecture, LayerRange, NodeId, WalletId
+from neuroshard.waiting import sleep_to_tick
 
 RANKS = 4  # number of nodes, in order of rank, that may keep a copy of one stage
 MOST_OF_A_WALLET = 8  # nodes of one wallet among the first to be asked for a copy

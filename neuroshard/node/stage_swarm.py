@@ -37,12 +37,12 @@ from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequest
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.runs.exchange import RunVersions
-from neuroshard.signals import sleep_to_tick
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, WalletId
+from neuroshard.waiting import sleep_to_tick
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
 HOLDING = AT_WORK | {NodeState.PAUSED}

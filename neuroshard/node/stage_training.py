@@ -21,10 +21,10 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
 from neuroshard.node.joining import Joining
+from neuroshard.node.own_stages import StageWork, best_load, megabytes_for, note_stages, stage_work
 from neuroshard.node.run_arrival import CHECKPOINT, FIRST_STEP
 from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
 from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
-from neuroshard.node.stage_choice import StageWork, best_load, megabytes_for, note_stages, stage_work
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_records import RecordSaver, RotationLog
@@ -36,7 +36,6 @@ from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.runs.data_opening import OpenedData
 from neuroshard.runs.proposal import HardwareBudget
 from neuroshard.runs.stored_runs import LocalRun
-from neuroshard.signals import first_of
 from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
@@ -51,6 +50,7 @@ from neuroshard.training.text_generation import (
 )
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, NodeId
+from neuroshard.waiting import first_of
 
 
 def text_generator(

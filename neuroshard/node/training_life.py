@@ -26,9 +26,9 @@ from neuroshard.placement.relocation import (
     may_proceed,
     should_move,
 )
-from neuroshard.signals import sleep_to_tick
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NodeState
+from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from neuroshard.data.assignment import Rotation
+from neuroshard.data.shard_assignment import Rotation
 from neuroshard.errors import StorageError
 from neuroshard.identity import NodeIdentity, sign_claim
 from neuroshard.training.drive_store import DriveStore

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import anyio
 
-from neuroshard.signals import Signal
+from neuroshard.waiting import Signal
 
 PAUSED_BY_USER = "Paused by the user."
 

@@ -27,9 +27,9 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.microbatch_call import FlowRecord, MicrobatchCall
 from neuroshard.pipeline.routing import Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, StageClient
-from neuroshard.signals import Signal
 from neuroshard.status.data import DataStatus
 from neuroshard.types import DataPosition, NodeId
+from neuroshard.waiting import Signal
 
 
 class Feed(Protocol):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from neuroshard.pipeline.executor import OpenMicrobatch
 from neuroshard.pipeline.microbatch import ClosedSessionError, MicrobatchKey, SpoiltMicrobatchError, StageBusyError
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal
 
 _REMEMBERED_CLOSED = 64  # closed sessions of a driver that are stored one by one; all older ones count as closed
 

@@ -38,8 +38,8 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import LARGEST_RECEIVED, StageShapes, is_loss, is_within
-from neuroshard.signals import first_of
 from neuroshard.types import MAX_LOSS, NodeId
+from neuroshard.waiting import first_of
 
 T = TypeVar("T")
 _HERE = NodeId("this node")

@@ -28,13 +28,14 @@ from neuroshard.pipeline.microbatch import (
 )
 from neuroshard.pipeline.sessions import MicrobatchWork, SessionLimits, SessionTable, StepIntake
 from neuroshard.pipeline.stage_texts import StageTexts, TextLimits
-from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, StageShapes
-from neuroshard.signals import sleep_to_tick
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import NodeId
+from neuroshard.waiting import sleep_to_tick
 
 MEDIANS = 3.0  # a longer gradient is clipped to this multiple of the median
 WINDOW = 64  # number of gradients from which the median is computed
 FEWEST = 8  # nothing is clipped before this number of gradients
+SPOILT_MICROBATCHES = 3  # in a row, with valid inputs and values that are not finite: the weights are spoilt
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class StageServer:
     @property
     def is_spoilt(self) -> bool:
         """Whether the weights are spoilt: valid inputs have repeatedly given values that are not finite."""
-        return self._spoilt_in_a_row >= STEPS_BEFORE_RESTORE
+        return self._spoilt_in_a_row >= SPOILT_MICROBATCHES
 
     @property
     def is_filled(self) -> bool:

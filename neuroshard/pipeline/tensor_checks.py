@@ -1,8 +1,8 @@
-"""Checks of tensors: shapes, types and value ranges that a stage accepts, and the policy for non-finite steps."""
+"""Checks of tensors: shapes, types and value ranges that a stage accepts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import torch
@@ -133,30 +133,3 @@ class StageShapes:
         smallest, largest = torch.aminmax(ids)
         if int(smallest) < 0 or int(largest) >= self.vocabulary_size:
             raise RefusedTensorError("Token ids outside of the vocabulary were refused.")
-
-
-STEPS_BEFORE_RESTORE = 3
-
-
-@dataclass(frozen=True)
-class NonFinitePolicy:
-    """Counts skipped steps. Several in a row mean that the weights are spoilt and not the data."""
-
-    skipped: int = 0  # since the start of the run
-    in_a_row: int = 0
-    last_step: int | None = None  # step of the last non-finite value
-
-    def after_step(self, step: int, finite: bool) -> NonFinitePolicy:
-        """Update the counts after a step was applied (finite) or skipped."""
-        if finite:
-            return replace(self, in_a_row=0)
-        return NonFinitePolicy(self.skipped + 1, self.in_a_row + 1, step)
-
-    @property
-    def must_restore(self) -> bool:
-        """Whether training must return to the last good checkpoint."""
-        return self.in_a_row >= STEPS_BEFORE_RESTORE
-
-    def restored(self) -> NonFinitePolicy:
-        """Reset the steps in a row after a checkpoint was restored."""
-        return replace(self, in_a_row=0)

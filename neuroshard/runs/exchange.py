@@ -34,8 +34,8 @@ from neuroshard.runs.offer import (
     checked_offer,
     read_offer,
 )
-from neuroshard.signals import Signal, sleep_to_tick
 from neuroshard.types import NodeId, RunId, WalletId
+from neuroshard.waiting import Signal, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, ScoreReason, TransportClosedError
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.transport import Requester
-from neuroshard.signals import Signal
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.state.transfer_messages import (
     CHUNK_BYTES,
@@ -43,6 +42,7 @@ from neuroshard.state.transfer_messages import (
     chunk_request,
 )
 from neuroshard.types import Architecture, NodeId
+from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 

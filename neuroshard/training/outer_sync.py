@@ -36,12 +36,12 @@ from neuroshard.model.weights import TensorSchema, flatten, load_vector
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
-from neuroshard.signals import Signal
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.training.record import TrainingRecord
+from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 

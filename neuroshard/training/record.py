@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from neuroshard.data.assignment import RotationRule
 from neuroshard.data.held_out_losses import Evaluation, paired_difference
+from neuroshard.data.shard_assignment import RotationRule
 from neuroshard.errors import CheckpointError
 from neuroshard.optim.outer import LineProgress
 from neuroshard.pipeline.executor import Precision
-from neuroshard.pipeline.tensor_checks import NonFinitePolicy
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.outer_state import OuterProgress, line_from_json, line_to_json
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
@@ -25,6 +24,7 @@ from neuroshard.types import Architecture, DataPosition, JsonValue, LayerRange, 
 CAPACITY = 2_000
 SNAPSHOT_POINTS = 1_000
 RECENT_POINTS = 200
+STEPS_BEFORE_RESTORE = 3  # without a finite loss and gradient, in a row
 
 
 class LossCurve:
@@ -226,6 +226,30 @@ class NotedLoss:
 
 
 @dataclass(frozen=True)
+class SkippedSteps:
+    """Counts skipped steps. Several in a row mean that the weights are spoilt and not the data."""
+
+    skipped: int = 0  # since the start of the run
+    in_a_row: int = 0
+    last_step: int | None = None  # step of the last non-finite value
+
+    def after_step(self, step: int, finite: bool) -> SkippedSteps:
+        """Update the counts after a step was applied (finite) or skipped."""
+        if finite:
+            return replace(self, in_a_row=0)
+        return SkippedSteps(self.skipped + 1, self.in_a_row + 1, step)
+
+    @property
+    def must_restore(self) -> bool:
+        """Whether training must return to the last good checkpoint."""
+        return self.in_a_row >= STEPS_BEFORE_RESTORE
+
+    def restored(self) -> SkippedSteps:
+        """Reset the steps in a row after a checkpoint was restored."""
+        return replace(self, in_a_row=0)
+
+
+@dataclass(frozen=True)
 class Progress:
     """Counters of one stage. Every step creates a new value."""
 
@@ -238,7 +262,7 @@ class Progress:
     grad_norm: float | None = None
     position: DataPosition | None = None  # first window that no step has used
     noted: tuple[NotedLoss, ...] = ()  # losses on the present shard, newest last
-    non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
+    non_finite: SkippedSteps = field(default_factory=SkippedSteps)
 
     def after_step(
         self,
@@ -388,7 +412,7 @@ def from_meta(meta: CheckpointMeta) -> tuple[TrainingRecord, OuterProgress, Line
             grad_norm=extra["grad_norm"],
             position=meta.data_position,
             noted=tuple(NotedLoss(int(step), float(loss), held_out) for step, loss, held_out in extra["noted"]),
-            non_finite=NonFinitePolicy(**extra["non_finite"]),
+            non_finite=SkippedSteps(**extra["non_finite"]),
         )
         record = TrainingRecord(
             progress,

@@ -15,15 +15,14 @@ from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, Pace
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.pipeline.stage_server import DrainReason
-from neuroshard.pipeline.tensor_checks import STEPS_BEFORE_RESTORE, NonFinitePolicy
-from neuroshard.signals import first_of
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import StageParts
-from neuroshard.training.record import TrainingRecord
+from neuroshard.training.record import STEPS_BEFORE_RESTORE, SkippedSteps, TrainingRecord
 from neuroshard.training.stage_checkpoint import Restored
 from neuroshard.types import DataPosition
+from neuroshard.waiting import first_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -361,7 +360,7 @@ class StageLoop:
         """Handle a stage whose outputs are not finite, so that no step fills: restore it as after several bad steps."""
         await self._service.discard("The stage goes back to its last checkpoint.")
         progress = self.record.progress
-        policy = NonFinitePolicy(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.record.progress.steps + 1)
+        policy = SkippedSteps(progress.non_finite.skipped + 1, STEPS_BEFORE_RESTORE, self.record.progress.steps + 1)
         self.record.progress = replace(progress, non_finite=policy)
         await self._after_skipped_step()
 

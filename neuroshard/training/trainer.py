@@ -17,7 +17,6 @@ from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
 from neuroshard.pipeline.driver import Speed
 from neuroshard.pipeline.executor import Precision
-from neuroshard.signals import Signal, first_of
 from neuroshard.status.board import CommandResult, Generate, GenerationSummary
 from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import PipelineFlow
@@ -31,10 +30,11 @@ from neuroshard.status.snapshot import (
     VerificationStatus,
 )
 from neuroshard.training.composition import Composition, LoopContext, compose
+from neuroshard.training.learning_verdict import TREND_POINTS, Evidence, verify
 from neuroshard.training.parts import StageParts, TrainerParts
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_loop import StageLoop
-from neuroshard.training.verification import TREND_POINTS, Evidence, verify
+from neuroshard.waiting import Signal, first_of
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES, NodeState.STARTING})
 NOTHING_HELD = DilocoStatus(members=0, explanation="This node holds no layers: it has nothing to synchronise.")

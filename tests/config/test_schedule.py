@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from neuroshard.config.loading import load_settings
 from neuroshard.config.saving import save_settings
-from neuroshard.config.schedule import DAYS, Schedule, checked_spans
+from neuroshard.config.weekly_schedule import DAYS, Schedule, checked_spans
 from neuroshard.errors import UsageError
 
 MONDAY = datetime(2026, 11, 23)  # noqa: DTZ001 - the owner's own clock

@@ -16,7 +16,7 @@ from neuroshard.consensus.chain import (
     ChainProof,
     ForkError,
 )
-from neuroshard.consensus.committee import Admit, Committee, Entry, GroupMember, Leave, Seat
+from neuroshard.consensus.committee import Admit, Committee, Entry, EntryRules, GroupMember, Leave, Seat
 from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.round_messages import Phase, Quorum, Value, VerifiedBody, Vote
 from neuroshard.types import NodeId, WalletId
@@ -34,7 +34,7 @@ def value_on(
     chain: Chain, content: str = "1", *, entries: Sequence[Entry] = (), members: Sequence[GroupMember] = MEMBERS[:3]
 ) -> Value:
     standing, number = chain.standing, chain.standing.outer_step + 1
-    after = chain.rules().applied(chain.committee, entries)
+    after = EntryRules(chain.standing.height + 1, OWNER).applied(chain.committee, entries)
     value = Value(
         step_id="5" * 64,
         statement=standing.statement,
@@ -52,7 +52,8 @@ def value_on(
         entries=tuple(entries),
         next_committee=None if after == chain.committee else after,
     )
-    return structs.replace(value, ledger=chain.ledger.after(value, chain.rules()).digest)
+    rules = EntryRules(chain.standing.height + 1, OWNER)
+    return structs.replace(value, ledger=chain.ledger.after(value, rules).digest)
 
 
 def signed(value: Value, voters: Sequence[GroupMember], phase: Phase = Phase.COMMIT) -> Quorum:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import Assignment, RotationReason, held_out_shards
+from neuroshard.data.shard_assignment import Assignment, RotationReason, held_out_shards
 from neuroshard.types import DataPosition, NodeId, ShardId
 from tests.worlds.data_sets import (
     ASSIGNED,

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from neuroshard.data.assignment import RotationReason
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
+from neuroshard.data.shard_assignment import RotationReason
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_file import shard_bytes
 from neuroshard.data.windows import Batch

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from neuroshard.data.assignment import Rotation, RotationReason, RotationRule, plateau_reason
+from neuroshard.data.shard_assignment import Rotation, RotationReason, RotationRule, plateau_reason
 from neuroshard.types import ShardId
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import CELLS, copies_by_cell, covered_shard_count, has_shard, ranges_of
+from neuroshard.data.shard_assignment import CELLS, copies_by_cell, covered_shard_count, has_shard, ranges_of
 from neuroshard.types import ShardRange
 
 SHARDS = st.sets(st.integers(0, 300), max_size=80)

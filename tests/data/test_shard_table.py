@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from neuroshard.data.assignment import MOST_ROWS, UPCOMING, Assignment, shards_by_use
+from neuroshard.data.shard_assignment import MOST_ROWS, UPCOMING, Assignment, shards_by_use
 from neuroshard.status.data import ShardOrigin, ShardStatus, ShardUse
 from neuroshard.types import ShardId, ShardRange
 from tests.worlds.data_sets import ASSIGNED, NODE, RUN, make_feed, run, write_genesis

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import Assignment
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
+from neuroshard.data.shard_assignment import Assignment
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import TokenExpansion
 from neuroshard.data.tokenizer import FIRST_MERGE_ID, Tokenizer, TokenizerTable, learn_merges

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.identities import identity_of
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import plan_of
-from neuroshard.node.stage_choice import FILE_NAME, kept_stages, note_stages
+from neuroshard.node.own_stages import FILE_NAME, kept_stages, note_stages
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
 from tests.worlds.nodes import OFFER, SINGLE

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.config.schedule import Schedule
 from neuroshard.config.settings import Settings
+from neuroshard.config.weekly_schedule import Schedule
 from neuroshard.host.owner_policy import (
     LEAST_SHARE,
     RECOVERY_STEP,

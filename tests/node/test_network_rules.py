@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from neuroshard.config.schedule import Schedule
+from neuroshard.config.weekly_schedule import Schedule
 from neuroshard.data.source import MeteredSource
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.errors import DataUnavailableError, StorageError

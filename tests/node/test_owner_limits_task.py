@@ -19,10 +19,10 @@ from neuroshard.host.live_settings import Configuration
 from neuroshard.host.owner_limits import PAUSE_FILE, PAUSED_LOOK_SECONDS, OwnerPolicyTask, keep_pause, restore_pause
 from neuroshard.host.owner_policy import GpuReading, HostReadings, Rules
 from neuroshard.pipeline.control import PAUSED_BY_USER, Control, RequestedPause
-from neuroshard.signals import Signal
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.owner_policy import TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeStatus
+from neuroshard.waiting import Signal
 
 HOUR, DAY = 3600.0, 86_400.0
 

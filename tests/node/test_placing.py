@@ -13,7 +13,7 @@ from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import architecture_for
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.drive_training import microbatches_in_flight
-from neuroshard.node.stage_choice import StageChooser, windows_of
+from neuroshard.node.own_stages import StageChooser, windows_of
 from neuroshard.runs.proposal import HardwareBudget
 from tests.worlds.nodes import SINGLE, StageWorld, play
 

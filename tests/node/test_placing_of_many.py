@@ -24,7 +24,7 @@ from neuroshard.membership.reports import TrainingReport
 from neuroshard.membership.stage_coverage import StageCoverage, StageHolder, StageRange
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.model.architecture import StagePlan
-from neuroshard.node.stage_choice import StageChooser
+from neuroshard.node.own_stages import StageChooser
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_life import Relocating
 from neuroshard.placement.stage_choice import equal_windows

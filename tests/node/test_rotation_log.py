@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.data.assignment import Rotation, RotationReason
+from neuroshard.data.shard_assignment import Rotation, RotationReason
 from neuroshard.identity import (
     Delegation,
     NodeIdentity,

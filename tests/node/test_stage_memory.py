@@ -12,7 +12,7 @@ from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import architecture_for, plan_of
 from neuroshard.model.memory_need import DeviceKind, PipelineLoad
-from neuroshard.node.stage_choice import (
+from neuroshard.node.own_stages import (
     LEAST_OPEN,
     MOST_OPEN,
     REMEMBERED_OF_DRIVER,

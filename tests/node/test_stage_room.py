@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from neuroshard.membership.stage_coverage import StageRange
-from neuroshard.node.stage_choice import StageChooser
+from neuroshard.node.own_stages import StageChooser
 from tests.worlds.nodes import StageNode, StageWorld, living, now, play, steps_of
 
 PAIRS = (StageRange(0, 2), StageRange(1, 3))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import MAX_RANGES
+from neuroshard.data.shard_assignment import MAX_RANGES
 from neuroshard.identity import MalformedClaimError, read_claim, sign_claim
 from neuroshard.identity.invitations import MAX_PASS_BYTES
 from neuroshard.membership.announcements import Announcement, report_topic

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from neuroshard.identity import NodeIdentity, sign_claim
+from neuroshard.identity import NodeIdentity, TokenSecret, Wallet, sign_claim
+from neuroshard.identity.pass_register import PassRegister
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import (
     ANNOUNCEMENT_RULES,
@@ -30,6 +31,7 @@ from neuroshard.membership.claim_intake import (
 )
 from neuroshard.membership.clock_skew import CLOCK_WITNESSES
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
+from neuroshard.membership.run_members import RunMembers
 from neuroshard.network import ScoreReason
 from tests.worlds.claims import (
     DAY,
@@ -360,6 +362,19 @@ def test_a_wrong_clock_of_this_computer_is_noticed(offset: float) -> None:
     assert desk.intake.clock_skew.offset_seconds is None
 
 
+@pytest.mark.parametrize(("witnesses", "differs"), [(1, "the other node's clock differ"), (2, "nodes' clocks differ")])
+def test_one_or_two_others_that_disagree_leave_open_whose_clock_is_wrong(witnesses: int, differs: str) -> None:
+    desk = Desk(time=EPOCH - 720)
+    for number in range(witnesses):
+        desk.intake.take(signed_report(identity_of(10 + number), REPORT, EPOCH))
+    told = desk.intake.clock_skew.warning
+    assert told is not None
+    assert f"{differs} by 12 minutes" in told
+    assert told.endswith("so they refuse each other's reports. Set the clock that is wrong.")
+    desk.intake.take(signed_report(identity_of(10), replace(REPORT, sequence=1), EPOCH - 720))  # it has been set
+    assert desk.intake.clock_skew.warning is None
+
+
 def test_few_witnesses_are_kept() -> None:
     desk = Desk()
     for number in range(CLOCK_WITNESSES + 10):
@@ -379,3 +394,27 @@ def test_announcements_may_be_repeated_but_not_made_for_others() -> None:
     old = signed_announcement(ALICE, announcement_of(ALICE), EPOCH - DAY)
     assert isinstance(intake.take(old), Refusal)
     assert intake.refused == {"malformed_claim": 1, "expired_claim": 1}
+
+
+def test_a_fresh_announcement_shows_a_clock_and_a_record_of_the_directory_does_not() -> None:
+    intake = ClaimIntake(ANNOUNCEMENT_RULES, RUN, lambda: EPOCH)
+    record = signed_announcement(ALICE, announcement_of(ALICE), EPOCH - 1800)
+    assert isinstance(intake.take(record), Statement)
+    assert intake.clock_skew.warning is None
+    greeting = signed_announcement(BOB, announcement_of(BOB), EPOCH + 1800)
+    assert isinstance(intake.take(greeting, BOB.node_id), Refusal)
+    assert "differ by 30 minutes" in (intake.clock_skew.warning or "")
+
+
+def test_who_may_not_take_part_does_not_show_a_clock() -> None:
+    owner = Wallet.from_secret(TokenSecret("hex", (2).to_bytes(32, "big")))
+    assert owner.wallet_id == ALICE.wallet_id
+    members = RunMembers(PassRegister(RUN, owner.public_key), BOB, None, lambda: EPOCH)
+    intake = ClaimIntake(ANNOUNCEMENT_RULES, RUN, lambda: EPOCH, members=members)
+    for number in range(3):
+        stranger = identity_of(20 + number)
+        greeting = signed_announcement(stranger, announcement_of(stranger), EPOCH + DAY)
+        assert isinstance(intake.take(greeting, stranger.node_id), Refusal)
+    assert intake.clock_skew.warning is None
+    intake.take(signed_announcement(ALICE, announcement_of(ALICE), EPOCH + DAY), ALICE.node_id)  # the owner's node
+    assert "differ by 24 hours" in (intake.clock_skew.warning or "")

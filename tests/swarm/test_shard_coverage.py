@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import Assignment
+from neuroshard.data.shard_assignment import Assignment
 from neuroshard.membership.swarm_status import ShardCoverage, covered_places
 from neuroshard.membership.swarm_view import GlobalView
 from neuroshard.types import NodeId

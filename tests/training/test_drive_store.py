@@ -16,7 +16,6 @@ from trio.testing import MockClock
 
 from neuroshard.data.held_out_losses import Evaluation
 from neuroshard.errors import StorageError
-from neuroshard.pipeline.tensor_checks import NonFinitePolicy
 from neuroshard.status.snapshot import LossPoint
 from neuroshard.training.drive_store import (
     POSITION_FILE,
@@ -26,7 +25,7 @@ from neuroshard.training.drive_store import (
     DriveStore,
     WriteAheadFeed,
 )
-from neuroshard.training.record import NotedLoss, Progress, TrainingRecord
+from neuroshard.training.record import NotedLoss, Progress, SkippedSteps, TrainingRecord
 from neuroshard.types import DataPosition, NodeId, RunId, ShardId, WalletId
 from tests.worlds.stages import SHARD_WINDOWS, MemoryFeed
 
@@ -40,7 +39,7 @@ def store_in(folder: Path, node: NodeId = ME) -> DriveStore:
 
 def written_record() -> TrainingRecord:
     record = TrainingRecord(
-        Progress(7, 700, 70, 2.5, 2.75, 5.0, None, PLACE, (NotedLoss(6, 2.5, None),), NonFinitePolicy(1, 0, 3)),
+        Progress(7, 700, 70, 2.5, 2.75, 5.0, None, PLACE, (NotedLoss(6, 2.5, None),), SkippedSteps(1, 0, 3)),
         evaluation_seconds=1.5,
         pinned_digest="ab",
     )

@@ -7,10 +7,10 @@ import anyio
 import pytest
 import trio
 
-from neuroshard.data.assignment import RotationRule
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
+from neuroshard.data.shard_assignment import RotationRule
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.source import open_source
 from neuroshard.dataset.destination import FolderDestination

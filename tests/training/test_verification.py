@@ -9,7 +9,7 @@ import pytest
 from benchmarks.flat_curves import flat_runs
 from benchmarks.flat_curves import noisy_evaluation as evaluation
 from neuroshard.status.snapshot import LearningVerdict, LossPoint, LossTrend
-from neuroshard.training.verification import Evidence, loss_trend, verify
+from neuroshard.training.learning_verdict import Evidence, loss_trend, verify
 
 
 def curve(losses: Sequence[float], first_step: int = 1) -> tuple[LossPoint, ...]:

@@ -26,11 +26,11 @@ import torch
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from neuroshard.data.assignment import Assignment
 from neuroshard.data.data_set import open_genesis
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import DataSetManifest, ManifestTrust
+from neuroshard.data.shard_assignment import Assignment
 from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.shard_loader import ShardLoader
 from neuroshard.data.source import ShardSource, open_source

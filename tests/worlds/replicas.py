@@ -40,7 +40,6 @@ from neuroshard.messages import EncodedFrame
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import CertifiedWork, OuterState
-from neuroshard.signals import first_of
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.outer_state import state_root
 from neuroshard.state.replica_status import ReplicaStatus
@@ -49,6 +48,7 @@ from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.training.outer_sync import included_work, keeps_weights
 from neuroshard.types import LayerRange, NodeId, RunId
+from neuroshard.waiting import first_of
 from tests.worlds.clock import at_once
 
 RUN = RunId("1" * 64)

@@ -43,8 +43,8 @@ from neuroshard.network.transport import (
     Transport,
     TransportClosedError,
 )
-from neuroshard.signals import Signal
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, MAX_NODE_ID_CHARACTERS, NodeId
+from neuroshard.waiting import Signal
 
 FIND_KIND = "directory/find"
 STORE_KIND = "directory/store"

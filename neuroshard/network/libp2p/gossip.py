@@ -28,8 +28,8 @@ from neuroshard.network.libp2p.negotiation import NegotiationError, confirm, pro
 from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import MAX_GOSSIP_BYTES, GossipCheck, MessageTooLargeError, TransportClosedError
-from neuroshard.signals import Signal
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal
 
 GOSSIP_PROTOCOL = "/neuroshard/gossip/1"
 QUEUE_LENGTH = 512  # unread messages per topic

@@ -15,7 +15,7 @@ import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
-from neuroshard.signals import Signal
+from neuroshard.waiting import Signal
 
 KEPT = 3
 FIRST_PING_SECONDS = 1.0  # between the first measurements, until there are enough

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from neuroshard.signals import Signal, first_of, next_tick, sleep_to_tick
+from neuroshard.waiting import Signal, first_of, next_tick, sleep_to_tick
 
 
 def test_every_waiting_task_wakes_and_later_waits_need_another_change() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.data.assignment import Assignment, held_out_count, held_out_shards, primary_shard
+from neuroshard.data.shard_assignment import Assignment, held_out_count, held_out_shards, primary_shard
 from neuroshard.data.windows import held_out_window_key, window_key, window_order
 from neuroshard.errors import DataError
 from neuroshard.types import NodeId, RunId, ShardId
