@@ -114,6 +114,7 @@ class GroupRounds:
         self._sent: _Sent | None = None
         self._called = Signal()
         self._behind_since: float | None = None
+        self._absent = ""  # the seats that are missing, in words for people, as of the last look
         self._lone_root = NO_DIGEST  # of the state before this node's last step alone
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
         self._exchange_seconds: float | None = None  # of this member's last round
@@ -178,7 +179,7 @@ class GroupRounds:
             return UNFOUNDED
         if self.chain.fork is not None:
             return f"{self.chain.fork.message} {self.chain.fork.action}"
-        return "" if self.in_round else self._matchmaking.obstacle(self._present_step(), anyio.current_time())
+        return self._absent
 
     def certified_root(self, outer_step: int) -> str:
         """The newest certified root if it is the state after this outer step; otherwise ""."""
@@ -241,6 +242,7 @@ class GroupRounds:
         now = anyio.current_time()
         self._matchmaking.note_answers(list(others), now)
         look = Look(self.replica_status(), others, peers, self._present_step(), now)
+        self._absent = self._matchmaking.obstacle(look.step, now)
         ahead = self._matchmaking.ahead(look)
         if ahead:
             await self._learn(ahead)
