@@ -257,7 +257,7 @@ class AllReduce:
         return self._setting.self_id in one.reducers or one.reducers.spare == self._setting.self_id
 
     def _sends(self, one: _Slice) -> bool:
-        return one.is_redone or one.reducers.first == self._setting.self_id
+        return one.is_redone or one.reducers.active[0] == self._setting.self_id
 
     def _state(self) -> list[Effect]:
         """Start the statistics of own slices whose parts are complete, while other parts are under way.

@@ -69,11 +69,6 @@ class Reducers:
     spare: NodeId | None
 
     @property
-    def first(self) -> NodeId:
-        """The reducer that sends the result."""
-        return self.active[0]
-
-    @property
     def needed(self) -> int:
         """Number of reducers that must return the same bytes."""
         return len(self.active)

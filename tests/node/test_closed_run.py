@@ -31,6 +31,7 @@ from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork
 from neuroshard.pipeline.stage_protocol import Operation
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.finding import FoundRun
+from neuroshard.runs.foundations import MAX_BYTES
 from neuroshard.runs.offer import RunAnswer, RunOffer, RunRequest
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.state.replica_status import REPLICA_STATUS
@@ -162,7 +163,8 @@ def test_a_stranger_gets_parameters_and_no_other_answer(tmp_path: Path) -> None:
                 with pytest.raises(PeerRefusedError, match=ASK):
                     await line.request(peer, Frame(kind), timeout_seconds=5)
             question = Frame(RUN_KIND, RunRequest(OFFER.run_id))
-            answer = await line.request(peer, question, reply=FrameLimits(message=RunAnswer), timeout_seconds=5)
+            limits = FrameLimits(max_body_bytes=MAX_BYTES, message=RunAnswer)
+            answer = await line.request(peer, question, reply=limits, timeout_seconds=5)
             assert answer.read(RunAnswer) == RunAnswer(OFFER.to_json())
             hello = Frame(
                 HANDSHAKE, HandshakeMessage(signed_announcement(identity_of(STRANGER), said(), now()), None, ())
