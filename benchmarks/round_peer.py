@@ -23,12 +23,14 @@ from benchmarks.identities import identity_of
 from benchmarks.sizes import size
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
+from neuroshard.consensus.chain import Step
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, EncodedContribution, RoundConfig, ViewTiming
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
-from neuroshard.consensus.roster import GroupMember, Roster, SlicePlan, Step
 from neuroshard.consensus.round_messages import VerifiedBody, most_message_bytes, signed_by
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import SlicePlan
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import Network
@@ -66,7 +68,7 @@ class Peer:
 
     async def round(self, number: int, codec: str) -> Mapping[str, Any]:
         """One round of all members."""
-        step = Step(RUN, 0, number, ROOT, codec, Roster(tuple(self._members)))
+        step = Step(RUN, 0, number, ROOT, codec(tuple(self._members)))
         work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
         expected = frozenset(member.node_id for member in self._members)
         me = GroupMember(self._identity.node_id, self._identity.wallet_id)
