@@ -122,7 +122,7 @@ def _looks(codec: CodecName) -> list[list[Look]]:
             data_dir = folder / f"node-{number}"
             data_dir.mkdir()
             JoinedRuns(data_dir).keep(offer)
-            token = f"{number + 1:02x}" * 32
+            token = f"{number:02x}" * 32 if number else TOKEN  # the owner's node founds the run
             befriend(data_dir, offer, Wallet.from_secret(parse_token(token)).public_key, owner)
             arguments = ["--run", offer.run_id, "--genesis", str(folder / "genesis"), "--cpu-threads", "1", *PEERS]
             address = (NEAR_ADDRESS, FAR_ADDRESS)[number]
