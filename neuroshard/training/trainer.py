@@ -164,9 +164,7 @@ def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
     status = outer.status()
     certified = "" if group is None else group.certified_root(status.outer_steps)
     rounds = tuple(stage.group.status for stage in stages if stage.group is not None)
-    obstacle = "" if group is None else group.obstacle
-    explanation = obstacle or status.explanation
-    return replace(status, certified_root=certified or status.certified_root, rounds=rounds, explanation=explanation)
+    return replace(status, certified_root=certified or status.certified_root, rounds=rounds)
 
 
 def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:

@@ -11,7 +11,8 @@ import torch
 import trio
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.consensus.sync_strategies import Abandoned, FragmentStep, Outcome, strategy_at
+from neuroshard.consensus.stage_rounds import Abandoned, Outcome
+from neuroshard.consensus.sync_strategies import FragmentStep, strategy_at
 from neuroshard.data.windows import Batch
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
@@ -26,11 +27,11 @@ def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:
         trainer = node_of(compute, tmp_path, NAMES[0], network, 0).trainer
         group = trainer.parts.stages[0].group
         assert group is not None
-        assert group.replica_status().is_ready
+        assert group.gathering.replica.may_take_part()
         trainer.pause()
-        assert not group.replica_status().is_ready
+        assert not group.gathering.replica.may_take_part()
         trainer.resume()
-        assert group.replica_status().is_ready
+        assert group.gathering.replica.may_take_part()
     compute.close()
 
 
@@ -220,7 +221,7 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
             assert group is not None
 
             async def up_to_the_end(contribution: torch.Tensor, outer_step: int) -> Outcome:
-                if group.due is None:
+                if not group.gathering.is_called:
                     has_ended.set()
                     await anyio.sleep_forever()
                 begun.append(held.outer.state.anchor - contribution)
