@@ -229,7 +229,7 @@ class ClaimIntake(Generic[T]):
         self._now = now
         self._cache = cache or ClaimCache(rules)
         self._speakers: dict[NodeId, _Speaker] = {}
-        self.clock_skew = clock_skew or ClockSkew()
+        self.clock_skew = clock_skew or ClockSkew(now)
         self._refused: Counter[str] = Counter()
 
     def check(self, data: bytes, sender: NodeId | None = None) -> Statement[T] | Refusal:

@@ -4,6 +4,7 @@ A node whose clock is wrong cannot see it by itself: the others refuse its claim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
@@ -11,23 +12,29 @@ from neuroshard.types import NodeId
 
 CLOCK_WITNESSES = 64  # nodes whose clocks are remembered
 FEWEST_WITNESSES = 3  # two may be wrong
+WITNESS_SECONDS = 900.0  # what a node showed longer ago does not count; refused nodes call again within five minutes
 
 
 class ClockSkew:
-    """Remembers how far the clocks of other nodes are ahead, and decides whether this computer's clock is wrong."""
+    """Remembers how far the clocks of other nodes are ahead, and decides whether this computer's clock is wrong.
 
-    def __init__(self) -> None:
-        self._ahead: dict[NodeId, float] = {}  # seconds; the node that was heard last is the last one
+    `now` returns seconds since the epoch by this computer's clock. Witnesses from before a long jump of it do not count.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        # seconds ahead, and when that was noted; the node that was heard last is the last one
+        self._noted: dict[NodeId, tuple[float, float]] = {}
 
     def note(self, node_id: NodeId, ahead_seconds: float) -> None:
         """Record how far the clock of a node was ahead of this computer's when it dated an authentic claim.
 
         A forged claim must not be noted. If the table is full, the node that was heard the longest time ago is dropped.
         """
-        self._ahead.pop(node_id, None)
-        if len(self._ahead) >= CLOCK_WITNESSES:
-            del self._ahead[next(iter(self._ahead))]
-        self._ahead[node_id] = ahead_seconds
+        self._noted.pop(node_id, None)
+        if len(self._noted) >= CLOCK_WITNESSES:
+            del self._noted[next(iter(self._noted))]
+        self._noted[node_id] = ahead_seconds, self._now()
 
     @property
     def offset_seconds(self) -> float | None:
@@ -35,9 +42,10 @@ class ClockSkew:
 
         None with fewer than FEWEST_WITNESSES nodes, or if the offset is at most MAX_CLOCK_SKEW_SECONDS.
         """
-        if len(self._ahead) < FEWEST_WITNESSES:
+        ahead = self._ahead()
+        if len(ahead) < FEWEST_WITNESSES:
             return None
-        offset = median(self._ahead.values())
+        offset = median(ahead)
         return offset if abs(offset) > MAX_CLOCK_SKEW_SECONDS else None
 
     @property
@@ -57,7 +65,7 @@ class ClockSkew:
 
     @property
     def _doubt(self) -> str | None:
-        offsets = [abs(ahead) for ahead in self._ahead.values()]
+        offsets = [abs(ahead) for ahead in self._ahead()]
         if not 0 < len(offsets) < FEWEST_WITNESSES or min(offsets) <= MAX_CLOCK_SKEW_SECONDS:
             return None
         others = "the other node's clock" if len(offsets) == 1 else "the other nodes' clocks"
@@ -65,6 +73,10 @@ class ClockSkew:
             f"This computer's clock and {others} differ by {_duration(median(offsets))}, "
             "so they refuse each other's reports. Set the clock that is wrong."
         )
+
+    def _ahead(self) -> list[float]:
+        now = self._now()
+        return [ahead for ahead, at in self._noted.values() if abs(now - at) <= WITNESS_SECONDS]
 
 
 def _duration(seconds: float) -> str:

@@ -63,7 +63,7 @@ class Participant:
         topic = report_topic(run_id)
         part = claim_bytes // 4
         self.membership = Membership(identity.node_id, identity.wallet_id, part)
-        self._clock_skew = skew = ClockSkew()
+        self._clock_skew = skew = ClockSkew(now)
         announced, reported = ClaimCache(ANNOUNCEMENT_RULES, part), ClaimCache(REPORT_RULES, 2 * part)
         self.intakes = ClaimIntakes(
             ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, announced, members=members, clock_skew=skew),

@@ -75,6 +75,7 @@ class Observer:
             counters.declare(name, help_text)
         self._publisher = publisher
         self._reported_state: NodeState | None = None
+        self._clock_warning: str | None = None  # that is shown
         self._standby = StandbyNotice()
         total_shards = node.ground.run.parameters.genesis.total_shards
         self._data_view = DataView(node.ground.watch, peer_network, total_shards)
@@ -121,12 +122,18 @@ class Observer:
         self._peer_network.note_outer_step(seen.diloco.outer_steps)
         if seen.warnings:
             self._publisher.warn(*seen.warnings)
-        clock_warning = self._peer_network.clock_warning
-        if clock_warning is not None:
-            self._publisher.warn(clock_warning)
+        self._show_clock_warning(self._peer_network.clock_warning)
         self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
+
+    def _show_clock_warning(self, warning: str | None) -> None:
+        """Show at most one warning about the clock, as long as it applies: its words change with the other nodes."""
+        before, self._clock_warning = self._clock_warning, warning
+        if before is not None and before != warning:
+            self._publisher.end_warning(before)
+        if warning is not None:
+            self._publisher.warn(warning)
 
     def _among_others(self, seen: TrainerSnapshot) -> TrainerSnapshot:
         """Show a training node as waiting for stages if no node holds some of the layers."""

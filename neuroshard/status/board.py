@@ -199,6 +199,10 @@ class Publisher:
                 _LOG.warning("%s", message)
         self.change(warnings=tuple(dict.fromkeys((*known, *messages))))
 
+    def end_warning(self, message: str) -> None:
+        """Remove a warning whose cause is gone."""
+        self.change(warnings=tuple(known for known in self._board.current().warnings if known != message))
+
 
 class StartupProgress:
     """Publishes the progress of the start-up steps, which the dashboard shows."""

@@ -38,3 +38,11 @@ def test_a_date_that_jumps_changes_neither_uptime_nor_ages(jump: float) -> None:
     assert (status["uptime_seconds"], status["time"]) == (75.0, 1_075.0 + jump)
     pass_by(31)
     assert api.get("/health").json()["status"] == "stale"
+
+
+def test_a_warning_whose_cause_is_gone_is_removed() -> None:
+    board = StatusBoard(training_status())
+    publisher = Publisher(board)
+    publisher.warn("The disk is nearly full.", "The clock is wrong.")
+    publisher.end_warning("The clock is wrong.")
+    assert board.current().warnings == ("The disk is nearly full.",)

@@ -67,6 +67,7 @@ class Friends:
     folder: Path
     network: InMemoryNetwork
     kinds: set[str] = field(default_factory=set[str])
+    ahead: dict[int, float] = field(default_factory=dict[int, float])  # seconds by which the clock of a node is wrong
 
     def node(
         self, number: int, *, has_pass: bool = True, invitation: Invitation | None = None, **settings: Any
@@ -87,7 +88,7 @@ class Friends:
         if has_pass and number:
             label = "Bo" if number == BO else "everybody"
             befriend(chosen.data_dir, OFFER, me.delegation.grant.wallet_public_key, OWNER, label)
-        made = PeerNetwork.of(chosen, me, opened, now, invitation=invitation)
+        made = PeerNetwork.of(chosen, me, opened, lambda: now() + self.ahead.get(number, 0.0), invitation=invitation)
         made.networking.attach(DataSharing(made, open_data_store(chosen)).live)
         return made
 
@@ -147,6 +148,21 @@ def test_friends_with_a_pass_meet_and_a_stranger_stays_outside(tmp_path: Path) -
         assert peers_of(stranger) <= ids(0)  # the owner announces itself, and reports nothing to it
         assert stranger.joined is not None
         assert not stranger.joined.participant.membership.view.members.keys() & ids(0, 1, 2)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("ahead", [-720.0, 720.0])
+def test_of_two_friends_both_report_a_wrong_clock_until_it_is_set(tmp_path: Path, ahead: float) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        world.ahead[1] = ahead
+        friends = await serving(world, tasks, range(2))
+        for friend in friends:
+            await until(60, lambda friend=friend: "differ by 12 minutes" in (friend.clock_warning or ""))
+        assert [peers_of(friend) for friend in friends] == [set(), set()]
+        world.ahead[1] = 0.0
+        await until(600, lambda: [peers_of(friend) for friend in friends] == [ids(1), ids(0)])
+        assert [friend.clock_warning for friend in friends] == [None, None]
 
     play(tmp_path, scenario)
 

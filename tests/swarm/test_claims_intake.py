@@ -29,7 +29,7 @@ from neuroshard.membership.claim_intake import (
     signed_announcement,
     signed_report,
 )
-from neuroshard.membership.clock_skew import CLOCK_WITNESSES
+from neuroshard.membership.clock_skew import CLOCK_WITNESSES, WITNESS_SECONDS
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.membership.run_members import RunMembers
 from neuroshard.network import ScoreReason
@@ -379,7 +379,19 @@ def test_few_witnesses_are_kept() -> None:
     desk = Desk()
     for number in range(CLOCK_WITNESSES + 10):
         desk.intake.take(signed_report(identity_of(100 + number), REPORT, EPOCH))
-    assert len(desk.intake.clock_skew._ahead) == CLOCK_WITNESSES
+    assert len(desk.intake.clock_skew._noted) == CLOCK_WITNESSES
+
+
+def test_a_witness_counts_for_a_while_and_not_after_this_clock_was_set() -> None:
+    desk = Desk(time=EPOCH - 720)
+    desk.intake.take(signed_report(identity_of(10), REPORT, EPOCH))
+    assert desk.intake.clock_skew.warning is not None
+    desk.time += WITNESS_SECONDS - 1
+    assert desk.intake.clock_skew.warning is not None
+    desk.time += 2
+    assert desk.intake.clock_skew.warning is None
+    desk.time = EPOCH - DAY
+    assert desk.intake.clock_skew.warning is None
 
 
 def test_announcements_may_be_repeated_but_not_made_for_others() -> None:
