@@ -260,6 +260,10 @@ def test_the_overview_has_the_network_in_one_line(start_node: StartNode, open_pa
     expect(line).to_contain_text("Nobody else is in this run yet.")
     line.get_by_role("link", name="Invite somebody").click()
     expect(page.get_by_role("heading", name="Invite somebody")).to_be_visible()
+    node.publish(lambda status: replace(status, network=replace(status.network, state=NetworkState.OFF)))
+    page.get_by_role("link", name="Overview").click()
+    expect(line).to_contain_text("The network is off.")
+    expect(line.get_by_role("link", name="Why is it off?")).to_be_visible()
 
 
 def test_the_training_view_adds_up_the_network(start_node: StartNode, open_page: OpenPage) -> None:

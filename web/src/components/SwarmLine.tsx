@@ -4,12 +4,17 @@ import type { NodeStatus } from "../api/status";
 import { networkTone, swarmLine } from "../words/swarm";
 
 export function SwarmLine({ status }: { status: NodeStatus }) {
-  const alone = status.peer_count === 0;
   return (
     <p class={`swarm-line tone-${networkTone(status.network.state)}`}>
       <i class="dot" aria-hidden="true" />
       <span>{swarmLine(status)}</span>
-      <a href="#swarm">{alone ? "Invite somebody" : "Who is there"}</a>
+      <a href="#swarm">{wayOn(status)}</a>
     </p>
   );
+}
+
+/** Nobody can be invited while the network is off. */
+function wayOn(status: NodeStatus): string {
+  if (status.network.state === "off") return "Why is it off?";
+  return status.peer_count === 0 ? "Invite somebody" : "Who is there";
 }
