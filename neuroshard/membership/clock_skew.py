@@ -18,7 +18,7 @@ WITNESS_SECONDS = 900.0  # what a node showed longer ago does not count; refused
 class ClockSkew:
     """Remembers how far the clocks of other nodes are ahead, and decides whether this computer's clock is wrong.
 
-    `now` returns seconds since the epoch by this computer's clock. Witnesses from before a long jump of it do not count.
+    `now` returns seconds since the epoch by this computer's clock. Witnesses from before a long jump do not count.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
