@@ -176,12 +176,23 @@ class _Server(Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._broadcaster is not None:
             self._broadcaster.close()
+        await self._stop_accepting(sockets or [])
         await super().shutdown(sockets)
         # Left are clients that do not read, and those accepted too late to be asked to close. The loop ends after this.
         for connection in cast("set[object]", set(self.server_state.connections)):
             if isinstance(connection, GuardedConnection):
                 connection.abort()
         await asyncio.sleep(0)  # the loop closes aborted sockets in its next turn
+
+    async def _stop_accepting(self, sockets: list[socket.socket]) -> None:
+        """Accept nobody else, and wait for those accepted in this turn of the loop.
+
+        asyncio loses a connection that it accepted in the turn in which its server closes. The client waits for ever.
+        """
+        for listener in sockets:
+            with contextlib.suppress(NotImplementedError):  # the loop of Windows has no readers
+                asyncio.get_running_loop().remove_reader(listener)
+        await asyncio.sleep(0)
 
 
 class ApiServer:

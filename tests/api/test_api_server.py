@@ -218,6 +218,29 @@ def test_a_client_that_does_not_read_outlives_no_stop(node: FakeNode) -> None:
         assert was_reset(link)
 
 
+def test_a_client_that_is_accepted_while_the_server_stops_is_disconnected(node: FakeNode) -> None:
+    listener = bind("127.0.0.1", 0)
+    api = make_api(node, port=listener.getsockname()[1])
+    server = ApiServer(api.app, listener)
+    server.start()
+    with connect(api) as link:
+        link.sendall(HEAD + b"Connection: close\r\n\r\n")
+        assert answer(link).startswith(b"HTTP/1.1 200")
+    links: list[socket.socket] = []
+
+    def connect_and_stop() -> None:
+        links.append(connect(api))  # the loop accepts it in its next turn, and asks the server to end before that
+        server._server.request_exit()
+
+    loop = server._server._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(connect_and_stop)
+    server._thread.join(5)
+    assert not server.is_alive()
+    with links[0] as link:
+        assert was_reset(link)
+
+
 def is_stalled(each: object) -> bool:
     """Whether a connection has more to send than its client reads."""
     return isinstance(each, connection.GuardedConnection) and each.flow.write_paused
