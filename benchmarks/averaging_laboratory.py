@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.laboratory import BATCH, INNER, Meeting, Outcome, Scheme, Start, Texts, held_out_loss, replica_data
 from neuroshard.consensus.gradient_averaging import GradientAveraging, first_state
-from neuroshard.consensus.stage_rounds import Abandoned
+from neuroshard.consensus.sync_strategies import Abandoned
 from neuroshard.model.weights import TensorSchema, load_vector
 from neuroshard.pipeline.executor import StageExecutor
 

@@ -35,7 +35,7 @@ from benchmarks.record import Report, Row
 from benchmarks.seeds import of_each
 from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.stage_rounds import Abandoned, RunRound
+from neuroshard.consensus.sync_strategies import Abandoned, RunRound
 from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor

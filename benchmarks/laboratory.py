@@ -26,11 +26,9 @@ from neuroshard.aggregation import MemberFacts
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
-from neuroshard.consensus.roster import tolerated_liars
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, UnderWay
-from neuroshard.consensus.stage_rounds import Outcome as RoundOutcome
-from neuroshard.consensus.sync_strategies import steps_between_rounds
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, UnderWay, steps_between_rounds
+from neuroshard.consensus.sync_strategies import Outcome as RoundOutcome
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.model.transformer import StageModel
@@ -208,9 +206,8 @@ class ReducedRound:
     @classmethod
     def of(cls, scheme: Scheme, contributions: Mapping[int, Tensor]) -> ReducedRound:
         """Of contributions, each (k,), by member. The strategy chooses the length for each round."""
-        tolerated = tolerated_liars(scheme.replicas, is_open_to_strangers=not scheme.are_friends)
         length = len(next(iter(contributions.values())))
-        work = RoundWork.of(scheme.outer, length, tolerated=tolerated)
+        work = RoundWork.of(scheme.outer, length)
         # no codec that loses something can say NaN: what comes is malformed, and its sender absent
         says_all = scheme.outer.codec == "fp32"
         sent = {

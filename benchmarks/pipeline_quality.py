@@ -24,7 +24,6 @@ from torch import Tensor
 from benchmarks.record import Report, Row
 from benchmarks.sizes import size
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
-from neuroshard.consensus.stage_rounds import lone_exchange
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.windows import Batch
 from neuroshard.model.transformer import StageModel
@@ -39,7 +38,7 @@ from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.data import DataStatus
-from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.outer_sync import OuterSync, lone_exchange
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.stage_checkpoint import build_stage

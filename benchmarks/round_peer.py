@@ -23,12 +23,15 @@ from benchmarks.identities import identity_of
 from benchmarks.sizes import size
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
+from neuroshard.consensus.chain import Chain, Step
+from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, EncodedContribution, RoundConfig, ViewTiming
+from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
-from neuroshard.consensus.roster import GroupMember, Roster, SlicePlan, Step
-from neuroshard.consensus.round_messages import VerifiedBody, most_message_bytes, signed_by
+from neuroshard.consensus.round_messages import Quorum, VerifiedBody, most_message_bytes, signed_by
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import SlicePlan
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import Network
@@ -53,7 +56,9 @@ class Peer:
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
         self.actor = RoundRunner(
             lambda received: RoundMessageQueue(STAGE, network.transport, most_message_bytes(4 * NUMBERS), received),
-            RoundDependencies(FileVoteLog(folder / identity.node_id), self._check),
+            RoundDependencies(
+                FileVoteLog(folder / identity.node_id), self._check, lambda _intent: None, self._certified
+            ),
         )
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
@@ -66,7 +71,7 @@ class Peer:
 
     async def round(self, number: int, codec: str) -> Mapping[str, Any]:
         """One round of all members."""
-        step = Step(RUN, 0, number, ROOT, codec, Roster(tuple(self._members)))
+        step = self._step(number, codec)
         work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
         expected = frozenset(member.node_id for member in self._members)
         me = GroupMember(self._identity.node_id, self._identity.wallet_id)
@@ -75,7 +80,7 @@ class Peer:
         )
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)
-        contribution = EncodedContribution(parts, 100, 1_000_000, made_at=int(1000 * time.time()))
+        contribution = EncodedContribution(parts, 100, 1_000_000, seconds=60, made_at=int(1000 * time.time()))
         await anyio.to_thread.run_sync(lambda: contribution.digests)
         self.actor.enter(setting, number, work, contribution)
         outcome = await self.actor.outcome()
@@ -90,6 +95,17 @@ class Peer:
             "value": outcome.certificate.value.digest,
             "encoded": sum(map(len, parts)),
         }
+
+    def _step(self, number: int, codec: str) -> Step:
+        """A step in which each member has a seat. All steps follow the foundation: none of them is applied."""
+        members = sorted(self._members)
+        committee = Committee.founded([Seat(one.wallet_id, one.node_id, 0) for one in members], is_open=False)
+        owner = members[0].wallet_id
+        chain = Chain.founded(Founding("f" * 64, 0, StageStart(0, committee), owner))
+        return Step(RUN, 0, number, ROOT, codec, chain.standing, chain.ledger, owner)
+
+    async def _certified(self, _certificate: Quorum) -> None:
+        await anyio.lowlevel.checkpoint()
 
     def _moved(self) -> int:
         return sum(one.bytes_sent for one in self._network.transport.connections())

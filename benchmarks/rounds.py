@@ -75,8 +75,8 @@ def measure() -> Report:
         rows += [_hivemind_row(members, name, facts) for name, facts in theirs.items()]
     notes.append(
         f"Medians of {ROUNDS} rounds of 25 M numbers, the slowest member's seconds; CPU seconds of all processes. Ours "
-        "encode, sum, judge, reduce every slice twice, vote twice with an fsync each and decode; hivemind's "
-        "matchmaking is not counted, our intents and proposal are."
+        "encode, sum, judge, reduce every slice once, as friends do, vote twice with an fsync each and decode; "
+        "hivemind's matchmaking is not counted, our intents and proposal are."
     )
     notes.append(
         "Both cores are full. With 4 members and int8, before slices were named by BLAKE3, NumPy and PyTorch took 36 % "

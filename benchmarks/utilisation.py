@@ -29,7 +29,7 @@ from neuroshard.types import Architecture
 UP_MBIT, DOWN_MBIT, RTT_MS = 10, 100, 100
 SHAPE = size((512, 8, 8, 8, 1368), (64, 2, 2, 1, 128))  # width, layers, heads, kv heads, feed-forward: 25 M
 BATCH, LENGTH, VOCABULARY = 4, 64, 1024
-ROUND_SECONDS = float(os.environ.get("BENCHMARK_ROUND_SECONDS", size(180, 10)))  # from the end of one to the next
+ROUND_SECONDS = float(os.environ.get("BENCHMARK_ROUND_SECONDS", size(180, 30)))  # from the end of one to the next
 START_SECONDS, LOOK_SECONDS, GOAL = size(120.0, 800.0), 1.0, 0.9
 SETTLING_SECONDS, TAIL_SECONDS = size((20.0, 5.0), (1.0, 2.0))  # nodes meet; the end of a round is taken over
 PEERS = ("--no-port-mapping", "--no-lan-discovery", "--no-relay")
@@ -122,7 +122,7 @@ def _looks(codec: CodecName) -> list[list[Look]]:
             data_dir = folder / f"node-{number}"
             data_dir.mkdir()
             JoinedRuns(data_dir).keep(offer)
-            token = f"{number + 1:02x}" * 32
+            token = f"{number:02x}" * 32 if number else TOKEN  # the owner's node founds the run
             befriend(data_dir, offer, Wallet.from_secret(parse_token(token)).public_key, owner)
             arguments = ["--run", offer.run_id, "--genesis", str(folder / "genesis"), "--cpu-threads", "1", *PEERS]
             address = (NEAR_ADDRESS, FAR_ADDRESS)[number]

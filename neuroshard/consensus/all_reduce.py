@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
+from neuroshard.consensus.chain import Step
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import (
     Accuse,
     Effect,
@@ -22,7 +24,6 @@ from neuroshard.consensus.effects import (
     RoundConfig,
     Say,
 )
-from neuroshard.consensus.roster import Encoded, GroupMember, Reducers, Step, assign, digest_of, in_messages
 from neuroshard.consensus.round_messages import (
     ContributionSent,
     Intent,
@@ -34,10 +35,11 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     members_of,
 )
+from neuroshard.consensus.slices import Encoded, Reducers, assign, digest_of, in_messages
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
-AGREEING = 2  # of a slice's reducers must return the same bytes
+AMONG_FRIENDS, AMONG_STRANGERS = 1, 2  # reducers of a slice that must return the same bytes
 
 
 @dataclass
@@ -55,12 +57,16 @@ class _Slice:
 
     @property
     def agreed_statistics(self) -> Encoded | None:
-        digest = _agreed(self.statements)
+        digest = _agreed(self.statements, self.reducers.needed)
         return None if digest is None else self.statistics.get(digest)
 
     @property
+    def agreed_digest(self) -> str | None:
+        return _agreed(self.results, self.reducers.needed)
+
+    @property
     def agreed_result(self) -> Encoded | None:
-        digest = _agreed(self.results)
+        digest = _agreed(self.results, self.reducers.needed)
         return None if digest is None else self.content.get(digest)
 
 
@@ -85,9 +91,11 @@ class AllReduce:
         self._intents = {one.member.node_id: one.body for one in intents}
         self._order = [member.node_id for member in self.members]
         self._everybody = setting.everybody | set(self._order)
-        self._facts = _facts(setting.step, [(one.member, one.body) for one in intents])
-        upload = {node: intent.upload for node, intent in self._intents.items()}
-        self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, round_id)]
+        step = setting.step
+        self._facts = _facts(step, [(one.member, one.body) for one in intents])
+        upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
+        needed = AMONG_STRANGERS if step.committee.is_open else AMONG_FRIENDS
+        self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, step.ledger.seed, needed)]
         self._is_stating = self._is_judging = False
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
@@ -101,14 +109,14 @@ class AllReduce:
 
     @property
     def aggregate(self) -> tuple[Encoded, ...] | None:
-        """The encoded aggregate, once two reducers of every slice agree and its bytes are here."""
+        """The encoded aggregate, once enough reducers of every slice agree and its bytes are here."""
         found = [one.agreed_result for one in self._slices]
         return None if any(one is None for one in found) else tuple(one for one in found if one is not None)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Digests of the aggregate's slices, hex, for the slices where two reducers agree."""
-        return tuple(digest for one in self._slices if (digest := _agreed(one.results)) is not None)
+        """Digests of the aggregate's slices, hex, for the slices where enough reducers agree."""
+        return tuple(digest for one in self._slices if (digest := one.agreed_digest) is not None)
 
     def missing(self) -> tuple[NodeId, ...]:
         """Members that broke the protocol, or whose part of a slice that this node reduces has not arrived."""
@@ -125,7 +133,7 @@ class AllReduce:
         self._digests[self_id] = own.digests
         by_reducer: dict[NodeId, dict[int, Encoded]] = {}
         for index, one in enumerate(self._slices):
-            for to in (one.reducers.first, one.reducers.second):
+            for to in one.reducers.active:
                 by_reducer.setdefault(to, {})[index] = own.parts[index]
         effects = list[Effect]()
         for to, slices in sorted(by_reducer.items()):
@@ -136,23 +144,30 @@ class AllReduce:
         return [*effects, *self._state()]
 
     def redo(self) -> list[Effect]:
-        """A member is slow, dead or lies: third reducers take over, and every holder of a result sends it."""
+        """A member is slow, dead or lies: spare reducers take over, and every holder of a result sends it."""
         effects, again = list[Effect](), dict[int, Encoded]()
         to_hand_on: dict[tuple[NodeId, NodeId], dict[int, Encoded]] = {}
         for index, one in enumerate(self._slices):
             if one.agreed_result is not None or one.is_redone:
                 continue
             one.is_redone = True
-            third, own = one.reducers.third, one.results.get(self._setting.self_id)
-            if own is not None:
-                again[index] = one.content[own]
-            if third is not None and self._setting.self_id in one.reducers:
-                for author, part in one.parts.items():
-                    to_hand_on.setdefault((third, author), {})[index] = part
-        for (third, author), slices in sorted(to_hand_on.items()):
-            effects += self._hand_over(third, author, slices)
+            spare, result = one.reducers.spare, one.results.get(self._setting.self_id)
+            if result is not None:
+                again[index] = one.content[result]
+            if spare is not None and spare != self._setting.self_id:
+                # The reducers forward what they have. A lone reducer may be dead, so each member sends its part again.
+                held = one.parts if self._setting.self_id in one.reducers else self._own_part(index)
+                for author, part in held.items():
+                    to_hand_on.setdefault((spare, author), {})[index] = part
+            elif spare is not None:
+                one.parts |= {author: part for author, part in self._own_part(index).items() if author not in one.parts}
+        for (spare, author), slices in sorted(to_hand_on.items()):
+            effects += self._hand_over(spare, author, slices)
         effects += self._state()
         return [*effects, *self._say_results(again, again)] if again else effects
+
+    def _own_part(self, index: int) -> Mapping[NodeId, Encoded]:
+        return {} if self._own is None else {self._setting.self_id: self._own.parts[index]}
 
     def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
         """Forward the parts of one contribution to another reducer."""
@@ -239,10 +254,10 @@ class AllReduce:
         return effects
 
     def _reduces(self, one: _Slice) -> bool:
-        return self._setting.self_id in one.reducers or one.reducers.third == self._setting.self_id
+        return self._setting.self_id in one.reducers or one.reducers.spare == self._setting.self_id
 
     def _sends(self, one: _Slice) -> bool:
-        return one.is_redone or one.reducers.first == self._setting.self_id
+        return one.is_redone or one.reducers.active[0] == self._setting.self_id
 
     def _state(self) -> list[Effect]:
         """Start the statistics of own slices whose parts are complete, while other parts are under way.
@@ -263,7 +278,7 @@ class AllReduce:
         return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self._facts)]
 
     def _rows(self, one: _Slice) -> Sequence[Encoded]:
-        return tuple(one.parts[node] for node in self._order)
+        return tuple(map(one.parts.__getitem__, self._order))
 
     def _judge(self) -> list[Effect]:
         if self._is_judging:
@@ -282,10 +297,19 @@ class AllReduce:
         """
         intents = [self._intents[self._order[row]] for row in rows if self._facts.established[row]]
         return CertifiedWork(
-            median_low(intent.sequences for intent in intents),
-            _median(intent.exchange for intent in intents),
-            _median(intent.sequence for intent in intents),
+            median_low([intent.sequences for intent in intents]),
+            _median([intent.exchange for intent in intents]),
+            _median([intent.sequence for intent in intents]),
         )
+
+    def uploads_and_seconds(self) -> tuple[tuple[tuple[NodeId, int], ...], int]:
+        """The members' claims: their upload rates in bytes per second, and the seats' lower median of the seconds."""
+        uploads, seconds = list[tuple[NodeId, int]](), list[int]()
+        for node in self._order:
+            uploads.append((node, self._intents[node].upload))
+            if node in self._setting.step.seats:
+                seconds.append(self._intents[node].seconds)
+        return tuple(uploads), median_low(seconds or [0])
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
         """A job for each message of results that this node sends, so that one travels while the next is computed.
@@ -309,14 +333,14 @@ class AllReduce:
         for index, digest in body.digests:
             if index < len(self._slices):
                 one = self._slices[index]
-                if reducer in one.reducers or reducer == one.reducers.third:
+                if reducer in one.reducers or reducer == one.reducers.spare:
                     yield index, one, digest
 
     def _liars(self) -> list[Effect]:
-        """The reducers whose result differs from that of two others."""
+        """The reducers whose result differs from that of two others. One alone proves nothing against another."""
         effects = list[Effect]()
         for index, one in enumerate(self._slices):
-            agreed = _agreed(one.results)
+            agreed = one.agreed_digest if one.reducers.needed > 1 else None
             for node, digest in one.results.items():
                 if agreed is not None and digest != agreed:
                     proof = tuple(self._claims[other, index] for other in one.results if (other, index) in self._claims)
@@ -331,20 +355,22 @@ class AllReduce:
 
 
 def _facts(step: Step, intents: Sequence[tuple[GroupMember, Intent]]) -> MemberFacts:
-    """Among friends all members are established, elsewhere the voters of the step."""
-    commitments = [intent.commitment for _, intent in intents]
+    """Among friends all members are established, elsewhere those of the ledger."""
+    commitments, are_friends = [intent.commitment for _, intent in intents], not step.committee.is_open
     return MemberFacts(
         work=tuple(float(intent.sequences) for _, intent in intents),
-        established=tuple(not step.is_open or member in step.roster.members for member, _ in intents),
+        established=tuple(
+            not step.committee.is_open or member.node_id in step.ledger.established for member, _ in intents
+        ),
         originals=tuple(commitments.index(one) for one in commitments),
-        are_friends=not step.is_open,
+        are_friends=are_friends,
     )
 
 
-def _agreed(said: Mapping[NodeId, str]) -> str | None:
-    """The digest on which two reducers of a slice agree, or None."""
+def _agreed(said: Mapping[NodeId, str], needed: int) -> str | None:
+    """The digest on which so many reducers of a slice agree, or None."""
     common = Counter(said.values()).most_common(1)
-    return common[0][0] if common and common[0][1] >= AGREEING else None
+    return common[0][0] if common and common[0][1] >= needed else None
 
 
 def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:

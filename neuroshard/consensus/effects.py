@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from statistics import median
 from typing import Protocol, TypeAlias
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction
-from neuroshard.consensus.roster import Encoded, GroupMember, SlicePlan, Step, digest_of
+from neuroshard.consensus.chain import Step
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Phase, Quorum, VerifiedBody, Vote
+from neuroshard.consensus.slices import Encoded, SlicePlan, digest_of
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_DOUBLINGS = 3
+LEAST_VIEW_SECONDS = 20.0
+SLOWEST_BYTES_PER_SECOND = 250_000
+DEVIATIONS = 4.0  # median absolute deviations above the median
 
 
 class Sign(Protocol):
@@ -32,6 +38,7 @@ class EncodedContribution:
     parts: tuple[bytes, ...] = field(repr=False)  # the encoded slices
     sequences: int  # trained since the last round
     upload: int  # bytes per second
+    seconds: int  # since this node adopted the last value with an aggregate
     made_at: int  # milliseconds since the epoch
     exchange: int | None = None  # code of the duration of this member's last exchange
     sequence: int | None = None  # code of the time in which it trains one sequence
@@ -39,7 +46,7 @@ class EncodedContribution:
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
         """Digests of the parts. The first call computes them, which takes a while."""
-        return tuple(digest_of(part) for part in self.parts)
+        return tuple(map(digest_of, self.parts))
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,17 @@ class ViewTiming:
     gather_seconds: float = 10.0  # a proposer waits this long for called members, and without limit for a quorum
     redo_seconds: float = 30.0  # after this time third reducers take over
     view_seconds: float = 60.0  # after this time it is the next proposer's turn
+
+    @classmethod
+    def after(cls, durations: Collection[float], encoded_bytes: int) -> ViewTiming:
+        """Deadlines from the durations of earlier rounds in seconds: median + k MAD; before the first from the size."""
+        if durations:
+            middle = median(durations)
+            usual = middle + DEVIATIONS * median(abs(one - middle) for one in durations)
+        else:
+            usual = 4 * encoded_bytes / SLOWEST_BYTES_PER_SECOND
+        view = max(LEAST_VIEW_SECONDS, 3 * usual)
+        return cls(gather_seconds=view / 4, redo_seconds=view / 2, view_seconds=view)
 
     def of_view(self, tries: int) -> ViewTiming:
         """The deadlines after `failed` views without a result."""
@@ -66,48 +84,55 @@ class RoundConfig:
     step: Step
     plan: SlicePlan
     member: GroupMember  # this node
-    expected: frozenset[NodeId]  # the called members; a proposer waits for them
+    expected: frozenset[NodeId]  # members that were here when the step began; a proposer waits for them
     sign: Sign
     is_part: Callable[[int, Encoded], bool]  # whether bytes can be this slice of a contribution
     is_result: Callable[[int, Encoded], bool]  # whether bytes can be this slice of an aggregate
     timing: ViewTiming = ViewTiming()
     most_members: int = MAX_MEMBERS  # at most, with a contribution
+    may_vote: bool = True  # False: this node does not know which votes it has sent
 
     @property
     def self_id(self) -> NodeId:
         return self.member.node_id
 
+    @property
+    def is_seat(self) -> bool:
+        """Whether this node votes in this step."""
+        return self.may_vote and self.member in self.step.committee.members
+
     def next_view(self, view: int) -> int:
-        """The first view from this one on whose proposer was called."""
-        views = range(view, view + len(self.step.roster.members))
-        return next((one for one in views if self._is_turn(one)), view)
+        """The first view from this one on whose proposer is expected."""
+        views = range(view, view + len(self.step.seats))
+        return next(filter(self._is_turn, views), view)
 
     def timing_of(self, view: int, first: int) -> ViewTiming:
         """Deadlines in a view of a member that began with view `first`. Skipped views do not count as failed ones."""
-        counted = range(first, min(view, first + MAX_DOUBLINGS * len(self.step.roster.members)))
-        return self.timing.of_view(sum(self._is_turn(one) for one in counted))
+        counted = range(first, min(view, first + MAX_DOUBLINGS * len(self.step.seats)))
+        return self.timing.of_view(sum(map(self._is_turn, counted)))
 
     def _is_turn(self, view: int) -> bool:
-        """Whether a view's proposer was called, together with a quorum of voters: nodes that were not called do not
-        answer.
+        """Whether a view's proposer is expected: the others do not answer.
 
-        Members called with different lists skip different views. They meet again because every member follows the
+        Members that expect different seats skip different views. They meet again because every member follows the
         farthest one. Where liars are tolerated no member follows a single other one, so there no view is skipped.
         """
-        return self.step.tolerated > 0 or self.step.proposer(view) in self.awaited
+        return self.step.committee.faults > 0 or self.step.proposer(view) in self.awaited
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """The members to wait for: those called.
-
-        A member that only asks how the step ended called none and waits for the voters.
-        """
-        return self.expected or self.step.roster.nodes
+        """The members to wait for. A member that only asks how the step ended expects none and waits for the seats."""
+        return self.expected or self.step.seats
 
     @property
     def everybody(self) -> frozenset[NodeId]:
-        """The voters and the called members."""
-        return self.step.roster.nodes | self.expected
+        """The seats and the expected members."""
+        return self.step.seats | self.expected
+
+    @property
+    def reachable(self) -> frozenset[NodeId]:
+        """Members that were here when the step began, with this node."""
+        return self.expected | {self.self_id}
 
     @property
     def others(self) -> frozenset[NodeId]:

@@ -4,70 +4,68 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
+from msgspec import structs
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
-from neuroshard.consensus.effects import Check, Checked, Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
-from neuroshard.consensus.matchmaking import Agreement, Matchmaker, Replica
+from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
+from neuroshard.consensus.effects import (
+    Check,
+    Checked,
+    Complete,
+    EncodedContribution,
+    RoundConfig,
+    Sign,
+    ViewTiming,
+)
+from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
-from neuroshard.consensus.roster import Roster, Step
-from neuroshard.consensus.round_messages import Quorum, most_message_bytes
-from neuroshard.consensus.round_requests import (
-    CALL,
-    CALL_LIMITS,
-    CERTIFICATE,
-    REQUEST_LIMITS,
-    Call,
-    CertificateRequest,
-    RoundTimes,
-    certificate_answer,
-    certificate_of,
+from neuroshard.consensus.round_messages import (
+    NO_DIGEST,
+    Intent,
+    Phase,
+    Quorum,
+    VerifiedBody,
+    Vote,
+    most_message_bytes,
 )
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, RunRound, UnderWay
+from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, ask_chain, chain_answer
+from neuroshard.consensus.sync_strategies import Abandoned, AcceptanceCheck, Agreed, Outcome, RunRound, UnderWay
 from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
 from neuroshard.network.blocking import BlockingRunner
-from neuroshard.optim.outer import CertifiedWork, duration_code
+from neuroshard.optim.outer import duration_code
 from neuroshard.state.download import ReplicaClient
-from neuroshard.state.replica_status import ReplicaStatus
-from neuroshard.state.transfer_messages import StageName
+from neuroshard.state.replica_status import ReplicaStatus, query_statuses
+from neuroshard.state.transfer_messages import DonorError, StageName
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.types import NodeId
-from neuroshard.waiting import Signal, first_of
+from neuroshard.waiting import Signal, first_of, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 
-LEAST_VIEW_SECONDS = 20.0
-SLOWEST_BYTES_PER_SECOND = 250_000
-DEVIATIONS = 4.0  # median absolute deviations above the median, see `_timing`
 # training waits this number of view durations for a round; then it continues, and so does the round
 WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
+CERTIFY_LOOK_SECONDS = 1.0
+MOST_ASKED = 4  # replicas that report a greater height
+UNFOUNDED = "No step completes before the run's owner has founded this stage. Start a node with the owner's wallet."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
-
-
-@dataclass(frozen=True)
-class AcceptanceCheck:
-    """Decides whether this node votes for an aggregate."""
-
-    # the root after an aggregate (k,) of this work at an outer step; "" for another step
-    root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
-    # the reason not to vote for an aggregate that leads to this root; "" for none
-    objection: Callable[[Tensor, str], Awaitable[str]] | None = None
 
 
 @dataclass
@@ -94,16 +92,19 @@ class GroupRounds:
         judging: AcceptanceCheck,
         *,
         book: VoteLog,
+        chain: StageChain,
         times: RoundTimes | None = None,
         told: StageRoundsStatus | None = None,
         offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> None:
         """`told` is the status before a restart."""
         self.stage = replica.stage
+        self.chain = chain
+        self.must_follow = anyio.Event()  # set once the chain proves a newer state that this node must download
+        self.due: DueStep | None = None  # the step to enter, or in progress
+        self.in_round = False
         self._replica = replica
-        self._voters: dict[str, Roster] = {}  # by the root of the state that they vote on
-        self._before: dict[str, str] = {}  # maps the root after a certificate to the root before it
-        self.gathering = Matchmaker(replica, asking, self._voters.get, times)
+        self._matchmaking = Matchmaking(replica, times)
         self._alone = alone
         self._asking = asking
         self._sign = sign
@@ -111,11 +112,15 @@ class GroupRounds:
         self._earlier_life = ContributionRecovery(book, offload)
         self._offload = offload
         self._sent: _Sent | None = None
+        self._called = Signal()
+        self._behind_since: float | None = None
+        self._absent = ""  # the seats that are missing, in words for people, as of the last look
+        self._lone_root = NO_DIGEST  # of the state before this node's last step alone
+        self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
         self._exchange_seconds: float | None = None  # of this member's last round
         # called with rounds that were abandoned while training continued
         self.abandoned: Callable[[Abandoned], None] = lambda _why: None
         self._beside: TaskGroup | None = None  # task group for rounds during training, while `run` is active
-        self._certified = (-1, "")  # outer step and root that the newest certificate led to
         self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
@@ -125,59 +130,261 @@ class GroupRounds:
         most_bytes = most_message_bytes(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundRunner(
             lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
-            RoundDependencies(book, self._check, asking.report, offload, replica.rounds.kept_steps),
+            RoundDependencies(
+                book, self._check, self._heard_intent, self._extend, asking.report, offload, replica.rounds.kept_steps
+            ),
         )
-        self.gathering.locked_step = self.actor.locked_step
-        self.gathering.step_of, self.gathering.catch_up = self._step_of, self.catch_up
-        self.gathering.past = self._past
 
     @property
     def is_called(self) -> bool:
         """Whether this node should enter a round now, or adopt the end of one."""
-        return self.gathering.is_called or (self._end_to_take is not None and not self.gathering.in_round)
+        return not self.in_round and (self.due is not None or self._end_to_take is not None)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a step of this node alone is allowed."""
+        step = None if self.in_round or self.due is not None else self._present_step()
+        return self._matchmaking.is_alone(step, anyio.current_time())
+
+    @property
+    def peer_count(self) -> int:
+        """Number of other nodes that train the stage, as known here."""
+        return len(self._replica.peers())
 
     def feed(self, signal: Signal) -> None:
         """Signal there whenever `is_called` may have changed."""
-        self.gathering.feed(signal)
+        self._called.feed(signal)
         self.actor.changed.feed(signal)
 
     async def called(self) -> None:
         """Wait until `is_called`."""
         while not self.is_called:
-            await first_of(self.gathering.called, self.actor.changed.wait)
+            await first_of(self._called.wait, self.actor.changed.wait)
+
+    def replica_status(self) -> ReplicaStatus:
+        """This replica's status, for other nodes."""
+        own, chain = self._replica.replica_status(), self.chain.chain
+        return replace(
+            own,
+            is_certified=self.chain.is_newest(own),
+            is_ready=self._replica.may_take_part(),
+            in_round=self.in_round or self.due is not None,
+            height=0 if chain is None else chain.standing.height,
+        )
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why no step can complete now, and the action that helps; "" if there is none."""
+        if self.chain.chain is None:
+            return UNFOUNDED
+        if self.chain.fork is not None:
+            return f"{self.chain.fork.message} {self.chain.fork.action}"
+        return self._absent
+
+    def certified_root(self, outer_step: int) -> str:
+        """The newest certified root if it is the state after this outer step; otherwise ""."""
+        chain = self.chain.chain
+        standing = None if chain is None else chain.standing
+        return standing.root or "" if standing is not None and standing.outer_step == outer_step else ""
+
+    def withdraw(self) -> None:
+        """Do not enter the step that is due; the other members continue without this node."""
+        if not self.in_round:
+            self.due = None
 
     async def run(self) -> None:
-        """Match replicas, call rounds and run them until cancelled. Raises StorageError."""
-        for certificate in await self.actor.load():
-            self._note(certificate)
+        """Look at the replicas, enter steps and run them until cancelled. Raises StorageError."""
+        await self.chain.load()
+        ended = await self.actor.load()
+        for certificate in ended:
+            await self._extend(certificate)
+        self.chain.add_earlier(ended)
+        self._matchmaking.ended(anyio.current_time(), completed=True)
+        self._adopted_at = anyio.current_time()
         self._has_loaded.set()
         async with anyio.create_task_group() as tasks:
             self._beside = tasks
             try:
                 tasks.start_soon(self.actor.run)
-                await self.gathering.run()
+                tasks.start_soon(self._keep_probing)
+                tasks.start_soon(self._keep_certifying)
+                await self._keep_looking()
             finally:
                 self._beside = None
 
+    async def _keep_looking(self) -> None:
+        while True:
+            await self.look()
+            pause = self._matchmaking.pause_seconds(anyio.current_time())
+            if self._replica.peers():
+                await anyio.sleep(pause)
+            else:  # no replica to query: look together with the node's other tasks
+                await sleep_to_tick(pause)
+
+    async def _keep_probing(self) -> None:
+        """Ask the replicas that have not answered lately, beside the others: nobody waits for them."""
+        while True:
+            now = anyio.current_time()
+            unproven = self._matchmaking.unproven(now)
+            if unproven:
+                found = await query_statuses(self._asking, self.stage, unproven)
+                self._matchmaking.note_answers(list(found), anyio.current_time())
+            await anyio.sleep(
+                self._matchmaking.times.near_seconds if unproven else self._matchmaking.times.look_seconds
+            )
+
+    async def look(self) -> None:
+        """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
+        if self.in_round:
+            return
+        peers = self._matchmaking.responsive(anyio.current_time())
+        others = await query_statuses(self._asking, self.stage, peers) if peers else {}
+        now = anyio.current_time()
+        self._matchmaking.note_answers(list(others), now)
+        look = Look(self.replica_status(), others, peers, self._present_step(), now)
+        self._absent = self._matchmaking.obstacle(look.step, now)
+        ahead = self._matchmaking.ahead(look)
+        if ahead:
+            await self._learn(ahead)
+        if await self._is_behind():
+            return
+        due = self._matchmaking.looked(look)
+        if due is not None:
+            self._enter_soon(due)
+
+    def _heard_intent(self, signed: VerifiedBody[Intent]) -> None:
+        """Another member has entered a step: enter it, too, if it is this node's and the member has a seat."""
+        step = self._present_step()
+        if step is None or signed.body.step_id != step.id or self.in_round or self.due is not None:
+            return
+        due = self._matchmaking.heard_intent(signed.member.node_id, step)
+        if due is not None:
+            self._enter_soon(due)
+
+    def _enter_soon(self, due: DueStep) -> None:
+        if self.in_round or self.due is not None:
+            return
+        self.due = due
+        self._called.notify()
+
+    def _present_step(self) -> Step | None:
+        """The step from this replica's state, if that is the newest certified one."""
+        own = self._replica.replica_status()
+        return self.chain.step(self._replica.rounds, own) if self.chain.is_newest(own) else None
+
+    async def _learn(self, peers: list[NodeId]) -> None:
+        """Ask one of these replicas for its chain, and continue from what it proves."""
+        chain = self.chain.chain
+        if chain is None:
+            return
+        for peer in peers[:MOST_ASKED]:
+            try:
+                await self.chain.learn(await ask_chain(self._asking, self.stage, chain, peer))
+            except (DonorError, ChainError) as error:
+                _LOG.info("The chain of node %s is not used: %s", peer, error)
+            else:
+                return
+
+    async def _is_behind(self) -> bool:
+        """Whether the chain proves a newer state than this replica's; then catch up, or ask for a download."""
+        own, now = self._replica.replica_status(), anyio.current_time()
+        chain = self.chain.chain
+        if chain is None or not own.root or self.chain.fork is not None or self.chain.is_newest(own) or self.in_round:
+            self._behind_since = None
+            return False
+        if own.outer_step > chain.standing.outer_step:
+            return False  # a step of this node alone, which `_keep_certifying` certifies
+        if await self.catch_up():
+            self._behind_since = None
+            return True
+        self._behind_since = now if self._behind_since is None else self._behind_since
+        is_patient = now - self._behind_since < self._matchmaking.times.behind_seconds
+        if (not is_patient or not chain.has_aggregate(own.root)) and not self.must_follow.is_set():
+            layers = self.stage.layers
+            _LOG.info("The chain of layers %d-%d is ahead: downloading its state.", layers.start + 1, layers.stop)
+            self.must_follow.set()
+        return True
+
+    async def catch_up(self) -> bool:
+        """Ask how the step from this replica's state has ended. Returns True if the end is known and can be adopted.
+
+        A replica that missed steps adopts their aggregates in this way, one after the other.
+        """
+        await self._has_loaded.wait()
+        own = self._replica.replica_status()
+        if self._end_to_take is not None or await self.actor.recall_from(own.root):
+            return self._end_to_take is not None
+        step = self.chain.step(self._replica.rounds, own)
+        if step is None:
+            return False
+        setting, work = self._setting(step, frozenset())
+        self.actor.ask(setting, own.outer_step, work)
+        await self.actor.end(ANSWER_SECONDS, setting.timing.view_seconds)
+        return self._end_to_take is not None
+
+    async def _extend(self, certificate: Quorum) -> None:
+        """Add a certified value to the chain. One that does not follow is not an error: a newer proof may be known."""
+        try:
+            await self.chain.extend(certificate)
+        except ChainError as error:
+            if not isinstance(error, ForkError):
+                _LOG.debug("%s", error)
+
+    @property
+    def _end_to_take(self) -> Complete | None:
+        """The end of the step from this replica's state, if it has not been adopted."""
+        ended = self.actor.ended
+        is_own = ended is not None and ended.certificate.value.root == self._replica.replica_status().root
+        return ended if is_own else None
+
+    def knows(self, node: NodeId) -> bool:
+        """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
+        chain = self.chain.chain
+        return node in self._replica.peers() or (
+            chain is not None and any(node == seat.node_id for seat in chain.ledger.committee.seats)
+        )
+
+    async def _keep_certifying(self) -> None:
+        """Certify the steps that this node makes alone, as soon as the root of their state is known."""
+        while True:
+            own, chain = self._replica.replica_status(), self.chain.chain
+            if chain is not None and own.root and own.outer_step == chain.standing.outer_step + 1:
+                await self._certify_alone(own, chain)
+            await anyio.sleep(CERTIFY_LOOK_SECONDS)
+
+    async def _certify_alone(self, own: ReplicaStatus, chain: Chain) -> None:
+        """Certify this replica's state as the next value, if this node is a quorum by itself."""
+        standing, root_before = chain.standing, chain.standing.root or self._lone_root
+        step = self._replica.rounds.step(standing.outer_step, root_before, standing, chain.ledger, chain.owner)
+        if not step.is_quorum({self._replica.node_id}):
+            return
+        value = step.completed(structs.replace(step.first_value(), outer_step=own.outer_step, next_root=own.root))
+        vote = self._sign(Vote(step.id, 0, Phase.COMMIT, value.digest))
+        complete = Complete(Quorum(value, 0, Phase.COMMIT, (vote,)), ())
+        if await self.actor.keep_end(standing.outer_step, complete):
+            await self._extend(complete.certificate)
+
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """Run the round of one outer step; implements RunRound."""
-        agreement, ended = self.gathering.agreement, self._end_to_take
+        due, ended = self.due, self._end_to_take
         if ended is not None:
-            self.gathering.ended(completed=True)
+            self._leave(completed=True)
             return await self._agreed(ended)
-        if agreement is None:
+        if due is None:
+            self._lone_root = self._replica.replica_status().root
             return await self._alone(contribution, outer_step)
-        if agreement.outer_step != outer_step:
+        present = self._present_step()
+        if due.step.number != outer_step or present is None or present.id != due.step.id:
             self.withdraw()
-            return Abandoned("it was called for another outer step", is_soon_again=True)
-        self.gathering.in_round = True
+            return Abandoned("the stage's chain has moved on", is_soon_again=True)
+        self.in_round = True
         sequences = self._replica.replica_status().sequences
         if self._replica.rounds.parameters_at(outer_step).overlap and self._beside is not None:
-            self._beside.start_soon(self._go_on_beside, contribution, agreement, sequences)
+            self._beside.start_soon(self._go_on_beside, contribution, due, sequences)
             return UnderWay()
         completed = False
         try:
-            outcome = await self._with_group(contribution, agreement, sequences, is_beside=False)
+            outcome = await self._with_group(contribution, due, sequences, is_beside=False)
             if isinstance(outcome, Abandoned):
                 return outcome
             agreed = await self._agreed(outcome)
@@ -186,11 +393,11 @@ class GroupRounds:
         finally:
             self._leave(completed=completed)
 
-    async def _go_on_beside(self, contribution: Tensor, agreement: Agreement, sequences: int) -> None:
+    async def _go_on_beside(self, contribution: Tensor, due: DueStep, sequences: int) -> None:
         """Run the round while training continues. `exchange` adopts its end between two microbatches."""
         completed = False
         try:
-            outcome = await self._with_group(contribution, agreement, sequences, is_beside=True)
+            outcome = await self._with_group(contribution, due, sequences, is_beside=True)
             completed = isinstance(outcome, Complete)
         finally:
             self._leave(completed=completed)
@@ -201,75 +408,19 @@ class GroupRounds:
     def _leave(self, *, completed: bool) -> None:
         if self._sent is not None and not completed:
             self._sent.is_outgrown = self._sent.is_late = True
-        self.gathering.ended(completed=completed)
-
-    async def catch_up(self) -> bool:
-        """Ask how the step from this replica's state has ended. Returns True if the end is known and can be adopted.
-
-        A replica that missed rounds adopts their aggregates in this way, one after the other. It asks
-        about a step whose voters it knows: by the certificate before, which other replicas have too, or because it
-        voted.
-        """
-        await self._has_loaded.wait()
-        own = self._replica.replica_status()
-        if self._end_to_take is not None or await self.actor.recall_from(own.root):
-            return self._end_to_take is not None
-        step = self._step_of(own)
-        # it downloaded its state, so it has no certificate
-        if step is None and own.root and own.root not in self._voters:
-            certificate = await certificate_of(self._asking, self.stage, own.root, self._replica.peers())
-            if certificate is not None:
-                self._note(certificate)
-                step = self._step_of(own)
-        if step is None:
-            return False
-        setting, work = self._setting(step, frozenset())
-        self.actor.ask(setting, own.outer_step, work)
-        await self.actor.end(ANSWER_SECONDS, setting.timing.view_seconds)
-        return self._end_to_take is not None
-
-    @property
-    def _end_to_take(self) -> Complete | None:
-        """The end of the step from this replica's state, if it has not been adopted."""
-        ended = self.actor.ended
-        is_own = ended is not None and ended.certificate.value.root == self._replica.replica_status().root
-        return ended if is_own else None
-
-    def _step_of(self, own: ReplicaStatus) -> Step | None:
-        """The step that certified voters decide on from this state, or the one in which this node is locked."""
-        lock, voters = self.actor.lock(own.root), self._voters.get(own.root)
-        rosters = [] if voters is None else [voters]
-        if lock is not None:
-            rosters.append(Roster(lock.value.members, is_founding=True))  # all members that found a line contribute
-        rounds, is_open = self._replica.rounds, self._replica.is_open
-        steps = [rounds.step(own.outer_step, own.root, roster, is_open=is_open) for roster in rosters]
-        return next((step for step in steps if lock is None or step.id == lock.value.step_id), None)
-
-    def knows(self, node: NodeId) -> bool:
-        """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
-        agreement = self.gathering.agreement
-        return node in self._replica.peers() or (
-            agreement is not None and any(node == member.node_id for member in agreement.members)
-        )
-
-    def certified_root(self, outer_step: int) -> str:
-        """The root in the newest certificate if it led to this outer step; otherwise ""."""
-        led_to, root = self._certified
-        return root if led_to == outer_step else ""
-
-    def withdraw(self) -> None:
-        """Leave the agreed round before it begins; the other members continue without this node."""
-        if self.gathering.is_called:
-            self.gathering.withdraw()
+        members = () if self.due is None else self.due.members
+        self.in_round, self.due = False, None
+        self._matchmaking.note_answers(list(map(attrgetter("node_id"), members)), anyio.current_time())
+        self._matchmaking.ended(anyio.current_time(), completed=completed)
 
     async def _with_group(
-        self, contribution: Tensor, agreement: Agreement, sequences: int, *, is_beside: bool
+        self, contribution: Tensor, due: DueStep, sequences: int, *, is_beside: bool
     ) -> Complete | Abandoned:
-        """Run the agreed round. `sequences` is the number of sequences in the contribution."""
+        """Run the step that is due. `sequences` is the number of sequences in the contribution."""
         await self._has_loaded.wait()  # no vote without knowing this node's earlier votes
-        setting, work = self._round(agreement)
-        step = setting.step
-        watch, before = self._watch(agreement, setting, work), self._sent
+        step, expected = due.step, frozenset(map(attrgetter("node_id"), due.members))
+        setting, work = self._setting(step, expected)
+        watch, before = self._watch(due, work), self._sent
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # a voted value may contain the earlier contribution: work since then waits for the next round
             before.watch = watch
@@ -281,9 +432,9 @@ class GroupRounds:
             return self._abandoned(watch, "its aggregate, which was kept here, is damaged")
         if (ended := self._end_to_take) is not None:
             return ended
-        if self.actor.locked_step(step.root) not in (None, step.id) and not self.gathering.is_cut_off:
+        if self.actor.locked_step(step.root, step.height) not in (None, step.id):
             return self._abandoned(watch, "this node has voted to end another step from the same state")
-        self.actor.enter(setting, agreement.outer_step, work, before.promised)
+        self.actor.enter(setting, step.number, work, before.promised)
         outcome: Complete | str | None = None
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
@@ -307,17 +458,19 @@ class GroupRounds:
         is_known = self._sent is not None and self._sent.step_id == step_id
         earlier = None if is_known else await self._earlier_life.sent(step_id, work)
         if earlier is None:
-            parts = await self._offload(lambda: work.encoded(contribution))
+            parts = await self._offload(partial(work.encoded, contribution))
         else:
             contribution, parts, sequences = earlier.contribution, earlier.offer.parts, earlier.offer.sequences
-        seconds = self.gathering.sequence_seconds
+        now = anyio.current_time()
+        pace = self._matchmaking.work(now).seconds_per_sequence
         promised = EncodedContribution(
             parts,
             sequences,
             upload,
+            seconds=int(now - self._adopted_at),
             made_at=int(1000 * self._replica.now()),
             exchange=None if self._exchange_seconds is None else duration_code(self._exchange_seconds),
-            sequence=duration_code(seconds) if seconds > 0 else None,
+            sequence=duration_code(pace) if pace > 0 else None,
         )
         await self._offload(lambda: promised.digests)
         if is_beside and earlier is None:
@@ -328,12 +481,12 @@ class GroupRounds:
         self.status = with_round(self.status, watch.abandoned(reason, self._end()))
         return Abandoned(NO_ANSWER if reason is None else reason, is_soon_again=True)
 
-    def _watch(self, agreement: Agreement, setting: RoundConfig, work: RoundWork) -> RoundMonitor:
-        aggregator, voters = aggregator_name(work.aggregator), len(setting.step.roster.members)
-        rounds, number = self._replica.rounds, agreement.outer_step
+    def _watch(self, due: DueStep, work: RoundWork) -> RoundMonitor:
+        aggregator, seats = aggregator_name(work.aggregator), len(due.step.committee.seats)
+        rounds, number = self._replica.rounds, due.step.number
         parameters, part = rounds.parameters_at(number), rounds.part_at(number)
         scheme = parameters.strategy, part, parameters.codec, aggregator
-        watch = RoundMonitor(RoundTerms(number, agreement.members, voters, *scheme), anyio.current_time())
+        watch = RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
         self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())
         return watch
 
@@ -343,30 +496,15 @@ class GroupRounds:
         sent, received = mail.sent_bytes - sent, mail.received_bytes - received
         return RoundEnd(self._replica.now(), anyio.current_time(), sent, received, is_late)
 
-    def _round(self, agreement: Agreement) -> tuple[RoundConfig, RoundWork]:
-        rounds, is_open = self._replica.rounds, self._replica.is_open
-        step = rounds.step(agreement.outer_step, agreement.root, agreement.voters, is_open=is_open)
-        return self._setting(step, frozenset(member.node_id for member in agreement.members))
-
     def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[RoundConfig, RoundWork]:
-        work = self._work(step.number, step.tolerated)
-        timing = self._timing(work)
+        work = self._work(step.number)
+        timing = ViewTiming.after(self._durations, work.encoded_bytes)
         own, most = self._replica.member, self._replica.most_members
         return RoundConfig(step, work.plan, own, expected, self._sign, work.is_part, work.is_result, timing, most), work
 
-    def _timing(self, work: RoundWork) -> ViewTiming:
-        """Deadlines from the durations of earlier rounds: median + k MAD; before the first round from the size."""
-        if self._durations:
-            middle = median(self._durations)
-            usual = middle + DEVIATIONS * median(abs(one - middle) for one in self._durations)
-        else:
-            usual = 4 * work.encoded_bytes / SLOWEST_BYTES_PER_SECOND
-        view = max(LEAST_VIEW_SECONDS, 3 * usual)
-        return ViewTiming(gather_seconds=view / 4, redo_seconds=view / 2, view_seconds=view)
-
     async def _check(self, job: Check, work: RoundWork) -> Checked:
         try:
-            aggregate = await self._offload(lambda: work.decoded(job.aggregate))
+            aggregate = await self._offload(partial(work.decoded, job.aggregate))
         except MalformedVectorError as error:
             return Checked("", str(error))
         root = await self.judging.root_after(aggregate, work.outer_step, job.work)
@@ -381,50 +519,35 @@ class GroupRounds:
         if sent is not None and sent.step_id != value.step_id:
             sent = None
         work, own = self._work(number), self._replica.node_id
-        aggregate, count = await self._offload(lambda: work.decoded(complete.aggregate)), len(value.members)
+        aggregate, count = await self._offload(partial(work.decoded, complete.aggregate)), len(value.members)
         is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
         decoded = None
         if sent is not None and own in value.accepted:
             decoded, parts = sent.contribution, sent.promised.parts
             if work.codec.name != "fp32":
-                decoded = await self._offload(lambda: work.decoded_parts(parts))
+                decoded = await self._offload(partial(work.decoded_parts, parts))
         is_of_earlier_life = sent is None and own in value.accepted
         earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
         # Only now, after the last await: if the task is cancelled earlier, the next call finds the same end again.
-        self._note(complete.certificate)
-        self._certified = number + 1, value.next_root
+        self._adopted_at = anyio.current_time()
         self.actor.ended = self._sent = None
         if sent is not None:
             record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
             self._exchange_seconds = record.phases.exchange
+        agreed = Agreed(aggregate, count, work=value.work, is_certified=True)
         if earlier is not None:
             vector, offered = earlier.contribution, earlier.offer.sequences
-            return Agreed(aggregate, count, vector, vector, work=value.work, offered=offered)
+            return replace(agreed, sent=vector, late_for=vector, offered=offered)
         if sent is None or not is_judged:  # the work of a member without a verdict stays in its next contribution
-            return Agreed(aggregate, count, is_without_own=not is_judged, work=value.work)
+            return replace(agreed, is_without_own=not is_judged)
         late_for = sent.contribution if sent.is_outgrown else None
-        offered = sent.promised.sequences
-        return Agreed(aggregate, count, decoded, late_for, work=value.work, offered=offered)
+        return replace(agreed, sent=decoded, late_for=late_for, offered=sent.promised.sequences)
 
-    def _work(self, outer_step: int, tolerated: int = 0) -> RoundWork:
+    def _work(self, outer_step: int) -> RoundWork:
         rounds = self._replica.rounds
         length, parameters = rounds.exchanged_at(outer_step).length, rounds.parameters_at(outer_step)
-        return RoundWork.of(parameters, length, tolerated=tolerated, outer_step=outer_step)
-
-    def _note(self, certificate: Quorum) -> None:
-        """Store a certificate: its members are the voters for the step from its state."""
-        value = certificate.value
-        self._voters[value.next_root], self._before[value.next_root] = value.next_roster(), value.root
-        kept = self._replica.rounds.kept_steps(self._replica.replica_status().outer_step)
-        for old in list(self._voters)[:-kept]:
-            del self._voters[old], self._before[old]
-
-    def _past(self, root: str) -> list[str]:
-        past = list[str]()
-        while (before := self._before.get(root)) is not None and before not in past:
-            past.append(root := before)
-        return past
+        return RoundWork.of(parameters, length, outer_step=outer_step)
 
 
 class RoundRequestHandlers:
@@ -435,7 +558,7 @@ class RoundRequestHandlers:
         self._earlier: dict[StageName, StageRoundsStatus] = {}
 
     def add(self, group: GroupRounds) -> None:
-        """Accept calls to rounds of this stage."""
+        """Accept messages of this stage's rounds."""
         self._groups[group.stage] = group
 
     def clear(self) -> None:
@@ -449,27 +572,21 @@ class RoundRequestHandlers:
 
     def serve(self, transport: Transport) -> None:
         """Register the handlers. Raises ValueError if this transport already has them."""
-        transport.serve(CALL, self.answer_call, CALL_LIMITS)
-        transport.serve(CERTIFICATE, self.give_certificate, REQUEST_LIMITS)
+        transport.serve(CHAIN, self.give_chain, CHAIN_LIMITS)
         transport.serve(PART, self.take_part, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
-
-    async def answer_call(self, sender: NodeId, frame: Frame) -> Frame:
-        """Answer a call. Raises RequestRefusedError."""
-        call = frame.read(Call)
-        return await self._of(call.stage, sender).gathering.answer(sender, call)
 
     async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
         """Accept a part of a message. Raises RequestRefusedError."""
         return await self._of(frame.read(MessagePart).stage, sender).actor.mail.take(sender, frame)
 
-    async def give_certificate(self, sender: NodeId, frame: Frame) -> Frame:
-        """Return the certificate that led to the requested root. Raises RequestRefusedError."""
+    async def give_chain(self, sender: NodeId, frame: Frame) -> Frame:
+        """Return what proves the newest certified state of a stage. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
-        request = frame.read(CertificateRequest)
-        certificate = self._of(request.stage, sender).actor.certificate_to(request.root)
-        if certificate is None:
-            raise RequestRefusedError("This node has no certificate for this state.")
-        return certificate_answer(certificate)
+        request = frame.read(ChainRequest)
+        chain = self._of(request.stage, sender).chain.chain
+        if chain is None or chain.statement != request.statement:
+            raise RequestRefusedError("This node knows another foundation of the run.")
+        return chain_answer(chain.proof(request.height))
 
     def _of(self, stage: StageName, sender: NodeId) -> GroupRounds:
         group = self._groups.get(stage)

@@ -1,45 +1,85 @@
-"""Matchmaking of a stage's replicas: query their status, call rounds, answer calls, and follow the leading line."""
+"""Matchmaking of a stage's replicas: when this node enters the next step, with whom, and whether it is behind. Pure.
+
+Nobody calls anybody. Each node counts the work that the replicas of its line report and enters when the step is due;
+the intent of a seat brings the others in. Only replicas that answered lately are expected, so a silent one costs the
+others nothing.
+
+    this node's state                       what it does
+    is the chain's newest, step not due     trains
+    is the chain's newest, step due         enters, if a quorum of the seats is here and it may take part
+    a seat has sent its intent for the step enters
+    a replica reports a greater height      asks for its chain, and adopts what the chain proves
+    the chain proves a newer state          catches up by aggregates; else downloads the state
+"""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-import anyio
-from msgspec import structs
-
-from neuroshard.consensus.message_queue import ANSWER_LIMITS, RoundAnswer
-from neuroshard.consensus.roster import GroupMember, Roster, Step, has_one_node_per_wallet
+from neuroshard.consensus.chain import Step, has_one_node_per_wallet
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS
-from neuroshard.consensus.round_requests import (
-    CALL,
-    Call,
-    CallStep,
-    Promise,
-    RoundTimes,
-    WorkToRound,
-    is_on_the_way,
-    may_have_missed,
-    members_of_call,
-    must_follow,
-    ready_nodes,
-)
-from neuroshard.consensus.stage_rounds import StageRounds
-from neuroshard.messages import Frame
-from neuroshard.network import RequestRefusedError
-from neuroshard.state.download import ReplicaClient, ask_replicas
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.state.outer_state import round_is_due
-from neuroshard.state.replica_status import ReplicaStatus, query_statuses
+from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import NodeId, WalletId
-from neuroshard.waiting import Signal, sleep_to_tick
 
-_LOG = logging.getLogger(__name__)
+ASKED_AT_ONCE = 16  # replicas that have not answered lately
 
-ANSWER_SECONDS = 10.0
+
+@dataclass(frozen=True)
+class WorkToRound:
+    """This replica's work towards the next round."""
+
+    done: int  # sequences since the round before
+    share: float  # sequences after which its part is done
+    elapsed_seconds: float  # since the round before
+    usual_seconds: float = 0.0  # per sequence, before the round; 0 if unknown
+
+    @property
+    def seconds_per_sequence(self) -> float:
+        """Pace since the round before, or the usual one while nothing is done."""
+        return self.elapsed_seconds / self.done if self.done else self.usual_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Expected seconds until the share is done; negative: since when it is.
+
+        Nothing done for longer than usual will take at least as long again: the replica may be paused.
+        """
+        if not self.done:
+            return max(self.share * self.usual_seconds - self.elapsed_seconds, self.elapsed_seconds)
+        return (self.share - self.done) * self.seconds_per_sequence
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Times of matchmaking, in seconds."""
+
+    look_seconds: float = 10.0  # between two status queries
+    near_seconds: float = 1.0  # between two status queries when a step is near
+    quick_seconds: float = 0.2  # the same when this replica's share of the work is done
+    query_seconds: float = 0.02  # per replica: the least time between two of its status queries, for all of them
+    probe_seconds: float = 10.0  # between two queries of replicas that have not answered lately
+    patience_seconds: float = 30.0  # for which a lone seat waits for a replica with another state
+    newcomer_seconds: float = 180.0  # for a node that downloads the state of a lone replica, per outer step
+    retry_seconds: float = 5.0  # after an abandoned round; doubles each time
+    longest_retry_seconds: float = 300.0
+    behind_seconds: float = 15.0  # of failed attempts to catch up, before the state is downloaded
+
+    def pause(self, work: WorkToRound, replicas: int) -> float:
+        """Seconds until the next status query of this number of other replicas.
+
+        A step may be due after two inner steps. So the next query comes when this replica should have done its share,
+        and soon again while only others are missing.
+        """
+        quick = min(self.near_seconds, max(self.quick_seconds, self.query_seconds * replicas))
+        left = work.seconds_left
+        if left <= 0:
+            return min(self.near_seconds, max(quick, -left / 10))  # the others may be much slower, or paused
+        return min(self.near_seconds if 2 * work.done >= work.share else self.look_seconds, max(quick, left))
 
 
 @dataclass(frozen=True)
@@ -50,15 +90,14 @@ class Replica:
     stage: StageName
     rounds: StageRounds
     sequences_due: Callable[[int], int]  # that so many members train together before the next round is due
-    replica_status: Callable[[], ReplicaStatus]  # without is_certified and in_round
+    replica_status: Callable[[], ReplicaStatus]  # without height, is_certified and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
     wallet_of: Callable[[NodeId], WalletId | None]
-    may_take_part: Callable[[], bool]  # whether this node may agree to a round now
-    is_open: bool = False  # whether strangers may take part
+    may_take_part: Callable[[], bool]  # whether this node may enter a step now
+    now: Callable[[], float]  # seconds since the epoch
     # nodes that are downloading this node's state to train the stage
     newcomers: Callable[[], frozenset[NodeId]] = frozenset
-    most_members: int = MAX_MEMBERS  # per round
-    now: Callable[[], float] = time.time  # seconds since the epoch
+    most_members: int = MAX_MEMBERS  # per step
 
     @property
     def node_id(self) -> NodeId:
@@ -66,350 +105,196 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """A round to which its members were called."""
+class DueStep:
+    """A step that this node enters, and the members that it expects there."""
 
-    outer_step: int
-    root: str
-    members: tuple[GroupMember, ...]
-    voters: Roster
+    step: Step
+    members: tuple[GroupMember, ...]  # with this node
 
 
-class Matchmaker:
-    """Matches one stage's replicas at one node. Belongs to the event loop."""
+@dataclass(frozen=True)
+class Look:
+    """What one look at the replicas has shown."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        asking: ReplicaClient,
-        voters: Callable[[str], Roster | None],
-        times: RoundTimes | None = None,
-    ) -> None:
-        """`voters` returns the voters that a certificate names for the state with this root, or None."""
+    own: ReplicaStatus
+    others: Mapping[NodeId, ReplicaStatus]  # those that answered
+    peers: Sequence[NodeId]  # those that were asked
+    step: Step | None  # the step from this node's state; None: the chain does not lead to this state
+    now: float  # seconds of a clock that only rises
+
+
+class Matchmaking:
+    """The decisions of one replica. Its owner asks the others and performs what follows."""
+
+    def __init__(self, replica: Replica, times: RoundTimes | None = None, now: float = 0.0) -> None:
         self.replica = replica
-        self.agreement: Agreement | None = None  # agreed and not begun, or in progress
-        self.in_round = False
-        self.locked_step: Callable[[str], str | None] = lambda _root: None  # a step that may have ended elsewhere
-        self.step_of: Callable[[ReplicaStatus], Step | None] = lambda _own: (
-            None
-        )  # that known voters decide on from a state
-        self.catch_up: Callable[[], Awaitable[bool]] = _cannot_catch_up
-        # roots of earlier states on the same line as this one
-        self.past: Callable[[str], Collection[str]] = lambda _root: ()
-        self.must_follow = anyio.Event()  # set once the other replicas continue from another state than this one
-        self._asking = asking
-        self._voters = voters
-        self._times = times or RoundTimes()
-        self._promise: Promise | None = None
-        self._awaited = "", 0.0  # newcomers, in the step from this root, since then
-        self._called = Signal()
-        self._round_ended = 0.0
+        self.times = times or RoundTimes()
+        self._answered: dict[NodeId, float] = {}  # when a replica answered last
+        self._look: Look | None = None
+        self._round_ended = now
         self._sequence_seconds = 0.0  # pace of this replica; 0 if unknown
-        self._left: tuple[int, str] | None = None  # the line whose step has ended, until its end is adopted
         self._due_since: float | None = None
-        self._apart_since: float | None = None
-        self._has_looked = False
+        self._entered = "", frozenset[NodeId]()  # seats that have sent an intent for a step
         self._retry_at = 0.0
         self._failures = 0
-        self._quorumless_since: float | None = None  # since when too few voters of the step answer
-        self._unable_since: float | None = None  # since when all peers answer but none can take part
+        self._awaited = "", 0.0  # newcomers, in the step from this root, since then
+        # the states of replicas that answer, and since when: one that is behind may be about to follow
+        self._seen: dict[NodeId, tuple[str, float]] = {}
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether a round of this node alone is allowed: peers that cannot take part may only be starting.
+    # Whom to ask
 
-        A node that is downloading this state must find it unchanged; otherwise its first steps would belong to
-        another line. While a certificate names other voters, or this node is locked, they may complete the step
-        elsewhere.
+    def responsive(self, now: float) -> list[NodeId]:
+        """Replicas that have answered lately."""
+        within = 3 * self.times.look_seconds
+        return [node for node in self.replica.peers() if now - self._answered.get(node, -within) < within]
+
+    def unproven(self, now: float) -> list[NodeId]:
+        """Some of the other replicas, different ones each time: they are asked next to the others, never awaited."""
+        rest = sorted(set(self.replica.peers()).difference(self.responsive(now)))
+        if not rest:
+            return []
+        start = int(now / self.times.probe_seconds) * ASKED_AT_ONCE % len(rest)
+        return (rest[start:] + rest[:start])[:ASKED_AT_ONCE]
+
+    def note_answers(self, nodes: Sequence[NodeId], now: float) -> None:
+        """Record that these replicas have answered."""
+        self._answered |= dict.fromkeys(nodes, now)
+        for node in self._answered.keys() - set(self.replica.peers()):
+            del self._answered[node]
+
+    def pause_seconds(self, now: float) -> float:
+        """Seconds until the next look."""
+        if self._look is None or self._due_since is not None:
+            return self.times.near_seconds
+        work = self.work(now)
+        self._sequence_seconds = work.seconds_per_sequence
+        return self.times.pause(work, len(self.responsive(now)))
+
+    def work(self, now: float) -> WorkToRound:
+        """This replica's work towards the next step."""
+        done, share = self.replica.replica_status().sequences, self.replica.sequences_due(2) / 2
+        return WorkToRound(done, share, now - self._round_ended, self._sequence_seconds)
+
+    # What follows
+
+    def looked(self, look: Look) -> DueStep | None:
+        """Take the answers in. Returns the step to enter now, if there is one."""
+        self._look = look
+        ready = self._ready(look)
+        before, self._seen = self._seen, {}
+        for node, other in look.others.items():
+            seen = before.get(node)
+            self._seen[node] = seen if seen is not None and seen[0] == other.root else (other.root, look.now)
+        step = look.step
+        if step is None or look.own.in_round or len(ready) < 2 or not step.is_quorum(ready):
+            return None
+        if not self._is_due(look, ready):
+            self._due_since = None
+            return None
+        self._due_since = look.now if self._due_since is None else self._due_since
+        if look.now < self._retry_at or not self.replica.may_take_part():
+            return None
+        return DueStep(step, self._members(step, ready))
+
+    def heard_intent(self, sender: NodeId, step: Step) -> DueStep | None:
+        """A member has entered this step. Returns the step to enter now, if its intent brings this node in.
+
+        The intents of more seats than may lie do: liars alone cannot end everybody's interval.
         """
-        if self.in_round:
-            return False
-        step = self.step_of(self.replica.replica_status())
-        if step is not None and step.roster.members != (self.replica.member,) and not self.is_cut_off:
-            return False
-        peers = self.replica.peers()
-        if self.replica.newcomers().difference(peers) and self._may_wait_for_newcomers():
-            return False
-        if not peers:
-            return True
-        since = self._unable_since
-        return since is not None and anyio.current_time() - since >= self._times.patience_seconds
+        look = self._look
+        if look is None or sender not in step.seats:
+            return None
+        known = self._entered[1] if self._entered[0] == step.id else frozenset[NodeId]()
+        self._entered = step.id, known | {sender}
+        if len(self._entered[1]) <= step.committee.faults or not self.replica.may_take_part():
+            return None
+        return DueStep(step, self._members(step, [*self._ready(look), sender]))
 
-    def _may_wait_for_newcomers(self) -> bool:
-        """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""
-        root, now = self.replica.replica_status().root, anyio.current_time()
-        if self._awaited[0] != root:
-            self._awaited = root, now
-        return now - self._awaited[1] < self._times.newcomer_seconds
+    def ahead(self, look: Look) -> list[NodeId]:
+        """Replicas that report a greater height than this node's, the greatest first."""
+        heights = [(other.height, node) for node, other in look.others.items() if other.height > look.own.height]
+        return [node for _, node in sorted(heights, reverse=True)]
 
-    @property
-    def is_called(self) -> bool:
-        """Whether this node should enter a round now."""
-        return self.agreement is not None and not self.in_round
-
-    def feed(self, signal: Signal) -> None:
-        """Signal there whenever `is_called` may have changed."""
-        self._called.feed(signal)
-
-    async def called(self) -> None:
-        """Wait until `is_called`."""
-        await self._called.until(lambda: self.is_called)
-
-    def replica_status(self) -> ReplicaStatus:
-        """This replica's status, for other nodes."""
-        own = self.replica.replica_status()
-        self._left = self._left if self._left == own.line else None
-        in_round = self.in_round or self.agreement is not None or self._left is not None
-        return replace(own, is_certified=self._voters(own.root) is not None, in_round=in_round)
-
-    def withdraw(self) -> None:
-        """Leave the agreed round before it begins."""
-        if not self.in_round:
-            self.agreement = None
-
-    def ended(self, *, completed: bool) -> None:
-        """Record the end of a round, completed or abandoned."""
-        times, now = self._times, anyio.current_time()
-        self.in_round, self.agreement, self._promise, self._due_since = False, None, None, None
+    def ended(self, now: float, *, completed: bool) -> None:
+        """Record the end of a step, completed or abandoned."""
+        self._due_since = None
         if completed:
-            self._left = self.replica.replica_status().line
             self._round_ended, self._failures, self._retry_at = now, 0, 0.0
             return
-        pause = min(times.retry_seconds * 2.0**self._failures, times.longest_retry_seconds)
+        pause = min(self.times.retry_seconds * 2.0**self._failures, self.times.longest_retry_seconds)
         self._failures, self._retry_at = self._failures + 1, now + pause
 
-    async def run(self) -> None:
-        """Query the other replicas and call rounds until cancelled."""
-        self._round_ended = anyio.current_time()
-        while True:
-            if self.replica.peers():
-                await anyio.sleep(self._pause())
-            else:  # no replica to query: look together with the node's other tasks
-                await sleep_to_tick(self._pause())
-            await self.look()
+    def is_alone(self, step: Step | None, now: float) -> bool:
+        """Whether a step of this node alone is allowed: it is a quorum, and no replica here could take part.
 
-    async def look(self) -> None:
-        """Query the other replicas' statuses once, and act on them."""
-        peers = list(self.replica.peers())
-        if not peers:
-            self._apart_since = self._due_since = self._unable_since = None
-            self._note_quorum(self.replica_status(), {}, anyio.current_time())
-            return
-        others = await query_statuses(self._asking, self.replica.stage, peers)
-        own, now = self.replica_status(), anyio.current_time()
-        if await self._takes_an_end(own, others, now):
-            return
-        self._note_quorum(own, others, now)
-        ready = ready_nodes(self.replica.stage, self.replica.node_id, own, others)
-        self._note_unable(are_unable=len(others) == len(peers) and len(ready) == 1 and not self.must_follow.is_set())
-        if len(ready) < 2 or own.in_round or not self._is_due({**others, self.replica.node_id: own}, ready, now):
-            return
-        due_since = self._due_since = now if self._due_since is None else self._due_since
-        caller = ready[int((now - due_since) / self._times.turn_seconds) % len(ready)]
-        if caller == self.replica.node_id and now >= self._retry_at:
-            is_patient = now - due_since < self._times.patience_seconds
-            if not is_patient or not self._is_incomplete(own, peers, others):
-                await self._call(own, others, ready, is_patient=is_patient)
-
-    async def answer(self, sender: NodeId, call: Call) -> Frame:
-        """Answer a call. Raises RequestRefusedError."""
-        await anyio.lowlevel.checkpoint()
-        now, own_id = anyio.current_time(), self.replica.node_id
-        if not {sender, own_id} <= set(call.nodes) or self.replica.member not in call.members:
-            raise RequestRefusedError("This node is not a member of the call.")
-        promise = None if self._promise is None or self._promise.until < now else self._promise
-        if call.step is CallStep.CANCEL:
-            if promise is not None and promise.caller == sender:
-                self._promise = None
-            return Frame(CALL, RoundAnswer())
-        own = self.replica_status()
-        if (call.outer_step, call.root) != own.line:
-            raise RequestRefusedError("This replica is at another step or state.")
-        if not self._is_rightful(call):
-            raise RequestRefusedError("This node's certificate names other voters.")
-        if own.in_round or not self.replica.may_take_part():
-            raise RequestRefusedError("This node cannot take part now.")
-        if promise is not None and promise.caller != sender:
-            raise RequestRefusedError("This node has promised to take part in another round.")
-        if call.step is CallStep.ASK:
-            self._promise = Promise(sender, now + self._times.promise_seconds)
-        elif promise is None:
-            raise RequestRefusedError("This node did not promise to take part.")
-        else:
-            self._agree(call)
-        return Frame(CALL, RoundAnswer())
-
-    @property
-    def sequence_seconds(self) -> float:
-        """Time in which this replica trains one sequence, waits included; 0 if unknown."""
-        return self._work().seconds_per_sequence
-
-    def _work(self) -> WorkToRound:
-        done, share = self.replica.replica_status().sequences, self.replica.sequences_due(2) / 2
-        return WorkToRound(done, share, anyio.current_time() - self._round_ended, self._sequence_seconds)
-
-    def _pause(self) -> float:
-        if not self._has_looked or self._apart_since is not None or self._due_since is not None:
-            return self._times.near_seconds
-        work = self._work()
-        self._sequence_seconds = work.seconds_per_sequence
-        return self._times.pause(work, len(self.replica.peers()))
-
-    async def _takes_an_end(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> bool:
-        """Adopt the end of this replica's step if it ended elsewhere; returns True then.
-
-        A replica that cannot get the end must, after some time apart from the others, download their state instead.
+        A node that is downloading this state must find it unchanged; otherwise its first steps would belong to
+        another state.
         """
-        # Cases, in this order:
-        #   others are between two lines, not the first look     -> wait; the time apart keeps counting
-        #   same line as the others                              -> reset the time apart; after a start with a lock, ask
-        #   apart from the others, first look or patience over   -> ask for the end of the step (`catch_up`)
-        #   no answer, patience over, and the others are ahead   -> `must_follow`: download their state
-        if not own.root:
+        if step is None or not step.is_quorum({self.replica.node_id}):
             return False
-        is_first, self._has_looked = not self._has_looked, True
-        if is_on_the_way(own, others) and not is_first:
-            return False  # the time apart keeps counting: the rounds of the others come again and again
-        is_behind = must_follow(own, others, self.past(own.root))
-        if not is_behind and not may_have_missed(own, others):
-            self._apart_since = None
-            return is_first and self.locked_step(own.root) is not None and await self.catch_up()
-        self._apart_since = now if self._apart_since is None else self._apart_since
-        is_patient = now - self._apart_since < self._times.behind_seconds
-        if self.must_follow.is_set() or (is_patient and not is_first):
+        look = self._look
+        others: Mapping[NodeId, ReplicaStatus] = {} if look is None else look.others
+        place = step.standing.height, step.root
+        here = {node for node, other in others.items() if (other.height, other.root) == place}
+        if self.replica.newcomers() - here and self._may_wait_for_newcomers(now):
             return False
-        if await self.catch_up():
-            return True
-        if not is_patient and not is_behind:
-            self._apart_since = None
-        elif not is_patient:
-            layers = self.replica.stage.layers
-            _LOG.info(
-                "Other replicas of layers %d-%d are ahead: downloading their state.", layers.start + 1, layers.stop
-            )
-            self.must_follow.set()
-        return False
+        waits = (self._is_awaited(node, others.get(node), now, is_here=node in here) for node in self.responsive(now))
+        return look is not None and not any(waits)
 
-    def _note_quorum(self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], now: float) -> None:
-        step = self.step_of(own)
-        on_line = {self.replica.node_id, *(node for node, status in others.items() if status.line == own.line)}
-        if step is None or len(step.roster.nodes & on_line) >= step.quorum:
-            self._quorumless_since = None
-        elif self._quorumless_since is None:
-            self._quorumless_since = now
+    def _is_awaited(self, node: NodeId, other: ReplicaStatus | None, now: float, *, is_here: bool) -> bool:
+        """Whether a replica that answers takes part in the next step, or may do so soon.
 
-    def _step(self, outer_step: int, root: str, voters: Roster) -> Step:
-        return self.replica.rounds.step(outer_step, root, voters, is_open=self.replica.is_open)
-
-    def _note_unable(self, *, are_unable: bool) -> None:
-        if not are_unable:
-            self._unable_since = None
-        elif self._unable_since is None:
-            self._unable_since = anyio.current_time()
-
-    def _is_incomplete(
-        self, own: ReplicaStatus, peers: Sequence[NodeId], others: Mapping[NodeId, ReplicaStatus]
-    ) -> bool:
-        """Whether an expected replica is missing: it does not answer, or it has just joined.
-
-        Voters of a certificate may be without work for long, so the round does not wait for their work.
+        One that is behind gets some time for each state that it shows, so one that is stuck costs the others nothing.
+        One whose state is not live may be starting.
         """
-        here = (status for status in others.values() if status.is_live and status.line == own.line)
-        are_starting = any(not status.sequences and not status.is_certified for status in here)
-        return len(others) < len(peers) or are_starting or bool(self.replica.newcomers().difference(peers))
+        if other is None:
+            return True  # the next look shows its state
+        _, since = self._seen.get(node, ("", now))
+        return other.is_ready and (is_here or now - since < self.times.patience_seconds)
 
-    def _is_due(self, statuses: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], now: float) -> bool:
-        rounds, own = self.replica.rounds, statuses[self.replica.node_id]
-        work = [statuses[node].sequences for node in ready]
+    def obstacle(self, step: Step | None, now: float) -> str:
+        """The absent seats without which the next step cannot complete, in words for people; "" if there are enough."""
+        here = {self.replica.node_id, *self.responsive(now)}
+        if step is None or step.is_quorum(here):
+            return ""
+        missing = ", ".join(seat.wallet_id[:8] for seat in step.committee.seats if seat.node_id not in here)
+        return f"Training continues, but no step completes: too few voting nodes are online. Start those of {missing}."
+
+    def _may_wait_for_newcomers(self, now: float) -> bool:
+        """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""
+        root = self.replica.replica_status().root
+        if self._awaited[0] != root:
+            self._awaited = root, now
+        return now - self._awaited[1] < self.times.newcomer_seconds
+
+    def _ready(self, look: Look) -> list[NodeId]:
+        """The replicas on this node's line that could take part now, with this node."""
+        if not look.own.root:
+            return []
+        here = [
+            node
+            for node, other in look.others.items()
+            if other.is_live and other.is_ready and (other.height, other.root) == (look.own.height, look.own.root)
+        ]
+        return [self.replica.node_id, *sorted(here)]
+
+    def _is_due(self, look: Look, ready: Sequence[NodeId]) -> bool:
+        rounds, own = self.replica.rounds, look.own
+        work = [own.sequences, *(look.others[node].sequences for node in ready if node != self.replica.node_id)]
         members = max(1, sum(done > 0 for done in work))
         return round_is_due(
             counted_sequences=sum(work),
             enough_sequences=self.replica.sequences_due(members),
-            elapsed_seconds=now - self._round_ended,
+            elapsed_seconds=look.now - self._round_ended,
             max_round_seconds=rounds.parameters_at(own.outer_step).max_round_seconds,
         )
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the step has had no quorum for so long that the remaining replicas may continue on their own."""
-        since = self._quorumless_since
-        return since is not None and anyio.current_time() - since >= self._times.partition_seconds
-
-    def _is_rightful(self, call: Call) -> bool:
-        """Whether the voters in a call are those of this node's certificate, if it has one, and agree with its lock."""
-        own = self._voters(call.root)
-        if self.is_cut_off and call.roster is None:
-            return True
-        locked, step = self.locked_step(call.root), self._step(call.outer_step, call.root, call.voters)
-        return own in (None, call.voters) and locked in (None, step.id)
-
-    def _members(self, nodes: Sequence[NodeId]) -> tuple[GroupMember, ...]:
+    def _members(self, step: Step, nodes: Sequence[NodeId]) -> tuple[GroupMember, ...]:
         """The members among these nodes whose wallets are known. In an open run only one per wallet."""
-        known = [(node, self.replica.wallet_of(node)) for node in nodes if node != self.replica.node_id]
         members = [self.replica.member]
-        for node, wallet in known:
+        for node in dict.fromkeys(nodes):
+            wallet = None if node == self.replica.node_id else self.replica.wallet_of(node)
             member = None if wallet is None else GroupMember(node, wallet)
-            if member is not None and (not self.replica.is_open or has_one_node_per_wallet([*members, member])):
+            if member is not None and (not step.committee.is_open or has_one_node_per_wallet([*members, member])):
                 members.append(member)
         return tuple(sorted(members))
-
-    async def _call(
-        self, own: ReplicaStatus, others: Mapping[NodeId, ReplicaStatus], ready: Sequence[NodeId], *, is_patient: bool
-    ) -> None:
-        """Ask the ready replicas to take part, then send them the list of members.
-
-        A patient caller begins only if no called replica refused.
-        """
-        now, own_id, voters = anyio.current_time(), self.replica.node_id, self._voters(own.root)
-        is_new = voters is None and any(others[node].is_certified for node in ready if node != own_id)
-        waits_for_voters = is_new and now - (self._due_since or now) < self._times.partition_seconds
-        has_promised = self._promise is not None and self._promise.until >= now and self._promise.caller != own_id
-        has_to_follow = voters is None and may_have_missed(own, others)
-        # A replica that reports a certificate calls the round itself. Wait for it, however long its round takes, up to
-        # `partition_seconds` in case its report is false: a line founded next to the voters would fork the history.
-        if has_promised or waits_for_voters or has_to_follow or not self.replica.may_take_part():
-            return
-        self._promise = Promise(own_id, now + self._times.promise_seconds)
-        roster = None if voters is None or self.is_cut_off else voters.members
-        called = members_of_call(own_id, ready, voters, self.replica.most_members)
-        call = Call(self.replica.stage, own.outer_step, own.root, self._members(called), roster, CallStep.ASK)
-        willing = await self._send_call(call)
-        missing = len(call.members) - 1 - len(willing)
-        present = self.replica_status()
-        is_same = present.line == own.line and not present.in_round and self.replica.may_take_part()
-        final = structs.replace(call, members=self._members([own_id, *sorted(willing)]), step=CallStep.BEGIN)
-        if not willing or (missing and is_patient) or not is_same or not self._may_begin(final):
-            self._promise = None
-            await self._send_call(structs.replace(call, step=CallStep.CANCEL))
-            return
-        self._agree(final)
-        reached = await self._send_call(final)
-        for node in willing - reached:
-            _LOG.info("Node %s agreed to a round and no longer answers.", node)
-
-    def _may_begin(self, call: Call) -> bool:
-        if not self._is_rightful(call):
-            return False
-        step = self._step(call.outer_step, call.root, call.voters)
-        return len(call.voters.nodes & set(call.nodes)) >= step.quorum
-
-    async def _send_call(self, call: Call) -> set[NodeId]:
-        """Those who said yes."""
-        others = [node for node in call.nodes if node != self.replica.node_id]
-        ask = partial(self._asking.ask, request=Frame(CALL, call), limits=ANSWER_LIMITS, seconds=ANSWER_SECONDS)
-        return set(await ask_replicas(others, ask, at_once=MAX_MEMBERS))
-
-    def _agree(self, call: Call) -> None:
-        self._promise = None
-        self.agreement = Agreement(call.outer_step, call.root, call.members, call.voters)
-        self.wake()
-
-    def wake(self) -> None:
-        """Let those who wait for a call look."""
-        self._called.notify()
-
-
-async def _cannot_catch_up() -> bool:
-    """Return False: the default for a node that cannot ask how a step ended."""
-    await anyio.lowlevel.checkpoint()
-    return False

@@ -16,7 +16,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 from msgspec import Meta, Struct
 
-from neuroshard.consensus.roster import Encoded
+from neuroshard.consensus.slices import Encoded
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireError
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestRefusedError, TransportClosedError
 from neuroshard.network.transport import Requester

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from operator import attrgetter
+
+from msgspec import structs
 
 from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.committee import Entry
 from neuroshard.consensus.effects import (
     Check,
     Checked,
@@ -35,11 +39,14 @@ from neuroshard.consensus.effects import (
     Say,
     VoteRecord,
 )
+from neuroshard.consensus.entries import entries_objection, merged_evidence, supported_entries
 from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
     CertificateSaid,
     ContributionSent,
+    EntryEvidence,
+    EvidenceSaid,
     Intent,
     IntentSaid,
     Message,
@@ -89,6 +96,8 @@ class RoundStateMachine:
         self._objection = ""
         # by digests and work: the same bytes with other claims lead to another state
         self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Callable[[Checked], Value | None]] = {}
+        self._evidence: EntryEvidence | None = None  # for entries of this step
+        self._proposed_entries: tuple[Entry, ...] = ()  # of the present view
 
     @property
     def view(self) -> int:
@@ -135,6 +144,7 @@ class RoundStateMachine:
             commitment,
             contribution.sequences,
             contribution.upload,
+            contribution.seconds,
             contribution.made_at,
             contribution.exchange,
             contribution.sequence,
@@ -145,6 +155,13 @@ class RoundStateMachine:
         if self.view > 0:
             effects += self._say_new_view(())
         return [*effects, *self._propose(now)]
+
+    def add_evidence(self, evidence: EntryEvidence, now: float) -> list[Effect]:
+        """Keep evidence for entries; the proposer of this view proposes a value that carries only entries."""
+        self._evidence = merged_evidence(self.setting.step, self._evidence or EntryEvidence(), evidence)
+        if self.completed is not None or self._views.has_proposal or self._exchange is not None:
+            return []
+        return self._propose_entries(now)
 
     def ask_for_the_end(self) -> list[Effect]:
         """Ask how the step has ended, when the other members continued without this node."""
@@ -158,6 +175,9 @@ class RoundStateMachine:
         if now >= self._ask_after:  # an aggregate may need long to arrive
             self._ask_after = now + self.setting.timing.gather_seconds
             effects = self._voting.ask()
+        if self._views.is_over(now) and self._views.is_ahead:
+            self._views.wait_again(now)
+            return [*effects, *self._say_new_view(())]
         if self._views.is_over(now):
             return [*effects, *self._give_up_view(now)]
         if self._views.must_redo(now) and self._exchange is not None:
@@ -166,7 +186,7 @@ class RoundStateMachine:
 
     def hear(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
         """Handle a message whose signatures were verified and whose sender is known."""
-        if self.completed is not None:
+        if self.completed is not None or isinstance(message, AggregateWanted):
             return self._voting.help(sender, message)
         effects = self._voting.check_memory(message)
         match message:
@@ -174,13 +194,13 @@ class RoundStateMachine:
                 effects += self._hear_of_views(message, now)
             case ContributionSent() | StatementSaid() | ResultSaid():
                 effects += self._take_part(sender, message)
-            case AggregateWanted():
-                effects += self._voting.help(sender, message)
             case VoteSaid() | CertificateSaid():
                 # ask the sender of a certificate for its aggregate first, and others only after some time
                 if not self.knows_end:
                     self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
                 effects += self._voting.take(sender, message, self.view)
+            case EvidenceSaid(evidence):
+                effects += self.add_evidence(evidence, now)
             case AggregateSent():
                 effects += [*self._voting.take(sender, message, self.view), *self._vote_again()]
         return effects
@@ -225,14 +245,36 @@ class RoundStateMachine:
         step, views = self.setting.step, self._views
         if step.proposer(self.view) != self.setting.self_id or not views.may_propose(now):
             return []
-        views.has_proposed = True
         lock = views.highest_lock(self._voting.lock)
-        intents = () if lock is not None else views.chosen_intents()
-        round_id = round_id_of(step, self.view, intents)
-        value = None if lock is None else lock.value.digest
-        proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value))
-        said = ProposalSaid(proposal, intents, lock)
-        to = self.setting.others | {one.member.node_id for one in intents}
+        return self._say_proposal(() if lock is not None else views.chosen_intents(), lock, now)
+
+    def _propose_entries(self, now: float) -> list[Effect]:
+        """Propose a value without an aggregate, if this node is the proposer and some entries are valid.
+
+        Nothing is awaited: whether a value is valid does not depend on who is here.
+        """
+        views, is_turn = self._views, self.setting.step.proposer(self.view) == self.setting.self_id
+        if not is_turn or not self.setting.is_seat or views.has_proposed or self._voting.lock is not None:
+            return []
+        if not self._entries or self.view > 0:
+            return []
+        return self._say_proposal((), None, now)
+
+    @property
+    def _entries(self) -> tuple[Entry, ...]:
+        step = self.setting.step
+        if self._evidence is None and not step.ledger.candidates:
+            return ()
+        return supported_entries(step, self._evidence or EntryEvidence(), self.setting.reachable)
+
+    def _say_proposal(self, intents: tuple[VerifiedBody[Intent], ...], lock: Quorum | None, now: float) -> list[Effect]:
+        step, views = self.setting.step, self._views
+        views.has_proposed = True
+        round_id = round_id_of(step.id, self.view, intents)
+        value, entries = (None, self._entries) if lock is None else (lock.value.digest, ())
+        proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value, entries))
+        said = ProposalSaid(proposal, intents, lock, (self._evidence or EntryEvidence()) if entries else None)
+        to = self.setting.others | set(map(attrgetter("member.node_id"), intents))
         return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
 
     def _take_proposal(self, said: ProposalSaid, now: float) -> list[Effect]:
@@ -241,8 +283,8 @@ class RoundStateMachine:
             body.step_id == step.id
             and self.view <= body.view <= max(self.view, self._views.view_of_others() + MAX_AHEAD)
             and said.signed.member.node_id == step.proposer(body.view)
-            and (self._voting.is_lock(said.lock) if said.lock is not None else self._views.are_fit(said.intents))
-            and body.round_id == round_id_of(step, body.view, said.intents)
+            and (self._voting.is_lock(said.lock) if said.lock is not None else self._is_fit(said))
+            and body.round_id == round_id_of(step.id, body.view, said.intents)
             and body.value == (None if said.lock is None else said.lock.value.digest)
         )
         if not is_fit:
@@ -254,13 +296,28 @@ class RoundStateMachine:
             self._enter_view(body.view, now)
         if self._views.has_proposal:
             return []
-        self._views.has_proposal = True
+        self._views.has_proposal, self._proposed_entries = True, body.entries
         if said.lock is not None:
             self._proof = said.lock
             self._voting.values.want(said.lock.value)
             return self._vote_again()
-        # a locked voter supports no other value, so an exchange would be wasted
-        return [] if self._voting.lock is not None else self._begin_exchange(body.round_id, said)
+        if self._voting.lock is not None:
+            return []  # a locked seat supports no other value, so an exchange would be wasted
+        if said.intents:
+            return self._begin_exchange(body.round_id, said)
+        value = structs.replace(self.setting.step.first_value(), entries=self._proposed_entries)
+        value = self.setting.step.completed(value)
+        self._voting.values.add(value, ())
+        return self._voting.prepare(self.view, value, None)
+
+    def _is_fit(self, said: ProposalSaid) -> bool:
+        """Whether a proposal without a lock has contributions that form a round, or only entries, and all are valid."""
+        entries = said.signed.body.entries
+        if entries and entries_objection(
+            self.setting.step, entries, said.evidence or EntryEvidence(), self.setting.reachable
+        ):
+            return False
+        return self._views.are_fit(said.intents) if said.intents else bool(entries)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
         exchange = AllReduce(self.setting, round_id, said.intents, self._own_part(said))
@@ -296,7 +353,7 @@ class RoundStateMachine:
 
     def _enter_view(self, view: int, now: float) -> None:
         self._exchange = self._proof = self._judged = None
-        self._objection = ""
+        self._objection, self._proposed_entries = "", ()
         self._checking.clear()
         self._views.begin(view, now)
 
@@ -332,21 +389,26 @@ class RoundStateMachine:
         verdict = exchange.verdict
         names = [member.node_id for member in exchange.members]
         digests, work = exchange.digests, exchange.accepted_work(verdict.accepted)
+        uploads, seconds = exchange.uploads_and_seconds()
 
         def value_of(checked: Checked) -> Value:
-            return Value(
-                step_id=self.setting.step.id,
-                root=self.setting.step.root,
+            value = structs.replace(
+                self.setting.step.first_value(),
+                outer_step=self.setting.step.number + 1,
                 round_id=exchange.round_id,
                 aggregate=digests,
                 members=exchange.members,
                 accepted=tuple(names[row] for row in verdict.accepted),
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
+                entries=self._proposed_entries,
+                uploads=uploads,
                 sequences=work.sequences,
                 exchange=work.exchange,
                 sequence=work.sequence,
+                seconds=seconds,
             )
+            return self.setting.step.completed(value)
 
         return self._check(Check(aggregate, digests, work), value_of)
 
@@ -376,6 +438,8 @@ class RoundStateMachine:
         if known is None:
             return self._voting.ask()
         value, aggregate = known
+        if value.round_id is None:  # only entries: the state stays as it is
+            return self._voting.prepare(self.view, value, proof) or self._voting.count(self.view)
         return self._check(
             Check(aggregate, value.aggregate, value.work),
             lambda checked: value if checked.next_root == value.next_root else None,

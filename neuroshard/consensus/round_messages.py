@@ -9,23 +9,34 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, Encoded, GroupMember, NamedNode, Roster, Step
+from neuroshard.consensus.committee import (
+    MAX_ENTRIES,
+    MAX_SEATS,
+    Committee,
+    Entry,
+    GroupMember,
+    Height,
+    NamedNode,
+)
+from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, Encoded
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, hash_parts, read_claim, sign_claim, verify_claim
 from neuroshard.optim.outer import LONGEST_CODE, CertifiedWork
-from neuroshard.types import PRINTABLE, HexDigest, NodeId
+from neuroshard.types import PRINTABLE, HexDigest, NamedWallet, NodeId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
 LARGEST = 10**15
 MAX_VIEW = 10_000
+NO_DIGEST = "0" * 64
 MAX_ROUND_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept
 OTHER_BYTES = 2 << 20  # per message, apart from slices of contributions and aggregates: claims, statistics
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
@@ -51,6 +62,7 @@ class Intent(Struct, frozen=True, forbid_unknown_fields=True):
     commitment: HexDigest  # see `commitment_of`
     sequences: _Number  # trained since the last round
     upload: _Number  # bytes per second, for the share of reducing
+    seconds: _Number  # since the author adopted the last value with an aggregate
     # milliseconds since the epoch by the author's clock: of two intents for one view the later one counts
     made_at: _Number
     exchange: DurationCode | None = None  # of the author's last round
@@ -66,6 +78,28 @@ class NewView(Struct, frozen=True, forbid_unknown_fields=True):
     missing: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)]
 
 
+class Departure(Struct, frozen=True, forbid_unknown_fields=True):
+    """A seat leaves the committee, at this height only: the step names the value before it."""
+
+    kind: ClassVar[str] = "round/departure"
+    step_id: HexDigest
+
+
+class Silence(Struct, frozen=True, forbid_unknown_fields=True):
+    """The author has received nothing from a seat for a long time, and agrees to remove it at this height."""
+
+    kind: ClassVar[str] = "round/silence"
+    step_id: HexDigest
+    wallet_id: NamedWallet
+
+
+class VotingKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """The author votes for its wallet's seat from the next height on."""
+
+    kind: ClassVar[str] = "round/voting-key"
+    step_id: HexDigest
+
+
 class RoundProposal(Struct, frozen=True, forbid_unknown_fields=True):
     """The members of this view's round, by their attached intents; or a prepared value to vote on again."""
 
@@ -74,6 +108,7 @@ class RoundProposal(Struct, frozen=True, forbid_unknown_fields=True):
     view: View
     round_id: HexDigest  # see `round_id_of`
     value: HexDigest | None  # digest of the prepared value, None for a new round
+    entries: Annotated[tuple[Entry, ...], Meta(max_length=MAX_ENTRIES)] = ()  # changes of the committee
 
 
 class DigestsOfSlices(Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,29 +141,42 @@ class Vote(Struct, frozen=True, forbid_unknown_fields=True):
     value: HexDigest
 
 
-Body: TypeAlias = Intent | NewView | RoundProposal | StatisticsDigests | ResultDigests | Vote
+Body: TypeAlias = (
+    Intent | NewView | RoundProposal | StatisticsDigests | ResultDigests | Vote | Departure | Silence | VotingKey
+)
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The subject of a vote: one aggregate, its contributors, and the state that it leads to."""
+    """The subject of a vote: one height of the chain. An aggregate with its contributors, or only entries."""
 
     step_id: HexDigest
+    statement: HexDigest  # the foundation of the epoch
+    height: Height
+    parent: HexDigest  # the value before this one
+    committee: HexDigest  # digest of the committee that votes on it
+    outer_step: Height  # completed outer steps after this value
     root: HexDigest  # of the state from which the members started
-    round_id: HexDigest
-    aggregate: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_SLICES)]  # digests of the encoded slices
-    # the contributors, who are the voters of the next step
-    members: Annotated[tuple[GroupMember, ...], Meta(max_length=MAX_MEMBERS)]
-    accepted: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)]
-    refused: Annotated[tuple[tuple[NamedNode, _Reason], ...], Meta(max_length=MAX_MEMBERS)]
-    next_root: HexDigest
+    next_root: HexDigest  # of the state to which the value leads
+    round_id: HexDigest | None = None  # None without an aggregate
+    # digests of the encoded slices; none for a value without an aggregate and for the step of a lone member
+    aggregate: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_SLICES)] = ()
+    members: Annotated[tuple[GroupMember, ...], Meta(max_length=MAX_MEMBERS)] = ()  # contributors, in row order
+    accepted: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)] = ()
+    refused: Annotated[tuple[tuple[NamedNode, _Reason], ...], Meta(max_length=MAX_MEMBERS)] = ()
+    uploads: Annotated[tuple[tuple[NamedNode, _Number], ...], Meta(max_length=MAX_MEMBERS)] = ()  # bytes per second
     # lower medians of the accepted members' claims
-    sequences: _Number  # trained per member since the step before
+    sequences: _Number = 0  # trained per member since the step before
     exchange: DurationCode | None = None
     sequence: DurationCode | None = None
+    seconds: _Number = 0  # since the last value with an aggregate: the lower median of the contributing seats' claims
+    entries: Annotated[tuple[Entry, ...], Meta(max_length=MAX_ENTRIES)] = ()
+    next_committee: Committee | None = None  # None: the committee does not change
+    ledger: HexDigest = NO_DIGEST  # digest of the ledger after this value
 
     def __post_init__(self) -> None:
-        if self.members != self.next_roster().members:
-            raise ValueError("the members are not in order")
+        nodes = [member.node_id for member in self.members]
+        if list(self.members) != sorted(self.members) or len(set(nodes)) != len(nodes):
+            raise ValueError("the members are not in order, or one appears twice")
 
     @cached_property
     def digest(self) -> str:
@@ -139,10 +187,6 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def work(self) -> CertifiedWork:
         """The part of the value that advances the line's progress."""
         return CertifiedWork(self.sequences, self.exchange, self.sequence)
-
-    def next_roster(self) -> Roster:
-        """The voters of the step after this one."""
-        return Roster(self.members)
 
 
 def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
@@ -216,7 +260,7 @@ def _verify(form: type[Body], signed: Sequence[VerifiedBody[Body]], field: str) 
             raise ValueError(f"{error} - in claim {index} of `{field}`") from None
 
 
-class Quorum(Struct, frozen=True, forbid_unknown_fields=True):
+class Quorum(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Votes of one phase and view on one value.
 
     PREPARE votes form a lock, COMMIT votes the certificate that ends the step.
@@ -225,20 +269,20 @@ class Quorum(Struct, frozen=True, forbid_unknown_fields=True):
     value: Value
     view: View
     phase: Phase
-    votes: Annotated[tuple[VerifiedBody[Vote], ...], Meta(max_length=MAX_MEMBERS)]
+    votes: Annotated[tuple[VerifiedBody[Vote], ...], Meta(max_length=MAX_SEATS)]
 
     def __post_init__(self) -> None:
         _verify(Vote, self.votes, "votes")
 
-    def is_valid_for(self, step: Step) -> bool:
-        """Whether enough voters of the step signed exactly this."""
-        said = {
-            vote.member.node_id
-            for vote in self.votes
-            if vote.body == Vote(step.id, self.view, self.phase, self.value.digest)
-            and vote.member in step.roster.members
-        }
-        return self.value.step_id == step.id and len(said) >= step.quorum
+    @cached_property
+    def signers(self) -> frozenset[GroupMember]:
+        """The members that signed exactly this."""
+        vote = Vote(self.value.step_id, self.view, self.phase, self.value.digest)
+        return frozenset(signed.member for signed in self.votes if signed.body == vote)
+
+    def is_decided_by(self, committee: Committee) -> bool:
+        """Whether enough seats signed this."""
+        return self.value.committee == committee.digest and committee.is_quorum(self.signers)
 
 
 if TYPE_CHECKING:
@@ -270,12 +314,28 @@ class NewViewSaid(_Announcement[NewView], frozen=True, tag="new-view", forbid_un
     lock: Quorum | None = None
 
 
+class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
+    """The signed statements that make the entries of a proposal valid."""
+
+    departures: Annotated[tuple[VerifiedBody[Departure], ...], Meta(max_length=MAX_SEATS)] = ()
+    silences: Annotated[tuple[VerifiedBody[Silence], ...], Meta(max_length=MAX_SEATS * MAX_SEATS)] = ()
+    keys: Annotated[tuple[VerifiedBody[VotingKey], ...], Meta(max_length=MAX_SEATS)] = ()
+    double_votes: Annotated[tuple[tuple[VerifiedBody[Vote], VerifiedBody[Vote]], ...], Meta(max_length=MAX_SEATS)] = ()
+
+    def __post_init__(self) -> None:
+        _verify(Departure, self.departures, "departures")
+        _verify(Silence, self.silences, "silences")
+        _verify(VotingKey, self.keys, "keys")
+        _verify(Vote, [vote for pair in self.double_votes for vote in pair], "double_votes")
+
+
 class ProposalSaid(_Announcement[RoundProposal], frozen=True, tag="proposal", forbid_unknown_fields=True):
     """The proposer's proposal, sent to all participants."""
 
     form = RoundProposal
     intents: Annotated[tuple[VerifiedBody[Intent], ...], Meta(max_length=MAX_MEMBERS)]
     lock: Quorum | None = None
+    evidence: EntryEvidence | None = None  # of the entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -309,6 +369,12 @@ class ResultSaid(_Announcement[ResultDigests], frozen=True, tag="result", forbid
 
     form = ResultDigests
     slices: Slices
+
+
+class EvidenceSaid(Struct, frozen=True, tag="evidence", forbid_unknown_fields=True):
+    """Evidence for entries, sent to the seats: the proposer of the next view puts the entries into its proposal."""
+
+    evidence: EntryEvidence
 
 
 class VoteSaid(_Announcement[Vote], frozen=True, tag="vote", forbid_unknown_fields=True):
@@ -349,6 +415,7 @@ Message: TypeAlias = (
     | StatementSaid
     | ResultSaid
     | VoteSaid
+    | EvidenceSaid
     | CertificateSaid
     | AggregateWanted
     | AggregateSent
@@ -405,25 +472,25 @@ def _check_once(indices: Sequence[int]) -> None:
         raise ValueError("it names a slice twice")
 
 
-def round_id_of(step: Step, view: int, intents: Sequence[VerifiedBody[Intent]]) -> str:
+def round_id_of(step_id: str, view: int, intents: Sequence[VerifiedBody[Intent]]) -> str:
     """Hex id of a round: the agreement of its members before any exchange, without signatures."""
     parts = [
         f"{one.member.node_id} {one.member.wallet_id} {one.body.commitment} {one.body.sequences} {one.body.upload}"
         f" {one.body.exchange} {one.body.sequence}"
-        for one in sorted(intents, key=lambda one: one.member.node_id)
+        for one in sorted(intents, key=attrgetter("member.node_id"))
     ]
-    return hash_parts("neuroshard/certified-round", step.id, view, *parts).hex()
+    return hash_parts("neuroshard/certified-round", step_id, view, *parts).hex()
 
 
 def members_of(intents: Collection[VerifiedBody[Intent]]) -> tuple[GroupMember, ...]:
     """Contributors of a round, in row order."""
-    return tuple(sorted(one.member for one in intents))
+    return tuple(sorted(map(attrgetter("member"), intents)))
 
 
 def author_of(message: Message) -> NodeId | None:
     """The author of a message, who must send it itself; None if any node may forward it."""
     match message:
-        case ContributionSent() | CertificateSaid() | AggregateWanted() | AggregateSent():
+        case ContributionSent() | CertificateSaid() | AggregateWanted() | AggregateSent() | EvidenceSaid():
             return None
         case _:
             return message.signed.member.node_id

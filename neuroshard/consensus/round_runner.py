@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -29,24 +29,27 @@ from neuroshard.consensus.effects import (
     VoteRecord,
 )
 from neuroshard.consensus.message_queue import OnRoundMessage, RoundMessageQueue
-from neuroshard.consensus.roster import Encoded
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     AggregateWanted,
     CertificateSaid,
+    EvidenceSaid,
+    Intent,
     IntentSaid,
     MalformedMessageError,
     Message,
     NewViewSaid,
     ProposalSaid,
     Quorum,
+    VerifiedBody,
     VoteSaid,
     author_of,
     encode_round_message,
     read_round_message,
 )
 from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import Encoded
 from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, VoteLog
 from neuroshard.consensus.voting import Aggregate, certificate_for, slices_for
 from neuroshard.errors import StorageError
@@ -102,6 +105,8 @@ class RoundDependencies:
 
     book: VoteLog
     check: CheckAggregate
+    heard_intent: Callable[[VerifiedBody[Intent]], None]  # told of every intent that arrives
+    certified: Callable[[Quorum], Awaitable[None]]  # told of every value that this node has seen certified
     report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
     offload: BlockingRunner = anyio.to_thread.run_sync
     # number of ended steps to keep, from an outer step on
@@ -159,12 +164,6 @@ class RoundRunner:
             finally:
                 self._tasks = None
 
-    def lock(self, root: str) -> Quorum | None:
-        """The value this node voted to commit in a step from this state. The step may have ended elsewhere with it."""
-        locks = [record.lock for record in reversed(self._records.values())]
-        fitting = (lock for lock in locks if lock is not None and lock.value.root == root)
-        return next((lock for lock in fitting if not self.has_ended(lock.value.step_id)), None)
-
     def has_ended(self, step_id: str) -> bool:
         """Whether this node knows the end of a step."""
         return step_id in self._archive
@@ -174,14 +173,11 @@ class RoundRunner:
         record = self._records.get(step_id)
         return record is not None and record.prepared != ""
 
-    def certificate_to(self, root: str) -> Quorum | None:
-        """The certificate that led to the state with this root, if it is one of the last."""
-        return next((one for one in self._archive.values() if one.value.next_root == root), None)
-
     async def recall(self, step_id: str) -> bool:
         """Adopt the known end of a step. Returns True if its aggregate is stored here as well."""
         certificate = self._archive.get(step_id)
-        aggregate = None if certificate is None else await self._aggregate(certificate)
+        has_aggregate = certificate is not None and certificate.value.round_id is not None
+        aggregate = await self._aggregate(certificate) if certificate is not None and has_aggregate else None
         if certificate is None or aggregate is None:
             return False
         self.ended = Complete(certificate, aggregate)
@@ -195,10 +191,13 @@ class RoundRunner:
         ids = [step_id for step_id, certificate in self._archive.items() if certificate.value.root == root]
         return bool(ids) and await self.recall(ids[-1])
 
-    def locked_step(self, root: str) -> str | None:
-        """The id of the step in which this node is locked."""
-        lock = self.lock(root)
-        return None if lock is None else lock.value.step_id
+    def locked_step(self, root: str, height: int) -> str | None:
+        """The id of the step at this height in which this node is locked. Others may have completed it."""
+        for record in reversed(self._records.values()):
+            value = None if record.lock is None else record.lock.value
+            if value is not None and (value.root, value.height) == (root, height) and not self.has_ended(value.step_id):
+                return value.step_id
+        return None
 
     def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:
         """Take part in a round of this step; the node may have been in it before."""
@@ -253,7 +252,7 @@ class RoundRunner:
 
     async def _received(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         try:
-            message = await self._around.offload(lambda: read_round_message(pieces))
+            message = await self._around.offload(partial(read_round_message, pieces))
         except MalformedMessageError as error:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
@@ -262,11 +261,13 @@ class RoundRunner:
             self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
             return
         await self._help(sender, message)
-        if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid):
+        if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid | EvidenceSaid):
             self._heard.keep(sender, message, sum(map(len, pieces)))
         running = self._running
         if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
+        if isinstance(message, IntentSaid):
+            self._around.heard_intent(message.signed)
 
     async def _help(self, sender: NodeId, message: Message) -> None:
         """Answer a member whose step has not ended although it has ended here."""
@@ -281,7 +282,7 @@ class RoundRunner:
                     self._say(effect.to, effect.message)
 
     async def _aggregate(self, certificate: Quorum) -> Aggregate | None:
-        return await self._around.offload(lambda: self._around.book.aggregate(certificate))
+        return await self._around.offload(partial(self._around.book.aggregate, certificate))
 
     async def _tick(self) -> None:
         while True:
@@ -312,7 +313,7 @@ class RoundRunner:
                 self._say(to, message)
             case Persist(record):
                 if await self._is_written(
-                    lambda: book.write(record), "It takes no part in rounds until it can store votes."
+                    partial(book.write, record), "It takes no part in rounds until it can store votes."
                 ):
                     self._records.pop(record.step_id, None)
                     self._records[record.step_id] = record
@@ -325,7 +326,7 @@ class RoundRunner:
             case Accuse(node, what):
                 _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
-                await self._is_written(lambda: book.keep_proof(effect), "The round continues.")
+                await self._is_written(partial(book.keep_proof, effect), "The round continues.")
             case Complete():
                 await self._complete(running, effect)
             case GiveUp(reason):
@@ -338,16 +339,25 @@ class RoundRunner:
                 self._jobs.append((running, effect))
                 self._job_added.notify()
 
-    async def _complete(self, running: _Running, effect: Complete) -> None:
-        book, certificate = self._around.book, effect.certificate
-        kept = self._around.kept_steps(running.number)
-        await self._is_written(lambda: book.end(running.number, effect, kept), "The round is still valid.")
+    async def keep_end(self, number: int, complete: Complete) -> bool:
+        """Store the end of a step. Returns whether it is on the disk."""
+        book, certificate, kept = self._around.book, complete.certificate, self._around.kept_steps(number)
+        is_stored = await self._is_written(partial(book.end, number, complete, kept), "The step is still valid.")
         self._archive[certificate.value.step_id] = certificate
         for old in list(self._archive)[:-kept]:
             del self._archive[old]
+        return is_stored
+
+    async def _complete(self, running: _Running, effect: Complete) -> None:
+        await self.keep_end(running.number, effect)
+        await self._around.certified(effect.certificate)  # before training can adopt the end
         present = self._running
         if present is None or present.member.setting.step.root == running.member.setting.step.root:
-            self._running, self.ended = None, effect  # with all the memory of the round
+            self._running = None  # with all the memory of the round
+            if effect.certificate.value.round_id is not None:
+                self.ended = effect
+            else:
+                self._gave_up = "the committee has changed"
         self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:

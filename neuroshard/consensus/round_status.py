@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from neuroshard.aggregation import RejectionReason
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import RoundPhase, RoundProgress
-from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.round_messages import Quorum, Value
 from neuroshard.status.rounds import (
     AbandonReason,

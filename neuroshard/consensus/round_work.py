@@ -31,7 +31,7 @@ from neuroshard.aggregation import (
 from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.effects import Computation, Judge, Judged, MakeStatistics, Reduce
-from neuroshard.consensus.roster import Encoded, SlicePlan
+from neuroshard.consensus.slices import Encoded, SlicePlan
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,16 @@ class RoundWork:
     plan: SlicePlan
     codec: Codec
     aggregator: AggregatorConfig
-    tolerated: int = 0  # liars
     outer_step: int = 0  # which the round completes
     judges_direction: bool = True  # whether the direction of contributions is checked before they are accepted
 
     @classmethod
-    def of(cls, parameters: OuterOptimization, length: int, *, tolerated: int = 0, outer_step: int = 0) -> RoundWork:
+    def of(cls, parameters: OuterOptimization, length: int, *, outer_step: int = 0) -> RoundWork:
         """The work for contributions of this length."""
         return cls(
             SlicePlan(length),
             make_codec(parameters.codec),
             aggregator_config(parameters),
-            tolerated,
             outer_step,
             judges_direction=parameters.strategy != "averaging",
         )
@@ -103,8 +101,8 @@ class RoundWork:
     @property
     def encoded_bytes(self) -> int:
         """Maximum size in bytes of a whole contribution, or of an aggregate if that is larger."""
-        sizes = [self.plan.size(index) for index in range(self.plan.count)]
-        return max(sum(map(codec.encoded_size, sizes)) for codec in (self.codec, self.results))
+        sizes = list(map(self.plan.size, range(self.plan.count)))
+        return max(sum(map(self.codec.encoded_size, sizes)), sum(map(self.results.encoded_size, sizes)))
 
     def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
         """Compute the answer to a job."""
@@ -140,7 +138,8 @@ class RoundWork:
         if verdict.abort_reason is not None:
             return Judged(verdict, None, verdict.abort_reason)
         try:
-            return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=self.tolerated))
+            tolerated = 0 if job.members.are_friends else sum(job.members.established) // 4
+            return Judged(verdict, reduction_by(self.aggregator, total, verdict, tolerated=tolerated))
         except TooFewContributionsError as error:
             return Judged(verdict, None, str(error))
 

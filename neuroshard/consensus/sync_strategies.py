@@ -1,4 +1,4 @@
-"""The outer step of each sync strategy: the contribution, the next state and the next weights. Pure.
+"""The terms of a stage's rounds, their outcomes, and the outer step of each sync strategy. Pure.
 
 A strategy object applies to one outer step of one stage. Its contribution is a vector (k,) of its own length; the
 round itself does not interpret it.
@@ -6,22 +6,27 @@ round itself does not interpret it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 
-from neuroshard.compression import has_outer_momentum, next_residual, residual_decay, with_residual
+from neuroshard.aggregation import aggregator_config, aggregator_name
+from neuroshard.compression import has_outer_momentum, make_codec, next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
+from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.adamw import EagerAdamW
 from neuroshard.optim.outer import (
     SPARTA_SLICES,
     STREAMED_FRAGMENTS,
+    CertifiedWork,
     Fragment,
     LineProgress,
     OuterState,
@@ -36,7 +41,7 @@ from neuroshard.optim.outer import (
 )
 from neuroshard.state.stage_tensors import materialise_moments, stage_tensors
 from neuroshard.state.tensor_file import TensorLayout
-from neuroshard.types import Architecture, LayerRange
+from neuroshard.types import Architecture, LayerRange, RunId, WalletId
 
 
 def snapshot_layout(
@@ -297,3 +302,90 @@ def steps_between_rounds(
             return 1
         case _:
             assert_never(parameters.strategy)
+
+
+# Terms and outcomes of the rounds
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The outcome of a round that completed."""
+
+    aggregate: Tensor  # (k,)
+    members: int  # including this node
+    # (k,), this node's contribution as the others decoded it; None if it is exact or was refused
+    sent: Tensor | None = None
+    # (k,), this node's contribution in the aggregate, if training continued since it was made
+    late_for: Tensor | None = None
+    is_certified: bool = False  # by the committee: all members take the certified state
+    is_without_own: bool = False  # completed without this node, whose work waits for the next round
+    work: CertifiedWork | None = None  # as the certificate states; None: without one, the work of this node counts
+    offered: int | None = None  # sequences whose work is in `late_for`; None: all of them
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """The outcome of a round that did not complete."""
+
+    reason: str
+    is_soon_again: bool = False  # what was counted towards it still counts
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """The round continues during the next inner steps; a later exchange returns its outcome."""
+
+
+Outcome: TypeAlias = Agreed | Abandoned | UnderWay
+
+
+RunRound: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
+"""Runs the round of one outer step with the group: takes the own contribution (k,) and the outer step."""
+
+
+@dataclass(frozen=True)
+class AcceptanceCheck:
+    """Decides whether this node votes for an aggregate."""
+
+    # the root after an aggregate (k,) of this work at an outer step; "" for another step
+    root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
+    # the reason not to vote for an aggregate that leads to this root; "" for none
+    objection: Callable[[Tensor, str], Awaitable[str]] | None = None
+
+
+@dataclass(frozen=True)
+class StageRounds:
+    """The properties that all rounds of one stage share."""
+
+    run_id: RunId
+    stage: int
+    schema: TensorSchema
+    parameters: OuterOptimization
+    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
+
+    def step(self, outer_step: int, root: str, standing: Standing, ledger: ChainLedger, owner: WalletId) -> Step:
+        """The height that completes this outer step, from the state with this root."""
+        parameters = self.parameters_at(outer_step)
+        codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
+        terms = f"{codec} {aggregator} {self._vector(outer_step)}"
+        return Step(self.run_id, self.stage, outer_step, root, terms, standing, ledger, owner)
+
+    def exchanged_at(self, outer_step: int) -> Exchanged:
+        """The exchange of the round that completes this outer step."""
+        return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
+
+    def part_at(self, outer_step: int) -> str:
+        """The same as a description for people."""
+        return part_at(self.parameters_at(outer_step), self.schema, outer_step)
+
+    def kept_steps(self, outer_step: int) -> int:
+        """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates."""
+        return KEPT_STEPS * parts_of(self.parameters_at(outer_step))
+
+    def _vector(self, outer_step: int) -> str:
+        """A name for the format of contributions: the schema, and the strategy's terms where they restrict it."""
+        return f"{self.schema.sha256} {self.exchanged_at(outer_step).terms}".rstrip()
+
+    def parameters_at(self, outer_step: int) -> OuterOptimization:
+        """The parameters of the round that completes this outer step."""
+        return self.parameters if self.versions is None else self.versions(outer_step)

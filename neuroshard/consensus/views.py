@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from neuroshard.aggregation import statistics_size
 from neuroshard.consensus.effects import RoundConfig, ViewTiming
-from neuroshard.consensus.roster import MAX_SLICES
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
     ContributionSent,
@@ -18,6 +17,7 @@ from neuroshard.consensus.round_messages import (
     StatementSaid,
     VerifiedBody,
 )
+from neuroshard.consensus.slices import MAX_SLICES
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
@@ -55,6 +55,18 @@ class Views:
         """Whether it is the next proposer's turn."""
         return self._first is not None and now - self._begun >= self._timing.view_seconds
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether no honest seat may be in this view or a later one, where seats may lie.
+
+        A liar can lead a member into a far view. If that counted on from there, the others would never meet it.
+        """
+        return self._setting.step.committee.faults > 0 and self.view > self.view_of_others()
+
+    def wait_again(self, now: float) -> None:
+        """Stay in this view for as long as a view lasts."""
+        self._begun = now
+
     def must_redo(self, now: float) -> bool:
         """Whether third reducers must take over."""
         return now - self._begun >= self._timing.redo_seconds
@@ -74,18 +86,16 @@ class Views:
         known = self._new_views.get(node)
         if known is None or known.body.view < signed.body.view:
             self._new_views[node] = signed
-        for missing in (
-            self.intents.keys() & set(signed.body.missing) if node in self._setting.step.roster.nodes else ()
-        ):
+        for missing in self.intents.keys() & set(signed.body.missing) if node in self._setting.step.seats else ():
             self._accusers.setdefault(missing, set()).add(node)
         if lock is not None and (node not in self._locks or self._locks[node].view < lock.view):
             self._locks[node] = lock
 
     def view_of_others(self) -> int:
         """The highest view that at least one honest voter has reached."""
-        voters = self._setting.step.roster.nodes
-        views = sorted((said.body.view for node, said in self._new_views.items() if node in voters), reverse=True)
-        tolerated = self._setting.step.tolerated
+        seats = self._setting.step.seats
+        views = sorted([said.body.view for node, said in self._new_views.items() if node in seats], reverse=True)
+        tolerated = self._setting.step.committee.faults
         return views[tolerated] if len(views) > tolerated else 0
 
     def highest_lock(self, own: Quorum | None) -> Quorum | None:
@@ -94,14 +104,13 @@ class Views:
         return max(locks, key=lambda lock: lock.view, default=None)
 
     def may_propose(self, now: float) -> bool:
-        """Whether enough voters are here, and all expected members are here or have had their time."""
+        """Whether a quorum of seats is here, and all expected members are here or have had their time."""
         if self.has_proposed or self._first is None:
             return False
         here = self._here()
-        voters = here & self._setting.step.roster.nodes
         is_patient = now - self._begun < self._timing.gather_seconds
         awaited = self._setting.awaited - self._accused()  # the proposal leaves these out anyway
-        if len(voters) < self._setting.step.quorum or (is_patient and not here >= awaited):
+        if not self._setting.step.is_quorum(here) or (is_patient and not here >= awaited):
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents())
 
@@ -115,18 +124,21 @@ class Views:
         return without_accused if self.are_fit(without_accused) else self._fitting(here)
 
     def are_fit(self, intents: Sequence[VerifiedBody[Intent]]) -> bool:
-        """Whether these intents can form a round: a quorum of voters, each member once, one node per wallet, and not
+        """Whether these intents can form a round: each member once, one of them a reducer, one node per wallet, and not
         too many newcomers.
         """
         step, members = self._setting.step, [one.member for one in intents]
-        voters = len(step.roster.nodes & {member.node_id for member in members})
+        nodes = [member.node_id for member in members]
+        known = sum(map(step.may_reduce, nodes))
         return (
-            2 <= len(members) <= self._setting.most_members
-            and len({member.node_id for member in members}) == len(members)
+            1 <= len(members) <= self._setting.most_members
+            and len(set(nodes)) == len(nodes)
             and step.may_meet(members)
             and all(one.body.step_id == step.id for one in intents)
-            and voters >= step.quorum
-            and step.may_join(len(members) - voters, voters)
+            and known > 0
+            and step.may_join(len(members) - known, known)
+            # where somebody may lie, no proposer can leave the work of the seats out
+            and (not step.committee.is_open or step.is_quorum(nodes))
         )
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
@@ -164,25 +176,25 @@ class Views:
         return {node for node, said in self._new_views.items() if said.body.view == self.view}
 
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[VerifiedBody[Intent], ...]:
-        """A round's worth of intents: voters first; if there are too few places, newcomers get a quarter of them."""
+        """A round's worth of intents: seats first; if there are too few places, others get a quarter of them."""
         step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
         order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
-        order.sort(key=lambda node: node not in step.roster.nodes)
+        order.sort(key=lambda node: not step.may_reduce(node))
         if len(order) > most:
-            first = [node for node in order if node in step.roster.nodes][: most * 3 // 4]
+            first = [node for node in order if step.may_reduce(node)][: most * 3 // 4]
             order = [*first, *reversed([node for node in order if node not in first])]
-        voters = 0
+        known = 0
         for node in order:
-            members, is_voter = [one.member for one in chosen], node in step.roster.nodes
-            is_free = len(chosen) < most and (is_voter or step.may_join(len(chosen) - voters + 1, voters))
+            members, is_known = [one.member for one in chosen], step.may_reduce(node)
+            is_free = len(chosen) < most and (is_known or step.may_join(len(chosen) - known + 1, known))
             if is_free and step.may_meet([*members, self.intents[node].member]):
                 chosen.append(self.intents[node])
-                voters += is_voter
+                known += is_known
         return tuple(sorted(chosen, key=lambda one: one.member))
 
     def _accused(self) -> set[NodeId]:
         """Members that were missing, in any view so far, at more voters than may lie."""
-        tolerated = self._setting.step.tolerated
+        tolerated = self._setting.step.committee.faults
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
 
 

@@ -21,6 +21,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct as Layout
@@ -34,9 +35,9 @@ from torch import Tensor
 from neuroshard.compression import MalformedVectorError
 from neuroshard.config.state_file import make_folder, sync_folder, write_atomically
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.roster import DIGEST_BYTES, MAX_SLICES, digest_of
 from neuroshard.consensus.round_messages import MAX_VIEW, Quorum
 from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, digest_of
 from neuroshard.consensus.voting import Aggregate
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import StorageError
@@ -459,17 +460,17 @@ class ContributionRecovery:
     async def keep(self, offer: SavedContribution) -> None:
         """Store the contribution sent now. The round continues even if that fails."""
         try:
-            await self._offload(lambda: self._book.keep_offer(offer))
+            await self._offload(partial(self._book.keep_offer, offer))
         except StorageError as error:
             _LOG.warning("%s The round continues.", error)
 
     async def sent(self, step_id: str, work: RoundWork) -> RecoveredContribution | None:
         """The contribution sent to a step; None if there was none or it cannot be read."""
-        offer = await self._offload(lambda: self._book.offer(step_id))
+        offer = await self._offload(partial(self._book.offer, step_id))
         if offer is None or len(offer.parts) != work.plan.count:
             return None
         try:
-            return RecoveredContribution(offer, await self._offload(lambda: work.decoded_parts(offer.parts)))
+            return RecoveredContribution(offer, await self._offload(partial(work.decoded_parts, offer.parts)))
         except MalformedVectorError as error:
             _LOG.warning("The contribution that was sent before the restart cannot be read: %s", error)
             return None

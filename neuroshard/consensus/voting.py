@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from neuroshard.consensus.chain import Step
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Accuse, Complete, Effect, GiveUp, Persist, RoundConfig, Say, VoteRecord
-from neuroshard.consensus.roster import Encoded, Step, digest_of
 from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
@@ -36,13 +37,14 @@ from neuroshard.consensus.round_messages import (
     Vote,
     VoteSaid,
 )
+from neuroshard.consensus.slices import Encoded, digest_of
 from neuroshard.types import NodeId
 
 MAX_VIEWS = 64  # per voter the newest are kept: a liar's votes can only displace its own
 
 
 class Ballots:
-    """The votes of one step. Only the first vote of a voter in a phase and view counts."""
+    """The votes of one step. Only the first vote of a seat in a phase and view counts."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -51,7 +53,7 @@ class Ballots:
     def add(self, signed: VerifiedBody[Vote]) -> bool:
         """Store a vote. Returns True if it is a voter's and new."""
         vote = signed.body
-        if vote.step_id != self._step.id or signed.member not in self._step.roster.members:
+        if vote.step_id != self._step.id or signed.member not in self._step.committee.members:
             return False
         said = self._votes.setdefault((vote.view, vote.phase), {})
         if signed.member.node_id in said:
@@ -73,10 +75,10 @@ class Ballots:
 
     def decided(self, view: int, phase: Phase) -> str | None:
         """The value (hex digest) with a quorum of votes, or None."""
-        counts: dict[str, int] = {}
+        voters: dict[str, list[GroupMember]] = {}
         for signed in self._votes.get((view, phase), {}).values():
-            counts[signed.body.value] = counts.get(signed.body.value, 0) + 1
-        return next((value for value, count in counts.items() if count >= self._step.quorum), None)
+            voters.setdefault(signed.body.value, []).append(signed.member)
+        return next((value for value, said in voters.items() if self._step.committee.is_quorum(said)), None)
 
     def committed(self) -> tuple[int, str] | None:
         """View and value with a quorum of commits in any view, or None."""
@@ -117,7 +119,9 @@ class KnownValues:
 
     def want(self, value: Value) -> None:
         """Start to collect the aggregate of this value."""
-        if value.digest not in self._known:
+        if not value.aggregate:
+            self.add(value, ())
+        elif value.digest not in self._known:
             self._wanted.setdefault(value.digest, (value, {}))
 
     def wanted(self) -> Mapping[str, tuple[int, ...]]:
@@ -261,12 +265,13 @@ class Voting:
 
         With fewer slices the rest would be undefined.
         """
-        is_whole = len(quorum.value.aggregate) == self._setting.plan.count
-        return is_whole and quorum.is_valid_for(self._setting.step)
+        value, step = quorum.value, self._setting.step
+        is_whole = len(value.aggregate) == (0 if value.round_id is None else self._setting.plan.count)
+        return is_whole and value.step_id == step.id and quorum.is_decided_by(step.committee)
 
     @property
     def _is_voter(self) -> bool:
-        return self._setting.member in self._setting.step.roster.members and not self.record.is_incomplete
+        return self._setting.is_seat and not self.record.is_incomplete
 
     def _supports(self, value: Value, proof: Quorum | None) -> bool:
         if self.lock is None or self.lock.value.digest == value.digest:

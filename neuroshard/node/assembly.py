@@ -28,6 +28,7 @@ from neuroshard.node.application import ProcessContext, StartContext
 from neuroshard.node.data_sharing import DataSharing, open_data_store
 from neuroshard.node.demo import DemoData, DemoOptions, FurtherNodes, LocalSwarm, write_demo_invitation
 from neuroshard.node.drive_training import begin_driving
+from neuroshard.node.founding import Founder
 from neuroshard.node.holder_monitor import HolderMonitor
 from neuroshard.node.joining import StageSafety
 from neuroshard.node.observation import Observer
@@ -39,6 +40,7 @@ from neuroshard.node.training_life import TrainingLife
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.runs.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.runs.finding import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
+from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.proposal import HardwareBudget, propose, propose_demo, run_parameters
 from neuroshard.runs.stored_runs import LocalRun, LocalRuns
 from neuroshard.status.board import Publisher, StartupProgress
@@ -349,6 +351,7 @@ class NodeWork:
         companions: list[Companion] = [
             partial(self._further_nodes, ground),
             self._beginning.peer_network.exchange.watch_stored,
+            self._founder(ground).run,
             HolderMonitor(ground.swarm).run,
             ground.watch.run,
             StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
@@ -356,6 +359,13 @@ class NodeWork:
         if training.copies is not None:
             companions.append(training.copies.run)
         return companions
+
+    def _founder(self, ground: NodeContext) -> Founder:
+        """The task that founds the stages of a run of this wallet."""
+        demo, offer = self._place.demo, ground.swarm.versions.offer
+        stored = StoredFoundations(self._place.configuration.settings.data_dir)
+        first_seats = 1 if demo is None or demo.stages > 1 else demo.nodes
+        return Founder(ground.swarm, self._place.wallet, partial(stored.write, offer), first_seats)
 
     def _enter(self, run: LocalRun, genesis: str, windows: Sequence[StageRange]) -> StageChooser:
         """Make this node a member of the run. Its layers are chosen afterwards."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from neuroshard.consensus.chain import Chain, ForkError
+from neuroshard.consensus.foundation import Founding
+from neuroshard.consensus.stage_chain import FileChainStore, StageChain, StoredChain, newest_chain
 from neuroshard.consensus.sync_strategies import parts_of, snapshot_layout
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.errors import StorageError
@@ -59,6 +62,7 @@ class Joining:
     report_percent: Callable[[int], None] = lambda _: None  # receives the part of the state fetched, 0..100
     _liars: set[NodeId] = field(default_factory=set[NodeId])
     _waits_since: float | None = None  # start of the wait for the next averaged step
+    _chain: Chain | None = None  # the newest that any node proved; None while the stage has no foundation here
 
     def __post_init__(self) -> None:
         layers = self.identity.layers
@@ -80,7 +84,9 @@ class Joining:
             asked = candidates(self.swarm, self.identity.layers)
             statuses = await query_statuses(self.swarm.asking, self._stage, asked)
             statuses |= local_copy(self.swarm, self._stage)
-            best = choose_donor({node: status for node, status in statuses.items() if node not in self._liars}, own)
+            await self._learn_chain(list(statuses))
+            fitting = {node: status for node, status in statuses.items() if node not in self._liars}
+            best = choose_donor(self._on_chain(fitting), own)
             if best is None:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
@@ -90,6 +96,41 @@ class Joining:
             ):
                 return True
             await anyio.sleep(LOOK_SECONDS)
+
+    async def _learn_chain(self, peers: Sequence[NodeId]) -> None:
+        """Ask for the newest certified state, starting from the one that this disk knows. A fork is only reported.
+
+        Without a foundation nothing can be proven: then the stage's first steps are under way.
+        """
+        stored = StageChain(self._founding, self._chain_store, self.offload)
+        await stored.load()
+        known = stored.chain
+        if known is None or (self._chain is not None and self._chain.statement == known.statement):
+            known = self._chain or known
+        if known is None:
+            return
+        try:
+            self._chain = await newest_chain(self.swarm.asking, self._stage, known, peers)
+        except ForkError as error:
+            self.report(f"{error.message} {error.action}")
+
+    def _on_chain(self, statuses: Mapping[NodeId, ReplicaStatus]) -> dict[NodeId, ReplicaStatus]:
+        """The nodes whose state is the newest certified one. Before the first value, those of the first interval."""
+        if self._chain is None:
+            return dict(statuses)
+        standing = self._chain.standing
+        return {
+            node: status
+            for node, status in statuses.items()
+            if standing.is_state(status.root, status.outer_step) or not status.is_live
+        }
+
+    def _founding(self) -> Founding | None:
+        return self.swarm.versions.founding_of(list(self.swarm.plan).index(self.identity.layers))
+
+    @property
+    def _chain_store(self) -> FileChainStore:
+        return FileChainStore(self.store.folder / ROUNDS_FOLDER, self.store.data_dir)
 
     async def _may_go_on(self, own: ReplicaStatus | None, best: ReplicaStatus) -> bool:
         """Whether this node can keep its own state and catch up with the rounds between it and the best state.
@@ -103,7 +144,10 @@ class Joining:
         if not 0 < best.outer_step - own.outer_step <= kept:
             return False
         ended = await self.offload(FileVoteLog(self.store.folder / ROUNDS_FOLDER).ended)
-        return any(own.root in (certificate.value.root, certificate.value.next_root) for certificate in ended)
+        stored = StageChain(self._founding, self._chain_store, self.offload)
+        await stored.load()
+        is_tip = stored.is_newest(own)
+        return is_tip or any(own.root in (each.value.root, each.value.next_root) for each in ended)
 
     def _may_begin(self, best: ReplicaStatus, statuses: Iterable[ReplicaStatus]) -> bool:
         """Whether to download the best state now, or only after the next step of averaged gradients.
@@ -167,12 +211,25 @@ class Joining:
         reuse = await self.offload(self._own_files)
         received = await accompanied(partial(self._receiver.fetch, first, manifests, into, reuse), self._keep_telling)
         await self.offload(partial(_note, name, None))
+        await self._check_root(first, statuses[first], received)
+        return received
+
+    async def _check_root(self, first: NodeId, reported: ReplicaStatus, received: ReceivedState) -> None:
+        """Refuse a state that is not the one that the donor named, or not certified. Raises DonorError."""
         # The donor may have made an outer step since it reported its status; only states of one step can be compared.
-        reported, meta = statuses[first], received.manifest.meta
-        if reported.root and meta.outer_step == reported.outer_step and received.root != reported.root:
+        outer_step = received.manifest.meta.outer_step
+        if reported.root and outer_step == reported.outer_step and received.root != reported.root:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
             raise LyingDonorError("Its state does not have the root that it named.")
-        return received
+        chain = self._chain
+        if chain is None or not reported.is_live:
+            return
+        if outer_step != chain.standing.outer_step:
+            await self._learn_chain([first])
+            chain = self._chain or chain
+        if not chain.standing.is_state(received.root, outer_step):
+            raise DonorError("Its state is not the newest certified one")
+        await self.offload(lambda: self._chain_store.write(StoredChain(chain.statement, chain.proof())))
 
     async def _add_manifest(self, node: NodeId, manifests: dict[NodeId, SnapshotManifest]) -> None:
         """Add a further donor if it answers; it can send the chunks that it has in common with the first one."""

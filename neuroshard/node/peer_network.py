@@ -42,6 +42,7 @@ from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.network.transport import MAX_RECORD_ADDRESSES, node_of_address
 from neuroshard.runs.exchange import OfferStore, RunExchange, RunVersions
 from neuroshard.runs.finding import RunFinder
+from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
@@ -238,7 +239,9 @@ class PeerNetwork:
             loopback_only=ip_address(settings.p2p_host).is_loopback,
         )
         stored = JoinedRuns(settings.data_dir)
-        exchange = RunExchange(OfferStore(stored.load, stored.keep), now=now, wallet=identity.wallet_id)
+        foundations = StoredFoundations(settings.data_dir)
+        offers = OfferStore(stored.load, stored.keep, foundations.read, foundations.write)
+        exchange = RunExchange(offers, now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
         port_mapping = None
         if open_network is None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds
 from neuroshard.consensus.matchmaking import Replica
-from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.stage_rounds import StageRounds, lone_exchange
+from neuroshard.consensus.stage_chain import FileChainStore, StageChain
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER, FileVoteLog
 from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
@@ -28,7 +30,7 @@ from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.disk_space import StorageLimits, state_folders
 from neuroshard.training.gradient_sync import make_outer_sync
 from neuroshard.training.held_out_vote import AMONG_FRIENDS, HeldOutVote, VoteRule
-from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
+from neuroshard.training.outer_sync import OuterSync, ReplicaProgress, lone_exchange
 from neuroshard.training.parts import StageParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
@@ -184,7 +186,7 @@ def _outer_part(
         partial(swarm.replicas, index),
         swarm.wallet_of,
         may_take_part,
-        run.parameters.admission == "strangers",
+        time.time,
         swarm.newcomers,
     )
     rule = VoteRule() if run.parameters.admission == "strangers" else AMONG_FRIENDS
@@ -196,10 +198,14 @@ def _outer_part(
         swarm.sign,
         AcceptanceCheck(outer.root_after, vote.objection),
         book=FileVoteLog(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
+        chain=StageChain(
+            partial(swarm.versions.founding_of, index),
+            FileChainStore(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
+        ),
         told=swarm.rounds.earlier(swarm.name_of(index)),
     )
     outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
-    return outer, group, StateDonor(stage.keeper, outer, progress, group.gathering), vote
+    return outer, group, StateDonor(stage.keeper, outer, progress, group), vote
 
 
 def _outer_parameters(versions: Callable[[int], RunParameters]) -> Callable[[int], OuterOptimization]:

@@ -154,6 +154,7 @@ class StageSwarm:
             return signed_losses(self._identity, weights, labels, summed, time.time()).encode()
 
         self._local[stage] = LocalStageClient(service, self.node_id, root)
+        self.versions.note_held(self._local)
         self._endpoints.add(
             StageRequestHandler(
                 service,
@@ -189,6 +190,7 @@ class StageSwarm:
             self.donor.withdraw(self.name_of(stage))
         self.rounds.clear()
         self._local.clear()
+        self.versions.note_held(())
         self._endpoints.clear()
 
     @property
@@ -280,17 +282,24 @@ class StageSwarm:
         others = self._others_at_work(self.plan[stage])
         return sorted([self.node_id, *others] if stage in self._local else others)
 
+    def holders_of(self, stage: int) -> Sequence[NodeId]:
+        """All nodes that work on a stage now, with this one if it holds the stage."""
+        others = self._others_at_work(self.plan[stage])
+        return [self.node_id, *others] if stage in self._local else list(others)
+
     def replicas(self, stage: int) -> Sequence[NodeId]:
         """The other nodes that can work on a stage now, sorted by id."""
         return self._others_at_work(self.plan[stage])
 
     def newcomers(self) -> frozenset[NodeId]:
-        """Nodes that download a state from here and may soon work on it: they are starting or have not reported yet."""
-        members = self.membership.view.members
+        """Nodes that download a state from here and may soon work on it: they are starting, have not reported yet, or
+        take the state again because they are behind.
+        """
+        members, again = self.membership.view.members, set[NodeId]().union(*map(self.replicas, self._local))
         return frozenset(
             node
             for node in self.donor.receivers
-            if node not in members or members[node].report.state is NodeState.STARTING
+            if node not in members or node in again or members[node].report.state is NodeState.STARTING
         )
 
     def sends_to_others(self) -> bool:

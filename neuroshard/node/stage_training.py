@@ -122,7 +122,7 @@ class RunningNode:
         """Wait until other replicas of a stage continue from another state; return the stages to start again."""
         if self.stages is None:
             raise ValueError("a node without stages follows nobody")
-        await first_of(*(live.group.gathering.must_follow.wait for live in self.lives))
+        await first_of(*(live.group.must_follow.wait for live in self.lives))
         return self.stages
 
     def apply_settings(self, settings: Settings) -> None:

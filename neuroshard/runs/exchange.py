@@ -14,14 +14,16 @@ from math import inf
 import anyio
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.foundation import Foundations, Founding, SignedFoundation
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.identity.pass_register import PassRegister
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
 from neuroshard.membership.connectivity import Networking
-from neuroshard.messages import Frame, FrameLimits
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.network.tasks import accompanied
+from neuroshard.runs.foundations import MAX_BYTES, encode_foundations, no_foundations, read_foundations
 from neuroshard.runs.offer import (
     OfferChoice,
     RunAnswer,
@@ -33,7 +35,7 @@ from neuroshard.runs.offer import (
     read_offer,
 )
 from neuroshard.types import NodeId, RunId, WalletId
-from neuroshard.waiting import sleep_to_tick
+from neuroshard.waiting import Signal, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,8 +45,11 @@ _NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 class RunVersions:
     """The known versions of a run. The trainer reads them at every step: each applies exactly from its outer step."""
 
-    def __init__(self, offer: RunOffer) -> None:
+    def __init__(self, offer: RunOffer, foundations: Foundations | None = None) -> None:
         self.offer = offer
+        self.foundations = no_foundations(offer) if foundations is None else foundations
+        self.founded = Signal()  # notified after every new foundation
+        self._held = frozenset[int]()  # stages that this node holds
         self._applied: RunParameters | None = None  # parameters that applied at the last look
 
     def at(self, outer_step: int) -> RunParameters:
@@ -65,6 +70,36 @@ class RunVersions:
             self.offer = choice.offer
         return choice
 
+    def founding_of(self, stage: int) -> Founding | None:
+        """The foundation that applies to a stage; None before the owner's statement, and while two contradict."""
+        found = self.foundations.start_of(stage)
+        if found is None:
+            return None
+        statement, start = found
+        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner)
+
+    def note_held(self, stages: Collection[int]) -> None:
+        """Record the stages that this node holds."""
+        self._held = frozenset(stages)
+
+    @property
+    def awaits_foundation(self) -> bool:
+        """Whether this node holds a stage that the owner has not founded yet."""
+        return any(self.founding_of(stage) is None for stage in self._held)
+
+    def learn_foundations(self, foundations: Foundations) -> bool:
+        """Take checked statements of the same run. Returns whether one of them is new."""
+        new = foundations.known.keys() - self.foundations.known.keys()
+        if not new:
+            return False
+        self.foundations = foundations
+        for statement in (foundations.known[key] for key in sorted(new)):
+            _LOG.info("The run's owner signed the foundation of epoch %d.", statement.foundation.epoch)
+        if len(foundations.highest) > 1:
+            _LOG.error("Two foundations of one epoch contradict each other: %s", ", ".join(_names(foundations.highest)))
+        self.founded.notify()
+        return True
+
     def look(self, outer_step: int) -> None:
         """Log a change if a different version applies now than at the last look."""
         holding = self.at(outer_step)
@@ -84,15 +119,21 @@ DIRECTORY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0)  # between directory look-ups for
 MOST_RECORDS = 32
 NEWER_VERSION_SECONDS = 300.0  # how often a peer is asked whether the run's owner signed a newer version
 PEERS_AT_FULL_PACE = 8  # more peers: each is asked less often
+FOUNDATION_LOOK_SECONDS = 1.0  # the same while a stage that this node holds has no foundation
 LOOK_SECONDS = 10.0  # between looks for peers to ask and for a version signed on this computer
 
 
 @dataclass(frozen=True)
 class OfferStore:
-    """Storage for the offers of runs: `find` looks one up by id, `keep` stores it unless a better one is stored."""
+    """Storage for the offers of runs: `find` looks one up by id, `keep` stores it unless a better one is stored.
+
+    The other two read and store the foundations of a run.
+    """
 
     find: Callable[[RunId], RunOffer | None]
     keep: Callable[[RunOffer], OfferChoice]
+    foundations: Callable[[RunOffer], Foundations] = no_foundations
+    keep_foundations: Callable[[RunOffer, Foundations], None] = lambda _offer, _foundations: None
 
 
 @dataclass
@@ -112,7 +153,8 @@ class RunExchange:
 
         If `is_shared`, nodes that ask for any run are offered it. A wallet that asks gets its pass from `members`.
         """
-        self.followed, self._is_shared, self._members = RunVersions(offer), is_shared, members
+        versions = RunVersions(offer, self.store.foundations(offer))
+        self.followed, self._is_shared, self._members = versions, is_shared, members
         return self.followed
 
     async def live(self, network: Network) -> None:
@@ -120,11 +162,14 @@ class RunExchange:
         network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest), for_anyone=True)
         asked: dict[NodeId, float] = {}
         while True:
-            await sleep_to_tick(LOOK_SECONDS)
+            is_waiting = self.followed is not None and self.followed.awaits_foundation
+            await sleep_to_tick(FOUNDATION_LOOK_SECONDS if is_waiting else LOOK_SECONDS)
             if self.followed is None or not self._is_shared:
                 continue
             now, peers = anyio.current_time(), network.transport.peers()
             pause = NEWER_VERSION_SECONDS * max(1.0, len(peers) / PEERS_AT_FULL_PACE)
+            if self.followed.awaits_foundation:
+                pause = 0.0
             asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < pause}
             for peer in peers:
                 if peer not in asked:
@@ -224,7 +269,16 @@ class RunExchange:
         known = None
         if self._members is not None and asked.wallet is not None and self._members.run_id == offer.run_id:
             known = self._members.pass_of(asked.wallet)
-        return Frame(RUN_KIND, RunAnswer(offer.to_json(), None if known is None else known.encoded))
+        answer = RunAnswer(offer.to_json(), None if known is None else known.encoded)
+        return Frame(RUN_KIND, answer, self._foundations(offer))
+
+    def _foundations(self, offer: RunOffer) -> tuple[TensorPart, ...]:
+        """The foundations of a run as the tensor of an answer."""
+        followed = self.followed
+        is_followed = followed is not None and followed.offer.run_id == offer.run_id
+        known = followed.foundations if followed is not None and is_followed else self.store.foundations(offer)
+        data = encode_foundations(known)
+        return (TensorPart(TensorSpec("foundations", "uint8", (len(data),)), data),)
 
     def _known(self, run_id: RunId | None) -> RunOffer | None:
         """The stored offer of a run; without an id, the run that this node shares."""
@@ -236,30 +290,41 @@ class RunExchange:
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:
         """Ask a peer for a run; None if it does not have it, does not answer, or sends an invalid offer."""
         answer = await self._request_offer(network, peer, run_id)
-        offer = None if answer is None else _read(peer, run_id, answer.offer)
-        if answer is not None and offer is not None and answer.member_pass is not None:
-            self.shown_passes[offer.run_id] = answer.member_pass
+        said = None if answer is None else answer.read(RunAnswer)
+        offer = None if said is None else _read(peer, run_id, said.offer)
+        if answer is None or said is None or offer is None:
+            return None
+        if said.member_pass is not None:
+            self.shown_passes[offer.run_id] = said.member_pass
+        known = self.store.foundations(offer)
+        learnt = _read_foundations(peer, known, answer)
+        if learnt.known.keys() != known.known.keys():
+            self.store.keep_foundations(offer, learnt)
         return offer
 
-    async def _request_offer(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunAnswer | None:
+    async def _request_offer(self, network: Network, peer: NodeId, run_id: RunId | None) -> Frame | None:
         try:
-            answer = await network.transport.request(
+            return await network.transport.request(
                 peer,
                 Frame(RUN_KIND, RunRequest(run_id, self.wallet)),
-                reply=FrameLimits(message=RunAnswer),
+                reply=FrameLimits(max_body_bytes=MAX_BYTES, message=RunAnswer),
                 timeout_seconds=ASK_SECONDS,
             )
         except NeuroShardError as error:
             _LOG.debug("Node %s knows no run: %s", peer, error)
             return None
-        return answer.read(RunAnswer)
 
     async def _ask_for_newer(self, network: Network, peer: NodeId, followed: RunVersions) -> None:
         run_id = followed.offer.run_id
         answer = await self._request_offer(network, peer, run_id)
-        if answer is None or answer.offer == followed.offer.to_json():  # the usual case, without parsing
+        if answer is None:
             return
-        offer = _read(peer, run_id, answer.offer)
+        if followed.learn_foundations(_read_foundations(peer, followed.foundations, answer)):
+            self.store.keep_foundations(followed.offer, followed.foundations)
+        said = answer.read(RunAnswer)
+        if said.offer == followed.offer.to_json():  # the usual case, without parsing
+            return
+        offer = _read(peer, run_id, said.offer)
         if offer is None:
             return
         choice = followed.learn(offer)
@@ -275,6 +340,21 @@ def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
     except DataError as error:
         _LOG.warning("What node %s says about a run is ignored: %s", peer, error)
     return None
+
+
+def _read_foundations(peer: NodeId, known: Foundations, answer: Frame) -> Foundations:
+    """The known foundations with those in an answer; the known ones if the answer has none that are valid."""
+    if not answer.tensors:
+        return known
+    try:
+        return read_foundations(known, bytes(answer.tensors[0].data))
+    except DataError as error:
+        _LOG.warning("What node %s says about the foundations of a run is ignored: %s", peer, error)
+        return known
+
+
+def _names(statements: Collection[SignedFoundation]) -> list[str]:
+    return [each.id[:16] for each in statements]
 
 
 async def _pause(network: Network, seconds: float, *, had_peers: bool) -> None:

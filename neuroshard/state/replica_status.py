@@ -33,7 +33,9 @@ class ReplicaStatus:
     copied_seconds: Seconds | None = None  # of a live replica: age of the newest copy at another node
     sequences: Count = 0  # counted since the last round
     in_round: bool = False
-    is_certified: bool = False  # a certificate names the voters of the next round
+    is_certified: bool = False  # it is the newest state that the stage's chain certifies here
+    is_ready: bool = True  # the node could enter a round now
+    height: Count = 0  # of the newest value of the stage's chain
     wallet_rounds: Count = 0  # certified contributions to this state so far, one per wallet and round
 
     @property

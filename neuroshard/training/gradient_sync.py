@@ -15,7 +15,7 @@ from torch import Tensor
 from neuroshard.compression import with_residual
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAveraging
-from neuroshard.consensus.stage_rounds import Agreed, RunRound
+from neuroshard.consensus.sync_strategies import Agreed, RunRound
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import ceil
+from math import ceil, isfinite
 from typing import assert_never
 
 import anyio
@@ -15,11 +15,16 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
+from neuroshard.aggregation import RejectionReason
+from neuroshard.aggregation.slices import dot_product
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, RunRound, UnderWay
 from neuroshard.consensus.sync_strategies import (
+    Abandoned,
+    Agreed,
     OuterStep,
+    RunRound,
     Strategy,
+    UnderWay,
     grows_interval,
     part_at,
     sequences_to_round,
@@ -53,7 +58,7 @@ def keeps_weights(agreed: Agreed, parameters: OuterOptimization) -> bool:
 
     A lone Nesterov step overshoots: it extrapolates beyond weights that no other node has corrected.
     """
-    if agreed.members > 1:
+    if agreed.is_certified or agreed.members > 1:
         return False
     match parameters.lone_outer:
         case "keep":
@@ -72,6 +77,20 @@ def included_work(agreed: Agreed, strategy: Strategy, residual: Tensor | None) -
     if agreed.is_without_own:
         return torch.zeros(strategy.length)
     return None if agreed.late_for is None else strategy.included(agreed.late_for, residual)
+
+
+async def lone_exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
+    """Run the round of a node without peers, which has no agreement to reach; implements RunRound.
+
+    Nothing travels, so no codec loses anything. A contribution that the gates of a group always refuse is refused
+    here as well.
+    """
+    del outer_step
+    square = await anyio.to_thread.run_sync(dot_product, contribution, contribution)
+    if isfinite(square) and square > 0:
+        return Agreed(contribution, 1)
+    refusal = RejectionReason.ZERO if square == 0 else RejectionReason.NOT_FINITE
+    return Abandoned(f"no contribution was accepted: {refusal}")
 
 
 class OuterSync:
@@ -183,7 +202,7 @@ class OuterSync:
         in seconds since the epoch.
         """
         before = self.state
-        local = await self._compute.run(lambda: flatten(self._model), Priority.SMALL)
+        local = await self._compute.run(partial(flatten, self._model), Priority.SMALL)
         # a version that arrives during the round waits for the next one
         parameters, strategy = self.parameters.outer, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
@@ -350,7 +369,7 @@ class OuterSync:
         members, (inner_steps, sequences) = agreed.members, self._counted_since(agreed)
         # Load the weights first, the only part that awaits. After it, state, residual and progress change together.
         if weights is not None:
-            await self._compute.run(lambda: load_vector(self._model, weights), Priority.SMALL)
+            await self._compute.run(partial(load_vector, self._model, weights), Priority.SMALL)
         since_round = 0 if agreed.is_without_own else sequences
         work = agreed.work or CertifiedWork(self.progress.since_round - since_round)
         self.replace_state(replace(after, line=self._line_after(work)))

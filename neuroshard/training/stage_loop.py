@@ -401,7 +401,7 @@ class StageLoop:
     @property
     def _is_due_alone(self) -> bool:
         group, elapsed = self.parts.group, self.pace.monotonic() - self._last_round
-        is_alone = group is None or group.gathering.is_alone
+        is_alone = group is None or group.is_alone
         return is_alone and self.parts.outer.is_due(elapsed)
 
     async def _run_round(self) -> bool:

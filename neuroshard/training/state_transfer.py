@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, cast
 
-from neuroshard.consensus.matchmaking import Matchmaker
+from neuroshard.consensus.group_rounds import GroupRounds
 from neuroshard.pipeline.executor import Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_saver import CheckpointSaver
@@ -29,17 +29,17 @@ class StateDonor:
         keeper: CheckpointSaver,
         outer: OuterSync,
         progress: ReplicaProgress,
-        matchmaker: Matchmaker | None = None,
+        group: GroupRounds | None = None,
     ) -> None:
-        """`matchmaker` knows the stage's other replicas; without it, there are none."""
+        """`group` knows the stage's other replicas; without it, there are none."""
         self._keeper = keeper
         self._outer = outer
         self._progress = progress
-        self._matchmaker = matchmaker
+        self._group = group
 
     def replica_status(self) -> ReplicaStatus:
-        """Status of the stage among its replicas; without a matchmaker, its own status."""
-        return self._progress.status() if self._matchmaker is None else self._matchmaker.replica_status()
+        """Status of the stage among its replicas."""
+        return self._progress.status() if self._group is None else self._group.replica_status()
 
     def newest(self) -> CheckpointGeneration | None:
         generations = self._keeper.store.generations()
@@ -55,7 +55,7 @@ class StateDonor:
         estimates the progress of the step from its own part of it.
         """
         parameters = self._outer.parameters.outer
-        replicas = 1 if self._matchmaker is None else 1 + len(self._matchmaker.replica.peers())
+        replicas = 1 if self._group is None else 1 + self._group.peer_count
         if parameters.strategy != "averaging" or replicas == 1:
             return True
         counted = self._outer.progress.sequences * replicas

@@ -164,7 +164,9 @@ def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
     status = outer.status()
     certified = "" if group is None else group.certified_root(status.outer_steps)
     rounds = tuple(stage.group.status for stage in stages if stage.group is not None)
-    return replace(status, certified_root=certified or status.certified_root, rounds=rounds)
+    obstacle = "" if group is None else group.obstacle
+    explanation = obstacle or status.explanation
+    return replace(status, certified_root=certified or status.certified_root, rounds=rounds, explanation=explanation)
 
 
 def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:

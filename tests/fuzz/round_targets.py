@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import msgspec
+from contextlib import suppress
 
+import msgspec
+from msgspec import structs
+
+from neuroshard.consensus.chain import ChainProof, Step
+from neuroshard.consensus.committee import Admit, GroupMember, Leave
+from neuroshard.consensus.foundation import Foundation, Foundations, SignedFoundation, StageStart
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, MessagePart
-from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
     CertificateSaid,
     ContributionSent,
+    Departure,
+    EntryEvidence,
+    EvidenceSaid,
     Intent,
     IntentSaid,
     MalformedMessageError,
@@ -25,27 +33,22 @@ from neuroshard.consensus.round_messages import (
     RoundProposal,
     StatementSaid,
     StatisticsDigests,
-    Value,
     Vote,
     VoteSaid,
     encode_round_message,
     read_round_message,
     signed_by,
 )
-from neuroshard.consensus.round_requests import (
-    CALL,
-    CALL_LIMITS,
-    CERTIFICATE,
-    REQUEST_LIMITS,
-    Call,
-    CallStep,
-    CertificateRequest,
-)
+from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest
+from neuroshard.decoders import msgpack_decoder
+from neuroshard.errors import DataError
+from neuroshard.identity.claims import sign_message
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, RunId
 from tests.fuzz.message_targets import head, read_frame, written
 from tests.fuzz.target import Target
 from tests.worlds.claims import identity_of
+from tests.worlds.rounds import chain_of, value_of
 
 NOW = 1_700_000_000.0
 HASH = "ab" * 32
@@ -68,14 +71,20 @@ def check_round_message(data: bytes) -> None:
 
 def round_message_seeds() -> tuple[bytes, ...]:
     """One message of each kind."""
-    value = Value(HASH, HASH, HASH, (HASH,), MEMBERS, (MEMBERS[0].node_id,), ((MEMBERS[1].node_id, "no"),), HASH, 7)
+    value = value_of(
+        aggregate=(HASH,),
+        members=MEMBERS,
+        accepted=(MEMBERS[0].node_id,),
+        refused=((MEMBERS[1].node_id, "no"),),
+        entries=(Leave(MEMBERS[0].wallet_id), Admit(MEMBERS[1].wallet_id, MEMBERS[1].node_id)),
+    )
     slices = {0: b"zero", 5: b"", 63: bytes(300)}
 
     def votes(phase: Phase) -> Quorum:
         vote = Vote(HASH, 2, phase, value.digest)
         return Quorum(value, 2, phase, tuple(signed_by(one, vote, NOW) for one in NODES))
 
-    intent = signed_by(NODES[0], Intent(HASH, 0, HASH, 100, 1000, 5), NOW)
+    intent = signed_by(NODES[0], Intent(HASH, 0, HASH, 100, 1000, 60, 5), NOW)
     messages: tuple[Message, ...] = (
         IntentSaid(intent),
         NewViewSaid(signed_by(NODES[0], NewView(HASH, 1, (MEMBERS[1].node_id,)), NOW), votes(Phase.PREPARE)),
@@ -83,6 +92,7 @@ def round_message_seeds() -> tuple[bytes, ...]:
         ContributionSent(HASH, MEMBERS[0].node_id, (bytes(32), b"x" * 32), slices),
         StatementSaid(signed_by(NODES[0], StatisticsDigests(HASH, ((0, HASH), (5, HASH))), NOW), slices),
         ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),)), NOW), slices),
+        EvidenceSaid(EntryEvidence((signed_by(NODES[0], Departure(HASH), NOW),))),
         VoteSaid(signed_by(NODES[0], Vote(HASH, 0, Phase.COMMIT, HASH), NOW)),
         CertificateSaid(votes(Phase.COMMIT)),
         AggregateWanted(HASH, HASH, (0, 3)),
@@ -92,29 +102,53 @@ def round_message_seeds() -> tuple[bytes, ...]:
 
 
 def check_round_request(data: bytes) -> None:
-    """The head of a part, a call and a request for a certificate: what is read can be sent again."""
-    for kind, limits in ((PART, PART_LIMITS), (CALL, CALL_LIMITS), (CERTIFICATE, REQUEST_LIMITS)):
+    """The head of a part and a request for a chain: what is read can be sent again."""
+    for kind, limits in ((PART, PART_LIMITS), (CHAIN, CHAIN_LIMITS)):
         frame = read_frame(kind, data, limits)
         if frame is not None:
             assert written(frame, limits) == frame
-            if isinstance(frame.message, Call):
-                assert 0 < len(frame.message.voters.nodes) <= 80
 
 
 def round_request_seeds() -> tuple[bytes, ...]:
     """Good ones and wrong ones."""
-    call = Call(STAGE, 3, HASH, MEMBERS, None, CallStep.ASK)
-    requests: tuple[msgspec.Struct, ...] = (
-        MessagePart(STAGE, 2**40, 0, 2**22),
-        call,
-        msgspec.structs.replace(call, roster=MEMBERS, step=CallStep.BEGIN),
-        CertificateRequest(STAGE, HASH),
-    )
-    wrong = {**msgspec.to_builtins(call), "roster": []}
+    requests: tuple[msgspec.Struct, ...] = (MessagePart(STAGE, 2**40, 0, 2**22), ChainRequest(STAGE, HASH))
+    wrong = {"stage": msgspec.to_builtins(STAGE), "statement": "near"}
     return tuple(map(head, (*requests, wrong)))
+
+
+def check_chain(data: bytes) -> None:
+    """A proof or a foundation that is read has verified votes; it is believed only from its foundation on."""
+    for form in (ChainProof, SignedFoundation):
+        try:
+            read = msgpack_decoder(form).decode(data)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(read, ChainProof):
+            with suppress(DataError):
+                assert chain_of(MEMBERS).proven(read).standing.height <= 1
+        else:
+            try:
+                Foundations("1" * 64, bytes(32)).with_statements([read])
+            except DataError:
+                continue
+            raise AssertionError("a foundation of another owner was accepted")
+
+
+def chain_seeds() -> tuple[bytes, ...]:
+    """A proof of one value, and a foundation."""
+    chain = chain_of(MEMBERS)
+    start = StageStart(0, chain.committee)
+    foundation = Foundation("1" * 64, 0, (start,))
+    signed = SignedFoundation(sign_message(NODES[0].key, "foundation", foundation), NODES[0].key.public_key)
+    step = Step(RunId("1" * 64), 0, 0, HASH, "terms", chain.standing, chain.ledger, chain.owner)
+    value = step.completed(structs.replace(step.first_value(), outer_step=1, next_root=HASH))
+    vote = Vote(value.step_id, 0, Phase.COMMIT, value.digest)
+    certificate = Quorum(value, 0, Phase.COMMIT, tuple(signed_by(one, vote, NOW) for one in NODES))
+    return tuple(msgspec.msgpack.encode(one) for one in (chain.extended(certificate).proof(), chain.proof(), signed))
 
 
 TARGETS = (
     Target("round-message", check_round_message, round_message_seeds, short_inputs=1_000),
     Target("round-request", check_round_request, round_request_seeds, short_inputs=1_000),
+    Target("chain", check_chain, chain_seeds, short_inputs=1_000),
 )

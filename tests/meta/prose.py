@@ -59,7 +59,6 @@ REPLACED: dict[str, str] = {
     "askers": "requesters",
     "journal": "in-flight ledger",
     "journaled": "write-ahead",
-    "seat": "listener",
     "tell": "report, notify, send",
     "told": "reported",
     "unrest": "pending relocation",
@@ -70,9 +69,7 @@ REPLACED: dict[str, str] = {
 # Names that others choose: Python's files, and consensus until the chain of certificates rewrites it.
 NOT_OURS_TO_CHOOSE = {
     "neuroshard/data/shard_file.py": {"tell"},
-    "neuroshard/node/stage.py": {"told", "gathering"},
-    "neuroshard/node/stage_training.py": {"gathering"},
-    "neuroshard/training/stage_loop.py": {"gathering"},
+    "neuroshard/node/stage.py": {"told"},
 }
 
 FOLDERS = ("neuroshard", "installers", "docs", "web/src")

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from benchmarks.friends import befriend, invitation_to
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
-from neuroshard.consensus.round_requests import CALL, CERTIFICATE
+from neuroshard.consensus.stage_chain import CHAIN
 from neuroshard.exchange.data_files import DATA
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.invitations import Invitation, InvitationError
@@ -31,6 +31,7 @@ from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork
 from neuroshard.pipeline.stage_protocol import Operation
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.finding import FoundRun
+from neuroshard.runs.foundations import MAX_BYTES
 from neuroshard.runs.offer import RunAnswer, RunOffer, RunRequest
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.state.replica_status import REPLICA_STATUS
@@ -171,14 +172,15 @@ def test_a_stranger_gets_parameters_and_no_other_answer(tmp_path: Path) -> None:
     async def scenario(world: Friends, tasks: Any) -> None:
         friends = await serving(world, tasks, range(2))
         await until(5, lambda: all(len(peers_of(friend)) == 1 for friend in friends))
-        assert world.kinds >= {HANDSHAKE, RUN_KIND, DATA, CALL, CERTIFICATE, REPLICA_STATUS, *Operation}
+        assert world.kinds >= {HANDSHAKE, RUN_KIND, DATA, CHAIN, REPLICA_STATUS, *Operation}
         line = world.network.join(identity_of(STRANGER).node_id)
         for peer in sorted(ids(0, 1)):
             for kind in sorted(world.kinds - {HANDSHAKE, RUN_KIND}):
                 with pytest.raises(PeerRefusedError, match=ASK):
                     await line.request(peer, Frame(kind), timeout_seconds=5)
             question = Frame(RUN_KIND, RunRequest(OFFER.run_id))
-            answer = await line.request(peer, question, reply=FrameLimits(message=RunAnswer), timeout_seconds=5)
+            limits = FrameLimits(max_body_bytes=MAX_BYTES, message=RunAnswer)
+            answer = await line.request(peer, question, reply=limits, timeout_seconds=5)
             assert answer.read(RunAnswer) == RunAnswer(OFFER.to_json())
             hello = Frame(
                 HANDSHAKE, HandshakeMessage(signed_announcement(identity_of(STRANGER), said(), now()), None, ())

@@ -7,14 +7,16 @@ from pathlib import Path
 import anyio
 import pytest
 
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Complete
-from neuroshard.consensus.roster import GroupMember, digest_of
-from neuroshard.consensus.round_messages import Phase, Quorum, Value
+from neuroshard.consensus.round_messages import Phase, Quorum
+from neuroshard.consensus.slices import digest_of
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
 from neuroshard.state.outer_state import line_from_json, outer_root
 from tests.worlds.nodes import HeldStage, StageWorld, living, play
+from tests.worlds.rounds import value_of
 
 
 def root_on_disk(stage: HeldStage) -> str:
@@ -28,7 +30,8 @@ def root_on_disk(stage: HeldStage) -> str:
 
 def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:
     member = GroupMember(identity.node_id, identity.wallet_id)
-    value = Value("1" * 64, root, "3" * 64, (digest_of(b"").hex(),), (member,), (member.node_id,), (), next_root, 0)
+    digests, accepted = (digest_of(b"").hex(),), (member.node_id,)
+    value = value_of(root=root, next_root=next_root, aggregate=digests, members=(member,), accepted=accepted)
     return Complete(Quorum(value, 0, Phase.COMMIT, ()), (b"",))
 
 

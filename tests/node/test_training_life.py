@@ -68,7 +68,7 @@ class Living:
 
     def leave(self) -> None:
         """Make the node begin its stage anew, as when the other replicas went on without it."""
-        self.present.lives[0].group.gathering.must_follow.set()
+        self.present.lives[0].group.must_follow.set()
 
     async def told(self, command: Command) -> CommandResult:
         answer = self.commands.send(command)
@@ -191,12 +191,12 @@ def test_changed_settings_reach_copies_and_stay(small_genesis: Path, tmp_path: P
 def test_a_node_that_may_send_nothing_large_agrees_to_no_round(small_genesis: Path, tmp_path: Path) -> None:
     async def scenario(one: Living) -> None:
         await anyio.lowlevel.checkpoint()
-        replica, gate = one.present.lives[0].group.gathering.replica, one.node.networking.gate
-        assert replica.may_take_part()
+        group, gate = one.present.lives[0].group, one.node.networking.gate
+        assert group.replica_status().is_ready
         gate.close("The month's 50 GB are used up.")
-        assert not replica.may_take_part()
+        assert not group.replica_status().is_ready
         gate.open()
-        assert replica.may_take_part()
+        assert group.replica_status().is_ready
 
     living(small_genesis, tmp_path, scenario, as_is)
 

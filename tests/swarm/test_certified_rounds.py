@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from neuroshard.consensus.roster import BLOCK, GroupMember, SlicePlan
+from neuroshard.consensus.committee import GroupMember
+from neuroshard.consensus.slices import BLOCK, SlicePlan
 from neuroshard.types import NodeId
 from tests.worlds.rounds import LIARS, TIMING, World, anything
 
@@ -29,7 +30,7 @@ def test_members_complete_one_step_after_another(count: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_contributions_and_results_may_come_slice_by_slice(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuroshard.consensus.roster.MESSAGE_BYTES", 1)
+    monkeypatch.setattr("neuroshard.consensus.slices.MESSAGE_BYTES", 1)
     test_members_complete_one_step_after_another(count)
 
 
@@ -66,7 +67,7 @@ def random_schedule(seed: int, *, is_lying: bool) -> World:
     random = Random(seed)
     count = random.choice([2, 3, 4, 5, 7]) if not is_lying else random.choice([4, 5, 7])
     names = [NodeId(f"n{number}") for number in range(count)]
-    world = World(names, seed=seed, is_open=is_lying, is_founding=not is_lying and random.random() < 0.2)
+    world = World(names, seed=seed, is_open=is_lying)
     if is_lying:
         world.twist[names[0]] = anything(seed)
     world.start_all()
@@ -171,11 +172,12 @@ def test_a_step_that_some_members_did_not_see_end_ends_for_them_with_the_same_by
 
 
 def test_a_side_without_a_quorum_completes_nothing() -> None:
+    """Half of the seats decide on the side of the first one only."""
     world = World(NAMES)
     world.side = {NodeId("c"): 1, NodeId("d"): 1}
     world.start_all()
     assert not world.settle(1000)
-    assert not any(one.done for one in world.nodes.values())
+    assert [name for name, one in world.nodes.items() if one.done] == ["a", "b"]
 
 
 def test_a_restart_of_all_members_after_they_have_prepared_ends_the_step_with_that_value() -> None:
@@ -207,19 +209,27 @@ def test_a_certificate_names_the_median_work_of_its_members_whatever_a_few_say()
     assert [value.sequences for value in values] == [90] * len(NAMES)
 
 
-def test_a_newcomer_takes_part_and_votes_from_the_next_step_on() -> None:
+def test_newcomers_contribute_and_do_not_vote() -> None:
+    """Twelve wallets that join change neither the committee nor its quorum."""
     world = World(NAMES)
-    world.add("e", like=NodeId("a"))
-    world.start_all()
-    assert world.settle()
-    assert NodeId("e") in world.nodes[NodeId("a")].roster.nodes
-    assert len(world.nodes[NodeId("e")].done) == 1
+    seats = world.nodes[NodeId("a")].chain.committee
+    for number in range(12):
+        world.add(f"new {number}", like=NodeId("a"))
+    for done in range(1, 4):
+        world.start_all()
+        assert world.settle(until=lambda done=done: world.all_done(done))
     world.check_safety()
+    for one in world.nodes.values():
+        assert one.chain.committee == seats
+        certificate = one.chain.tip
+        assert certificate is not None
+        assert len(certificate.value.members) == 16
+        assert {member.node_id for member in certificate.signers} <= set(NAMES)
 
 
 @pytest.mark.parametrize(("is_open", "members"), [(True, 5), (False, 12)])
-def test_strangers_become_voters_slowly_and_friends_at_once(is_open: bool, members: int) -> None:
-    """A round of four voters has one place for a newcomer in an open run, where wallets are free to create."""
+def test_strangers_join_slowly_and_friends_at_once(is_open: bool, members: int) -> None:
+    """A round of four seats has one place for a newcomer in an open run, where wallets are free to create."""
     world = World(NAMES, is_open=is_open)
     for number in range(8):
         world.add(f"new{number}", NodeId("a"))
@@ -231,12 +241,25 @@ def test_strangers_become_voters_slowly_and_friends_at_once(is_open: bool, membe
     assert {NodeId(name) for name in NAMES} <= contributors
 
 
-def test_a_member_without_whom_a_step_ended_is_no_voter_of_the_next() -> None:
-    world = World(NAMES)
-    world.kill(NodeId("d"))
+def test_absent_seats_do_not_make_the_quorum_smaller() -> None:
+    """Two of five sleep: the others continue. A third one leaves too few, however long they wait."""
+    world = World([*NAMES, "e"])
+    for name in "de":
+        world.kill(NodeId(name))
     world.start_all()
     assert world.settle()
-    assert world.nodes[NodeId("a")].roster.nodes == {"a", "b", "c"}
+    assert world.nodes[NodeId("a")].chain.committee.seats[3].node_id == "d"
+    world.kill(NodeId("c"))
+    world.start_all()
+    assert not world.settle(5000, until=lambda: world.all_done(2))
+
+
+def test_half_of_the_seats_with_the_first_one_are_enough_among_friends() -> None:
+    for dead, completes in (("b", True), ("a", False)):
+        world = World("ab")
+        world.kill(NodeId(dead))
+        world.start_all()
+        assert world.settle(1000) is completes
 
 
 @pytest.mark.parametrize("turn", range(len(NAMES)))
@@ -267,15 +290,6 @@ def test_what_most_voters_find_worse_is_not_completed() -> None:
     world.start_all()
     assert not world.settle(1000)
     world.nodes[NodeId("a")].objects = world.nodes[NodeId("b")].objects = False
-    assert world.settle()
-
-
-def test_a_founding_needs_everybody() -> None:
-    world = World(NAMES, is_founding=True)
-    world.kill(NodeId("d"))
-    world.start_all()
-    assert not world.settle(500)
-    world.restart(NodeId("d"))
     assert world.settle()
 
 
@@ -315,7 +329,9 @@ def test_a_wallet_has_one_node_in_a_round_of_strangers_and_several_among_friends
         twin.member = GroupMember(twin.member.node_id, world.nodes[NodeId("a")].member.wallet_id)
         world.start_all()
         assert world.settle()
-        assert len(world.nodes[NodeId("b")].roster.members) == members
+        tip = world.nodes[NodeId("b")].chain.tip
+        assert tip is not None
+        assert len(tip.value.members) == members
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 32])

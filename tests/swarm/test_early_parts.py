@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neuroshard.consensus.roster import SlicePlan
 from neuroshard.consensus.round_messages import MAX_MEMBERS, ContributionSent
+from neuroshard.consensus.slices import SlicePlan
 from neuroshard.consensus.views import EARLY_OF_EACH, EARLY_SLICES_OF_ALL, Views
 from neuroshard.types import NodeId
 from tests.worlds.rounds import World

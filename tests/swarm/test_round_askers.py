@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard.consensus.chain import Step
 from neuroshard.consensus.effects import Effect, RoundConfig, Say
-from neuroshard.consensus.roster import Step
 from neuroshard.consensus.round_messages import (
     Intent,
     IntentSaid,
@@ -75,8 +75,8 @@ def test_an_asker_whose_turn_comes_waits_for_the_others() -> None:
     effects = list[Effect]()
     others = [one.member for node, one in world.nodes.items() if node != asker]
     for member in others:
-        intent = VerifiedBody[Intent].of(member, Intent(step.id, 1, commitment_of(()), 1, 1, 1), b"x")
-        new_view = VerifiedBody[NewView].of(member, NewView(step.id, 1, ()), b"x")
+        intent = VerifiedBody.of(member, Intent(step.id, 1, commitment_of(()), 1, 1, 1, 1), b"x")
+        new_view = VerifiedBody.of(member, NewView(step.id, 1, ()), b"x")
         for message in (IntentSaid(intent), NewViewSaid(new_view, None)):
             effects += machine.hear(member.node_id, message, 0.0)
     for second in range(60):

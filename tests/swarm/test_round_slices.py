@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.consensus.roster import BLOCK, MAX_SLICES, MESSAGE_BYTES, SlicePlan, assign, in_messages
+from neuroshard.consensus.slices import BLOCK, MAX_SLICES, MESSAGE_BYTES, SlicePlan, assign, in_messages
 from neuroshard.types import NodeId
 
 uploads = st.lists(st.integers(0, 10**9), min_size=2, max_size=64)
@@ -27,39 +27,42 @@ def test_slices_cover_the_vector_in_whole_blocks(length: int) -> None:
     assert all(start < stop for start, stop in bounds)
 
 
-@given(st.integers(1, 10**7), uploads)
-def test_every_slice_has_different_reducers(length: int, rates: list[int]) -> None:
+@given(st.integers(1, 10**7), uploads, st.integers(1, 2))
+def test_every_slice_has_different_reducers(length: int, rates: list[int], needed: int) -> None:
     upload = {NodeId(f"n{number}"): rate for number, rate in enumerate(rates)}
-    for one in assign(SlicePlan(length), upload, "seed"):
-        assert one.first != one.second
-        assert (one.third is None) == (len(rates) == 2)
-        assert one.third not in one
+    for one in assign(SlicePlan(length), upload, "seed", needed):
+        assert len(set(one.active)) == needed == one.needed
+        assert (one.spare is None) == (len(rates) == needed)
+        assert one.spare not in one
 
 
+@pytest.mark.parametrize("needed", [1, 2])
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 32, 64])
-def test_nobody_reduces_much_more_than_its_share(count: int) -> None:
+def test_nobody_reduces_much_more_than_its_share(count: int, needed: int) -> None:
     upload = {NodeId(f"n{number}"): 10 ** (number % 4) for number in range(count)}
     plan = SlicePlan(64 * BLOCK)
-    share = Counter(node for one in assign(plan, upload, "seed") for node in (one.first, one.second))
-    assert max(share.values()) <= max(1.25 * 2 * plan.count / count, -(-2 * plan.count // count))
+    share = Counter(node for one in assign(plan, upload, "seed", needed) for node in one.active)
+    assert max(share.values()) <= max(1.25 * needed * plan.count / count, -(-needed * plan.count // count))
 
 
 def test_who_uploads_faster_reduces_more() -> None:
     upload = {NodeId("slow"): 100, NodeId("fast"): 120, NodeId("other"): 100, NodeId("fourth"): 100}
-    share = Counter(node for one in assign(SlicePlan(64 * BLOCK), upload, "s") for node in (one.first, one.second))
+    share = Counter(node for one in assign(SlicePlan(64 * BLOCK), upload, "s", 2) for node in one.active)
     assert share[NodeId("fast")] > share[NodeId("slow")]
 
 
 def test_the_seed_changes_the_pairs() -> None:
     upload = {NodeId(f"n{number}"): 1 for number in range(8)}
     plan = SlicePlan(64 * BLOCK)
-    assert assign(plan, upload, "one") != assign(plan, upload, "two")
-    assert assign(plan, upload, "one") == assign(plan, upload, "one")
+    assert assign(plan, upload, "one", 2) != assign(plan, upload, "two", 2)
+    assert assign(plan, upload, "one", 2) == assign(plan, upload, "one", 2)
 
 
-def test_one_member_reduces_nothing() -> None:
-    with pytest.raises(ValueError, match="two reducers"):
-        assign(SlicePlan(10), {NodeId("a"): 1}, "seed")
+def test_a_lone_member_reduces_for_itself_and_without_members_nobody_does() -> None:
+    (one,) = assign(SlicePlan(10), {NodeId("a"): 1}, "seed", 2)
+    assert one.active == ("a",)
+    with pytest.raises(ValueError, match="has a reducer"):
+        assign(SlicePlan(10), {}, "seed", 2)
 
 
 def test_messages_carry_all_slices_in_order_and_as_many_as_fit() -> None:

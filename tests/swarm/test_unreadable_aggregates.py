@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from neuroshard.consensus.effects import Complete
-from neuroshard.consensus.roster import digest_of
 from neuroshard.consensus.round_machine import RoundStateMachine
-from neuroshard.consensus.round_messages import AggregateSent, CertificateSaid, Phase, Quorum, Value, Vote
+from neuroshard.consensus.round_messages import AggregateSent, CertificateSaid, Phase, Quorum, Vote
+from neuroshard.consensus.slices import digest_of
 from tests.worlds.rounds import World, signed_as
 
 SLICE, NO_SLICE = b"r" * 32, b"r" * 65  # the world's slices have 64 bytes at most
@@ -24,15 +25,17 @@ def certificate_of(machine: RoundStateMachine, slices: tuple[bytes, ...]) -> Quo
     """By all voters but the asker, who are a quorum."""
     step, own = machine.setting.step, machine.setting.member
     digests = tuple(digest_of(one).hex() for one in slices)
-    members = step.roster.members
-    value = Value(step.id, step.root, "0" * 64, digests, members, (), (), "1" * 64, sequences=1)
+    members = tuple(sorted(step.committee.members))
+    value = structs.replace(
+        step.first_value(), round_id="0" * 64, aggregate=digests, members=members, next_root="1" * 64, sequences=1
+    )
     said = Vote(step.id, 0, Phase.COMMIT, value.digest)
     votes = tuple(signed_as(member, said) for member in members if member != own)
     return Quorum(value, 0, Phase.COMMIT, votes)
 
 
 def ends(machine: RoundStateMachine, slices: tuple[bytes, ...]) -> bool:
-    certificate, sender = certificate_of(machine, slices), machine.setting.step.roster.members[-1].node_id
+    certificate, sender = certificate_of(machine, slices), max(machine.setting.step.seats)
     effects = machine.hear(sender, CertificateSaid(certificate), 0.0)
     sent = AggregateSent(certificate.value.digest, dict(enumerate(slices)))
     effects += machine.hear(sender, sent, 1.0)

@@ -14,8 +14,7 @@ import trio
 from test_group_training import NAMES, Node, node_of, trained_until
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
-from neuroshard.consensus.stage_rounds import Agreed, Outcome
-from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.consensus.sync_strategies import Agreed, Outcome, snapshot_layout
 from neuroshard.data.windows import Batch
 from neuroshard.model.weights import flatten
 from neuroshard.network import InMemoryNetwork

@@ -12,7 +12,7 @@ import trio
 from test_averaging_trainers import AVERAGING
 from torch import Tensor
 
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, UnderWay
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, Outcome, UnderWay
 from neuroshard.model.weights import flatten
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, StepResult

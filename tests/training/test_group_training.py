@@ -11,8 +11,7 @@ import torch
 import trio
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
-from neuroshard.consensus.stage_rounds import Abandoned, Outcome
-from neuroshard.consensus.sync_strategies import FragmentStep, strategy_at
+from neuroshard.consensus.sync_strategies import Abandoned, FragmentStep, Outcome, strategy_at
 from neuroshard.data.windows import Batch
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Link
@@ -27,11 +26,11 @@ def test_a_paused_node_agrees_to_no_round(tmp_path: Path) -> None:
         trainer = node_of(compute, tmp_path, NAMES[0], network, 0).trainer
         group = trainer.parts.stages[0].group
         assert group is not None
-        assert group.gathering.replica.may_take_part()
+        assert group.replica_status().is_ready
         trainer.pause()
-        assert not group.gathering.replica.may_take_part()
+        assert not group.replica_status().is_ready
         trainer.resume()
-        assert group.gathering.replica.may_take_part()
+        assert group.replica_status().is_ready
     compute.close()
 
 
@@ -221,7 +220,7 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
             assert group is not None
 
             async def up_to_the_end(contribution: torch.Tensor, outer_step: int) -> Outcome:
-                if not group.gathering.is_called:
+                if group.due is None:
                     has_ended.set()
                     await anyio.sleep_forever()
                 begun.append(held.outer.state.anchor - contribution)

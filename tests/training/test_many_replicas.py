@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from neuroshard.consensus.roster import GroupMember, Roster
-from neuroshard.consensus.round_messages import MAX_CALLED, MAX_MEMBERS
-from neuroshard.consensus.round_requests import RoundTimes, may_have_missed, members_of_call, must_follow, ready_nodes
-from neuroshard.consensus.stage_rounds import Agreed
+from neuroshard.consensus.matchmaking import RoundTimes
+from neuroshard.consensus.sync_strategies import Agreed
 from neuroshard.network import InMemoryNetwork
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
-from neuroshard.types import LayerRange, NodeId, RunId, WalletId
+from neuroshard.types import LayerRange, NodeId, RunId
 from tests.worlds.replicas import DUE_SECONDS, NAMES, SimulatedReplica, for_seconds, play
 
 MOST = 4
@@ -40,14 +38,14 @@ def test_more_replicas_than_members_take_turns_and_end_with_the_same_bytes() -> 
             replicas.append(newcomer)
             while not newcomer.outcomes:
                 await for_seconds(DUE_SECONDS, *replicas)
-                if newcomer.group.gathering.must_follow.is_set():  # until it has a certificate it takes states over
+                if newcomer.group.must_follow.is_set():  # until it has a certificate it takes states over
                     newcomer.follow(max(replicas, key=lambda other: other.state.outer_step))
                     newcomer.sequences = 0
         parts = [len(one.outcomes) for one in replicas]
         before = replicas[0].state.outer_step
         await for_seconds(15 * DUE_SECONDS, *replicas)
         assert replicas[0].state.outer_step >= before + 8
-        assert not any(one.group.gathering.must_follow.is_set() for one in replicas)
+        assert not any(one.group.must_follow.is_set() for one in replicas)
         assert all(len(one.outcomes) > count for one, count in zip(replicas, parts, strict=True))
         for one in replicas:
             one.is_idle = True
@@ -58,25 +56,3 @@ def test_more_replicas_than_members_take_turns_and_end_with_the_same_bytes() -> 
         assert all(torch.equal(one.state.velocity, replicas[0].state.velocity) for one in replicas)
 
     play(scenario)
-
-
-def test_all_voters_are_called_and_some_others() -> None:
-    voters = Roster(
-        tuple(GroupMember(NodeId(f"n{number}"), WalletId(f"{number:016x}")) for number in range(MAX_MEMBERS))
-    )
-    ready = ready_nodes(STAGE, NodeId("self"), OWN, crowd(200))
-    called = members_of_call(NodeId("self"), ready, voters)
-    assert len(called) == len(set(called)) == MAX_CALLED
-    assert voters.nodes | {"self"} <= set(called)
-    assert len(members_of_call(NodeId("self"), ready, None)) == MAX_MEMBERS
-
-
-def test_those_who_stand_where_the_own_line_was_are_no_other_line() -> None:
-    ahead = ReplicaStatus(True, 20, 4, "b" * 64, is_certified=True)
-    left_out = crowd(130)
-    assert must_follow(ahead, left_out)
-    assert not must_follow(ahead, left_out, past=["a" * 64])
-    assert not may_have_missed(ahead, left_out)
-    few = {NodeId(f"m{number}"): ahead for number in range(5)}
-    assert not may_have_missed(OWN, left_out | few)
-    assert may_have_missed(OWN, left_out | {NodeId(f"m{number}"): ahead for number in range(64)})

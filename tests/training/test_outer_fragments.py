@@ -12,13 +12,20 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, RunRound, StageRounds, lone_exchange
-from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rounds, strategy_at
+from neuroshard.consensus.sync_strategies import (
+    Abandoned,
+    Agreed,
+    FragmentStep,
+    RunRound,
+    StageRounds,
+    steps_between_rounds,
+    strategy_at,
+)
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, LineProgress, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread
-from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.outer_sync import OuterSync, lone_exchange
 from neuroshard.types import LayerRange
 from tests.worlds.replicas import MeetingPlace
 from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, state_digest, train

@@ -11,14 +11,21 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, Outcome, RunRound, StageRounds, UnderWay, lone_exchange
-from neuroshard.consensus.sync_strategies import strategy_at
+from neuroshard.consensus.sync_strategies import (
+    Abandoned,
+    Agreed,
+    Outcome,
+    RunRound,
+    StageRounds,
+    UnderWay,
+    strategy_at,
+)
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
-from neuroshard.training.outer_sync import OuterSync
+from neuroshard.training.outer_sync import OuterSync, lone_exchange
 from tests.worlds.replicas import MeetingPlace
 from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.network import InMemoryNetwork, Link
 from neuroshard.types import NodeId
 from tests.worlds.replicas import (
@@ -130,7 +130,7 @@ def test_a_member_that_dies_in_an_overlapped_round_does_not_end_the_line() -> No
 
 def test_alone_a_round_is_over_at_once() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
-        one = SimulatedReplica(A, network, 1, outer=BESIDE, may_be_alone=True)
+        one = SimulatedReplica(A, network, 1, outer=BESIDE, may_be_alone=True, seats=(A,))
         await for_seconds(4 * DUE_SECONDS + 0.5, one)
         assert [outcome.members for outcome in one.outcomes if isinstance(outcome, Agreed)] == [1] * 4
         assert not one.begun

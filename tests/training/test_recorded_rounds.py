@@ -39,8 +39,8 @@ def test_everybody_tells_the_same_of_a_round_and_who_was_refused_and_why() -> No
             assert {one.reason for one in record.members if one.node_id == D} == {"it is zero"}
             assert replica.group.status.refused == (("zero", 1),)
             assert record.certificate is not None
-            assert record.certificate.voters == 4
-            assert record.certificate.votes == 4  # a founding: all have to agree
+            assert record.certificate.voters == 3  # the seats
+            assert record.certificate.votes >= 2
             assert record.bytes_sent > 0
             assert record.bytes_received > 0
         values = {one.group.status.recent[0].certificate.value for one in honest}  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import trio
 from torch import Tensor
 
 from neuroshard.compression import make_codec
-from neuroshard.consensus.stage_rounds import Agreed
+from neuroshard.consensus.sync_strategies import Agreed
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.trainer import Trainer
 from tests.worlds.stages import PARAMETERS, SHARD_WINDOWS, make_stage, make_trainer, state_digest, train

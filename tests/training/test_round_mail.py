@@ -17,7 +17,7 @@ from neuroshard.consensus.message_queue import (
     MessagePart,
     RoundMessageQueue,
 )
-from neuroshard.consensus.roster import Encoded
+from neuroshard.consensus.slices import Encoded
 from neuroshard.messages import Frame, MalformedFrameError, TensorPart, TensorSpec
 from neuroshard.messages.frame import unpack
 from neuroshard.network import InMemoryNetwork, RequestRefusedError

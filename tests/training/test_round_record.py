@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from neuroshard.aggregation import Cluster, GateVerdict, MiddleMean, RejectionReason
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Judged, RoundPhase, RoundProgress
-from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.round_messages import Phase, Quorum, Value, VerifiedBody, Vote
+from neuroshard.consensus.round_messages import Phase, Quorum, VerifiedBody, Vote
 from neuroshard.consensus.round_status import (
     KEPT_ROUNDS,
     MAX_CONTRIBUTORS,
@@ -21,6 +21,7 @@ from neuroshard.consensus.round_status import (
 )
 from neuroshard.status.rounds import AbandonReason, CertificateStatus, MemberPart, PhaseSeconds, StageRoundsStatus
 from neuroshard.types import LayerRange, NodeId, WalletId
+from tests.worlds.rounds import value_of
 
 A, B, C, D = (GroupMember(NodeId(name), WalletId(name * 16)) for name in "abcd")
 TERMS = RoundTerms(
@@ -42,7 +43,7 @@ def certificate(*refused: tuple[GroupMember, str]) -> Quorum:
     members, refusals = (A, B, C), tuple((member.node_id, why) for member, why in refused)
     bad = {node for node, _ in refusals}
     accepted = tuple(member.node_id for member in members if member.node_id not in bad)
-    value = Value("1" * 64, "2" * 64, "3" * 64, ("4" * 64,), members, accepted, refusals, "5" * 64, 100)
+    value = value_of(aggregate=("4" * 64,), members=members, accepted=accepted, refused=refusals, sequences=100)
     vote = Vote("1" * 64, 0, Phase.COMMIT, value.digest)
     votes = tuple(VerifiedBody[Vote].of(member, vote, b"") for member in members)
     return Quorum(value, 0, Phase.COMMIT, votes)

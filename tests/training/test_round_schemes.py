@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from neuroshard.config.run_parameters import CodecName, OuterOptimization, StrategyName
-from neuroshard.consensus.stage_rounds import Agreed
-from neuroshard.consensus.sync_strategies import strategy_at
+from neuroshard.consensus.sync_strategies import Agreed, strategy_at
 from neuroshard.network import InMemoryNetwork
 from tests.worlds.replicas import DUE_SECONDS, NAMES, OUTER, SCHEMA, SimulatedReplica, for_seconds, play
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.consensus.round_requests import RoundTimes, WorkToRound
+from neuroshard.consensus.matchmaking import RoundTimes, WorkToRound
 
 TIMES = RoundTimes()
 

@@ -10,7 +10,7 @@ import torch
 import trio
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
-from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
 from neuroshard.optim.outer import LineProgress, fresh_outer_state

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.roster import GroupMember, digest_of
-from neuroshard.consensus.round_messages import Phase, Quorum, Value, Vote, signed_by
+from neuroshard.consensus.round_messages import Phase, Quorum, Vote, signed_by
+from neuroshard.consensus.slices import digest_of
 from neuroshard.consensus.vote_log import (
     CONTRIBUTION_FILE,
     KEPT_STEPS,
@@ -23,6 +24,7 @@ from neuroshard.consensus.vote_log import (
 )
 from neuroshard.errors import StorageError
 from tests.worlds.replicas import IDENTITIES, NOW
+from tests.worlds.rounds import value_of
 
 HASH = "ab" * 32
 AGGREGATE = (b"first slice", b"", b"third")
@@ -31,7 +33,7 @@ MEMBERS = tuple(sorted(GroupMember(one.node_id, one.wallet_id) for one in IDENTI
 
 def quorum(phase: Phase, root: str = HASH) -> Quorum:
     digests = tuple(digest_of(part).hex() for part in AGGREGATE)
-    value = Value(HASH, root, HASH, digests, MEMBERS, (), (), HASH, 100)
+    value = value_of(step_id=HASH, root=root, aggregate=digests, members=MEMBERS, sequences=100)
     vote = Vote(HASH, 4, phase, value.digest)
     said = tuple(signed_by(IDENTITIES[member.node_id], vote, NOW) for member in MEMBERS)
     return Quorum(value, 4, phase, said)

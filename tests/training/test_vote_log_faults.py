@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Complete, GiveUp, Persist, Say, VoteRecord
-from neuroshard.consensus.roster import GroupMember, digest_of
 from neuroshard.consensus.round_messages import (
     CertificateSaid,
     Message,
@@ -26,14 +27,14 @@ from neuroshard.consensus.round_messages import (
     NewViewSaid,
     Phase,
     Quorum,
-    Value,
     Vote,
     VoteSaid,
 )
+from neuroshard.consensus.slices import digest_of
 from neuroshard.consensus.vote_log import COUNT_FILE, KEPT_VOTES, LOG_FILE, FileVoteLog, InMemoryVoteLog, VoteLog
 from neuroshard.errors import StorageError
 from neuroshard.types import NodeId, WalletId
-from tests.worlds.rounds import World, signed_as
+from tests.worlds.rounds import World, signed_as, value_of
 
 DAY = 86_400
 HASH = "ab" * 32
@@ -49,7 +50,7 @@ def vote(number: int, view: int = 0) -> VoteRecord:
 def quorum(phase: Phase, root: int) -> Quorum:
     digests = tuple(digest_of(part).hex() for part in AGGREGATE)
     members = (GroupMember(NodeId("a"), WalletId("a")),)
-    return Quorum(Value(HASH, f"{root:064x}", HASH, digests, members, (), (), HASH, 1), 0, phase, ())
+    return Quorum(value_of(root=f"{root:064x}", aggregate=digests, members=members), 0, phase, ())
 
 
 def locked(number: int, view: int) -> VoteRecord:
@@ -291,12 +292,14 @@ def test_an_old_copy_of_the_log_is_noticed_when_the_node_sees_a_vote_that_it_has
     shutil.copytree(tmp_path / "backup", tmp_path / "rounds")
     (old,) = FileVoteLog(tmp_path / "rounds").votes()  # it is intact, so only its own later vote can show its age
     assert old.view == 0
-    other = next(member for member in step.roster.members if member != own)
+    other = next(member for member in step.committee.members if member != own)
 
     def hears(record: VoteRecord, body: Vote) -> list[object]:
         """What the machine does about this vote, by whichever message it comes."""
         found = list[object]()
-        value = Value(step.id, step.root, HASH, (HASH,) * 3, step.roster.members, (), (), HASH, 1)
+        value = structs.replace(
+            step.first_value(), round_id=HASH, aggregate=(HASH,) * 3, members=tuple(sorted(step.committee.members))
+        )
         said = Quorum(value, body.view, body.phase, (signed_as(own, body), signed_as(other, body)))
         messages: list[Message] = [
             VoteSaid(signed_as(own, body)),

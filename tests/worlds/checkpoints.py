@@ -18,10 +18,13 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.consensus.matchmaking import Matchmaker, Replica
-from neuroshard.consensus.roster import GroupMember
-from neuroshard.consensus.stage_rounds import StageRounds
-from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.consensus.committee import GroupMember
+from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds
+from neuroshard.consensus.matchmaking import Replica
+from neuroshard.consensus.round_messages import signed_by
+from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
+from neuroshard.consensus.sync_strategies import StageRounds, snapshot_layout
+from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
@@ -231,7 +234,7 @@ def donor_node(
         return NOW + anyio.current_time()
 
     progress = ReplicaProgress(sync, record, now)
-    snapshots = StateDonor(stage.keeper, sync, progress, None if not peers else matchmaker_of(name, peers, progress))
+    snapshots = StateDonor(stage.keeper, sync, progress, None if not peers else group_of(name, peers, sync, progress))
     limits = DonorLimits(receivers=2, wait_seconds=5.0)
     strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
     donor = SnapshotServer(
@@ -246,21 +249,29 @@ def donor_node(
     return node
 
 
-def matchmaker_of(name: str, peers: Sequence[NodeId], progress: ReplicaProgress) -> Matchmaker:
-    """A matchmaker that is asked about its replica and never looks at the others."""
+def group_of(name: str, peers: Sequence[NodeId], sync: OuterSync, progress: ReplicaProgress) -> GroupRounds:
+    """The rounds of a stage that is asked about its replica, never looks at the others and has no foundation."""
     identity = identity_of(name)
-    rounds = StageRounds(RUN, 1, TensorSchema((), ()), MODEL.outer)
     replica = Replica(
         GroupMember(identity.node_id, identity.wallet_id),
         NAME,
-        rounds,
+        StageRounds(RUN, 1, TensorSchema(("layers.0.weight",), ((1,),)), MODEL.outer),
         lambda members: MODEL.outer.inner_steps * MODEL.sequences_per_step * members,
         progress.status,
         lambda: peers,
         lambda _: None,
         lambda: True,
+        lambda: NOW,
     )
-    return Matchmaker(replica, ReplicaClient(NoRequester()), lambda _: None)
+    return GroupRounds(
+        replica,
+        ReplicaClient(NoRequester()),
+        _no_rounds,
+        lambda body: signed_by(identity, body, NOW),
+        AcceptanceCheck(sync.root_after),
+        book=InMemoryVoteLog(),
+        chain=StageChain(lambda: None, InMemoryChainStore()),
+    )
 
 
 class NoRequester:

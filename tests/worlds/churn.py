@@ -287,6 +287,7 @@ class ChurnMachine:
             before.seed,
             state=before.state,
             book=before.book,
+            store=before.store,
             known=self._known(before.name),
             clock_ahead=clock_ahead,
             outer=self.outer,
@@ -306,11 +307,11 @@ class ChurnMachine:
     def _is_dispensable(self, node: NodeId) -> bool:
         line = self.newest().replica_status().line
         here = {name: one for name, one in self.live.items() if one.replica_status().line == line}
-        steps = [one.group.gathering.step_of(one.replica_status()) for one in here.values()]
-        step = next((one for one in steps if one is not None), None)  # newcomers do not know the voters
-        if step is None:  # nobody has ended a step yet: all have to agree
-            return len(self.live) > MIN_FOUNDERS
-        return len(step.roster.nodes & (here.keys() - self._asleep - {node})) >= step.quorum
+        chain = self.newest().group.chain.chain
+        awake = here.keys() - self._asleep - {node}
+        return chain is not None and chain.committee.is_quorum(
+            [seat.member for seat in chain.committee.seats if seat.node_id in awake]
+        )
 
     async def _report(self) -> None:
         while True:
@@ -323,7 +324,7 @@ class ChurnMachine:
                 status, newest = replica.replica_status(), self.newest()
                 self.roots.setdefault(status.outer_step, set()).add(status.root)
                 may_follow = replica.name not in self._asleep and newest is not replica
-                if replica.group.gathering.must_follow.is_set() and may_follow:
+                if replica.group.must_follow.is_set() and may_follow:
                     self._note(f"{_short(replica)} follows {_short(newest)}")
                     replica.follow(newest)
             await anyio.sleep(LOOK_SECONDS)

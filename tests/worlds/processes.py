@@ -461,10 +461,10 @@ class ProcessChurn:
         self._note(f"the line of {number} is slow")
 
     def _dispensable(self) -> list[int]:
-        """Without whom more than half of the voters are alive and awake."""
+        """All without the first node, which has the only seat, while more than half of the contributors are there."""
         voters = self._voters()
         alive = {number for number, told in self._told.items() if told["node_id"] in voters and self._is_newest(told)}
-        return [number for number in self._told if voters and 2 * len(alive - {number}) > len(voters)]
+        return [number for number in self._told if number and voters and 2 * len(alive - {number}) > len(voters)]
 
     def _is_newest(self, told: dict[str, Any]) -> bool:
         return bool(told["diloco"]["outer_steps"] == self.step)

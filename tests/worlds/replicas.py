@@ -17,15 +17,23 @@ from trio.testing import MockClock
 
 from neuroshard.aggregation import MemberFacts
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Judge, MakeStatistics, Reduce
+from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
-from neuroshard.consensus.matchmaking import Replica
-from neuroshard.consensus.roster import GroupMember
+from neuroshard.consensus.matchmaking import Replica, RoundTimes
 from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody, signed_by
-from neuroshard.consensus.round_requests import RoundTimes
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.stage_rounds import Abandoned, Agreed, StageRounds, UnderWay
-from neuroshard.consensus.sync_strategies import Strategy, sequences_to_round, strategy_at
+from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
+from neuroshard.consensus.sync_strategies import (
+    Abandoned,
+    Agreed,
+    StageRounds,
+    Strategy,
+    UnderWay,
+    sequences_to_round,
+    strategy_at,
+)
 from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.messages import EncodedFrame
@@ -63,6 +71,15 @@ IDENTITIES = {one.node_id: one for one in (identity(number) for number in range(
 EVERYBODY = tuple(IDENTITIES)
 NAMES = EVERYBODY[:12]
 A, B, C = NAMES[:3]
+
+
+def founding_of(seats: Sequence[NodeId], *, is_open: bool = False) -> Founding:
+    """The stage's foundation: its owner is the first of these seats."""
+    members = [Seat(IDENTITIES[name].wallet_id, name, 0) for name in seats]
+    committee = Committee.founded(members, is_open=is_open)
+    return Founding("f" * 64, 0, StageStart(0, committee), members[0].wallet_id)
+
+
 DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
 
 
@@ -84,6 +101,8 @@ class SimulatedReplica:
     known: Callable[[], Sequence[NodeId]] | None = None
     wallet_rounds: int = 0
     is_open: bool = False  # to strangers
+    seats: Sequence[NodeId] = (A, B, C)
+    store: InMemoryChainStore = field(default_factory=InMemoryChainStore)  # also on its disk
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
     newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
     may_take_part: bool = True  # whether it agrees to rounds
@@ -115,15 +134,15 @@ class SimulatedReplica:
             self._peers,
             lambda node: IDENTITIES[node].wallet_id,
             lambda: self.may_take_part,
-            self.is_open,
+            self.now,
             lambda: self.newcomers,
             self.most_members,
-            now=self.now,
         )
 
         def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
             return signed_by(identity, body, self.now())
 
+        founding = founding_of(self.seats, is_open=self.is_open)
         self.group = GroupRounds(
             replica,
             ReplicaClient(transport, offload=at_once),
@@ -131,6 +150,7 @@ class SimulatedReplica:
             sign,
             AcceptanceCheck(self._root_after, self._object),
             book=self.book,
+            chain=StageChain(lambda: founding, self.store, at_once),
             told=self.told,
             times=self.times,
             offload=at_once,
@@ -154,7 +174,7 @@ class SimulatedReplica:
         return NOW + anyio.current_time() + self.clock_ahead
 
     def replica_status(self) -> ReplicaStatus:
-        return self.group.gathering.replica_status()
+        return self.group.replica_status()
 
     async def live(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -172,7 +192,7 @@ class SimulatedReplica:
         """Take another one's state over, as a download does."""
         self.state, self.weights = other.state, other.weights.clone()
         self.steps, self.sequences, self.wallet_rounds = other.steps, other.sequences, other.wallet_rounds
-        self.group.gathering.must_follow = anyio.Event()
+        self.group.must_follow = anyio.Event()
 
     def _replica_status(self) -> ReplicaStatus:
         root, rounds = state_root(self.state), self.wallet_rounds
@@ -184,14 +204,14 @@ class SimulatedReplica:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
         self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
         is_due = self.sequences >= self._sequences_due(1)
-        if self.may_be_alone and is_due and self.group.gathering.is_alone:
+        if self.may_be_alone and is_due and self.group.is_alone:
             await self.take_part()
 
     async def take_part(self) -> None:
         before = self.state
         strategy = self._strategy
         contribution = strategy.contribution(before, self.weights, self.residual)
-        if self.group.gathering.agreement is not None:
+        if self.group.due is not None:
             self.entered.append(before.outer_step)
         outcome = await self.group.exchange(contribution, before.outer_step)
         if isinstance(outcome, UnderWay):
@@ -279,7 +299,7 @@ def play(scenario: Callable[[InMemoryNetwork], Awaitable[None]]) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-QUICK = replace(RoundTimes(), look_seconds=0.05, near_seconds=0.02, turn_seconds=5.0, retry_seconds=0.05)
+QUICK = replace(RoundTimes(), look_seconds=0.05, near_seconds=0.02, probe_seconds=0.05, retry_seconds=0.05)
 
 
 class MeetingPlace:

@@ -9,14 +9,17 @@ function.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
+from typing import Any
 
 from msgspec import structs
 
 from neuroshard.aggregation import Cluster, GateVerdict, WeightedSum
+from neuroshard.consensus.chain import Chain, Step
+from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import (
     Accuse,
     AnyBody,
@@ -37,7 +40,7 @@ from neuroshard.consensus.effects import (
     ViewTiming,
     VoteRecord,
 )
-from neuroshard.consensus.roster import Encoded, GroupMember, Roster, SlicePlan, Step, digest_of
+from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     ContributionSent,
@@ -51,10 +54,12 @@ from neuroshard.consensus.round_messages import (
     RoundProposal,
     StatementSaid,
     StatisticsDigests,
+    Value,
     VerifiedBody,
     VoteSaid,
     round_id_of,
 )
+from neuroshard.consensus.slices import Encoded, SlicePlan, digest_of
 from neuroshard.types import NodeId, RunId, WalletId
 
 PLAN = SlicePlan(3 * 4096)
@@ -65,6 +70,19 @@ TICK_SECONDS = 1.0
 
 def member_named(name: str) -> GroupMember:
     return GroupMember(NodeId(name), WalletId(sha256(name.encode()).hexdigest()[:16]))
+
+
+def chain_of(members: Sequence[GroupMember], *, is_open: bool = False) -> Chain:
+    """A chain that its owner, the first member, has founded with a seat for each member."""
+    seats = [Seat(member.wallet_id, member.node_id, 0) for member in members]
+    committee = Committee.founded(seats, is_open=is_open)
+    return Chain.founded(Founding("f" * 64, 0, StageStart(0, committee), members[0].wallet_id))
+
+
+def value_of(**fields: Any) -> Value:
+    """A value with these fields; the others are some hash or number."""
+    some = dict.fromkeys(("step_id", "statement", "parent", "committee", "root", "next_root", "round_id"), "1" * 64)
+    return Value(**{**some, "height": 1, "outer_step": 1, **fields})
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,7 @@ class Participant:
     member: GroupMember
     root: str
     number: int
-    roster: Roster
+    chain: Chain
     records: dict[str, VoteRecord] = field(default_factory=dict[str, VoteRecord])  # the disk
     ended: dict[str, tuple[Step, Complete]] = field(
         default_factory=dict[str, tuple[Step, Complete]]
@@ -104,7 +122,6 @@ class World:
         *,
         seed: int = 0,
         is_open: bool = False,
-        is_founding: bool = False,
         plan: SlicePlan = PLAN,
     ) -> None:
         members = tuple(member_named(name) for name in names)
@@ -120,14 +137,14 @@ class World:
         self.sequences: dict[NodeId, int] = {}  # that a member says it has trained on, where it is no round number
         self.sent = Counter[NodeId]()  # slices, by who sent them
         self.received = Counter[NodeId]()
-        roster = Roster(members, is_founding=is_founding)
-        self.nodes = {member.node_id: Participant(member, FIRST_ROOT, 0, roster) for member in members}
+        chain = chain_of(members, is_open=is_open)
+        self.nodes = {member.node_id: Participant(member, FIRST_ROOT, 0, chain) for member in members}
 
     def add(self, name: str, like: NodeId) -> None:
         """A joiner that has fetched the state of another node."""
         source = self.nodes[like]
         member = member_named(name)
-        self.nodes[member.node_id] = Participant(member, source.root, source.number, source.roster)
+        self.nodes[member.node_id] = Participant(member, source.root, source.number, source.chain)
 
     def proposer(self, view: int) -> NodeId:
         """Of the step that the first node is at."""
@@ -143,7 +160,7 @@ class World:
         one.attempts += 1
         parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
         sequences = self.sequences.get(node, 100)
-        contribution = EncodedContribution(parts, sequences=sequences, upload=1000, made_at=one.attempts)
+        contribution = EncodedContribution(parts, sequences, upload=1000, seconds=60, made_at=one.attempts)
         self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
 
     def ask_for_the_end(self, node: NodeId) -> None:
@@ -218,11 +235,12 @@ class World:
         assert len({number for number, _ in after}) == len(after), "two histories"
 
     def _step(self, one: Participant) -> Step:
-        return Step(RunId("1" * 64), 0, one.number, one.root, "terms", one.roster, self.is_open)
+        chain = one.chain
+        return Step(RunId("1" * 64), 0, one.number, one.root, "terms", chain.standing, chain.ledger, chain.owner)
 
     def _setting(self, one: Participant, step: Step) -> RoundConfig:
         def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
-            return VerifiedBody[AnyBody].of(one.member, body, repr((one.member, body)).encode())
+            return VerifiedBody.of(one.member, body, repr((one.member, body)).encode())
 
         called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
         expected = frozenset(other.member.node_id for other in called if other.root == one.root)
@@ -268,15 +286,15 @@ class World:
                 assert tuple(digest_of(part).hex() for part in aggregate) == certificate.value.aggregate
                 one.ended[machine.setting.step.id] = machine.setting.step, effect
                 one.done.append((one.number, one.root, certificate.value.next_root))
-                one.number, one.root = one.number + 1, certificate.value.next_root
-                one.roster = certificate.value.next_roster()
+                one.number, one.root = certificate.value.outer_step, certificate.value.next_root
+                one.chain = one.chain.extended(certificate)
             case _:
                 self._carry_out(one, machine, machine.answered(effect, self._work(one, effect)))
 
     def _work(self, one: Participant, job: MakeStatistics | Judge | Reduce | Check) -> JobResult:
         match job:
             case MakeStatistics(rows=rows):
-                return {index: b"s" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
+                return {index: b"s" + sha256(b"".join(parts)).digest()[:15] for index, parts in rows.items()}
             case Judge(members=members):
                 accepted = tuple(row for row, first in enumerate(members.originals) if row == first)
                 return Judged(verdict_of(accepted), WeightedSum(accepted, (1.0,) * len(accepted), 1.0))
@@ -294,7 +312,7 @@ def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
 
 def signed_as(member: GroupMember, body: AnyBody) -> VerifiedBody[AnyBody]:
     """A liar signs what it likes, with its own key."""
-    return VerifiedBody[AnyBody].of(member, body, repr((member, body)).encode())
+    return VerifiedBody.of(member, body, repr((member, body)).encode())
 
 
 Twist = Callable[[Participant, Effect], list[Effect]]
@@ -421,7 +439,7 @@ def proposals_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
             for machine in one.machines.values():
                 step, intents = machine.setting.step, machine._views.chosen_intents()  # pyright: ignore[reportPrivateUsage]
                 view = next(view for view in range(9_990, 0, -1) if step.proposer(view) == one.member.node_id)
-                body = RoundProposal(step.id, view, round_id_of(step, view, intents), None)
+                body = RoundProposal(step.id, view, round_id_of(step.id, view, intents), None)
                 proposals.append(Say(to, ProposalSaid(signed_as(one.member, body), intents, None)))
             return [*proposals, effect]
         case _:

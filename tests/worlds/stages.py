@@ -25,7 +25,6 @@ from torch import Tensor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
-from neuroshard.consensus.stage_rounds import lone_exchange
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.tokenizer import Tokenizer, learn_merges
 from neuroshard.data.windows import Batch
@@ -45,6 +44,7 @@ from neuroshard.status.board import Generate, GeneratedText
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.gradient_sync import make_outer_sync
+from neuroshard.training.outer_sync import lone_exchange
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage

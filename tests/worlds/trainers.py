@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
 from neuroshard.consensus.matchmaking import Replica
-from neuroshard.consensus.roster import GroupMember
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
-from neuroshard.consensus.stage_rounds import StageRounds
+from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
+from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Transport
@@ -38,7 +39,7 @@ from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.training.state_transfer import StateDonor
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
-from tests.worlds.replicas import IDENTITIES, NOW, QUICK
+from tests.worlds.replicas import IDENTITIES, NOW, QUICK, founding_of
 from tests.worlds.replicas import NAMES as REPLICAS
 from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
 
@@ -184,8 +185,10 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         peers,
         lambda node: IDENTITIES[node].wallet_id,
         lambda: place.control.must_hold is None,
+        lambda: NOW,
     )
     vote = HeldOutVote(compute, stage.executor, outer, parameters.batch_size)
+    founding = founding_of(NAMES)
     group = GroupRounds(
         replica,
         ReplicaClient(place.transport),
@@ -193,10 +196,11 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         sign,
         AcceptanceCheck(outer.root_after, vote.objection),
         book=FileVoteLog(place.folder / f"rounds-{held.index}"),
+        chain=StageChain(lambda: founding, InMemoryChainStore()),
         times=QUICK,
     )
     outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
-    place.donor.offer(stage_name, StateDonor(stage.keeper, outer, progress, group.gathering))
+    place.donor.offer(stage_name, StateDonor(stage.keeper, outer, progress, group))
     place.door.add(group)
     return replace(held, group=group, vote=vote)
 

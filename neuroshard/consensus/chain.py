@@ -1,0 +1,446 @@
+"""The chain of a stage as one node knows it: the foundation, the values since then, and the ledger. Pure.
+
+Every value names the value before it, so a certificate decides one height of one line and nothing else. A node extends
+only what it has verified; it never counts opinions. A newcomer needs the certificates that changed the committee, the
+newest one, and the ledger whose hash that one names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from operator import attrgetter
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from neuroshard.consensus.committee import (
+    LARGEST_HEIGHT,
+    Admit,
+    Committee,
+    EntryRules,
+    GroupMember,
+    Height,
+    InvalidEntryError,
+    NamedNode,
+)
+from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
+from neuroshard.consensus.round_messages import LARGEST, MAX_MEMBERS, Phase, Quorum, Value
+from neuroshard.errors import DataError
+from neuroshard.identity import hash_parts
+from neuroshard.types import HexDigest, NamedWallet, NodeId, RunId, WalletId
+
+ADMISSION_SECONDS = 1800  # of accepted work, as the seats certify it, before a friend gets a seat
+SPAN = 16  # aggregates; who is in half of them is established
+KEPT_VALUES = 128  # more than the outer steps whose aggregates are kept
+MAX_CHANGES = 4096  # certificates that changed a committee since the foundation
+NO_ROOT = "0" * 64
+_Number = Annotated[int, Meta(ge=0, le=LARGEST)]
+
+
+class ChainError(DataError):
+    """A certificate or a chain that does not follow from the foundation that this node knows."""
+
+
+class ForkError(ChainError):
+    """Two certificates for one height: more seats lie than the committee tolerates, or a backup of a seat votes."""
+
+    def __init__(self, stage: int, height: int, double: Sequence[GroupMember]) -> None:
+        names = ", ".join(sorted(member.wallet_id[:8] for member in double)) or "none"
+        super().__init__(
+            f"Height {height} of stage {stage} was certified twice. Wallets that signed both: {names}.",
+            "The run's owner decides: `neuroshard run refound`.",
+        )
+        self.double = tuple(double)
+
+
+class Standing(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The newest certified state of a stage. Reports carry it; only certificates prove it."""
+
+    statement: HexDigest  # the foundation, which names the epoch
+    epoch: Height
+    height: Height
+    value: HexDigest  # hash of the newest value
+    outer_step: Height
+    root: HexDigest | None  # of the outer state; None: the run's initial state
+
+    def is_state(self, root: str, outer_step: int) -> bool:
+        """Whether an outer state is this one. Nobody signs the initial state: every node computes it from the run."""
+        return outer_step == self.outer_step and self.root in (None, root)
+
+
+class Candidate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A wallet without a seat, and the certified time in which its work was accepted."""
+
+    wallet_id: NamedWallet
+    node_id: NamedNode
+    seconds: _Number
+    accepted: Annotated[int, Meta(ge=0, lt=1 << SPAN)] = 0  # in the last SPAN aggregates, one bit each
+
+    @property
+    def is_established(self) -> bool:
+        """Whether enough of the last aggregates contain its work: then the others are compared with it."""
+        return self.accepted.bit_count() >= SPAN // 2
+
+
+class ReducerShare(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A member whose contribution the last aggregate contains, and its upload in bytes per second."""
+
+    node_id: NamedNode
+    upload: _Number
+
+
+class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """What follows from a value and all values before it."""
+
+    committee: Committee
+    seed: HexDigest  # of the draws in the next outer step: nobody knew it when the members of that step were chosen
+    later_root: HexDigest  # goes into the seed of the outer step after that
+    sequences: _Number = 0  # trained per member since the run began
+    candidates: Annotated[tuple[Candidate, ...], Meta(max_length=MAX_MEMBERS)] = ()
+    reducers: Annotated[tuple[ReducerShare, ...], Meta(max_length=MAX_MEMBERS)] = ()
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256; every value names that of the ledger after it."""
+        return hash_parts("neuroshard/ledger", msgspec.msgpack.encode(self)).hex()
+
+    @classmethod
+    def founded(cls, statement: str, start: StageStart) -> ChainLedger:
+        """The ledger at the beginning of an epoch."""
+        seed = hash_parts("neuroshard/seed", statement, start.stage).hex()
+        return cls(start.committee, seed, start.root or NO_ROOT)
+
+    @cached_property
+    def established(self) -> frozenset[NodeId]:
+        """Nodes with whose contributions those of others are compared: the seats, and proven contributors."""
+        proven = (each.node_id for each in self.candidates if each.is_established)
+        return frozenset(proven) | {seat.node_id for seat in self.committee.seats}
+
+    def due_admissions(self, limit: int) -> tuple[Admit, ...]:
+        """The entries that the next value may carry for friends who have worked for long enough."""
+        if self.committee.is_open:
+            return ()
+        ready = [Admit(each.wallet_id, each.node_id) for each in self.candidates if each.seconds >= ADMISSION_SECONDS]
+        return tuple(ready[:limit])
+
+    def after(self, value: Value, rules: EntryRules) -> ChainLedger:
+        """The ledger after a value. Raises InvalidEntryError.
+
+        The value's own `ledger` field is not read, so a value can be completed with the result.
+        """
+        committee = rules.applied(self.committee, value.entries) if value.entries else self.committee
+        for entry in value.entries:
+            if isinstance(entry, Admit) and not self._may_admit(entry):
+                raise InvalidEntryError(f"wallet {entry.wallet_id} has not worked for long enough to get a seat")
+        has_aggregate, uploads = value.round_id is not None, dict(value.uploads)
+        reducers = [ReducerShare(node, uploads.get(node, 0)) for node in sorted(value.accepted)]
+        return structs.replace(
+            self,
+            committee=committee,
+            seed=hash_parts("neuroshard/seed", self.seed, self.later_root).hex() if has_aggregate else self.seed,
+            later_root=value.next_root if has_aggregate else self.later_root,
+            sequences=self.sequences + value.sequences,
+            candidates=self._candidates_after(value, committee),
+            reducers=tuple(reducers) if has_aggregate else self.reducers,
+        )
+
+    def _may_admit(self, entry: Admit) -> bool:
+        # Strangers get seats by the owner's word only. That word arrives as a foundation.
+        return not self.committee.is_open and any(
+            (each.wallet_id, each.node_id) == (entry.wallet_id, entry.node_id) and each.seconds >= ADMISSION_SECONDS
+            for each in self.candidates
+        )
+
+    def _candidates_after(self, value: Value, committee: Committee) -> tuple[Candidate, ...]:
+        known = dict[WalletId, Candidate]()
+        for each in self.candidates:
+            history = each.accepted if value.round_id is None else each.accepted << 1 & (1 << SPAN) - 1
+            known[each.wallet_id] = structs.replace(each, accepted=history)
+        for member in value.members:
+            wallet, node = member.wallet_id, member.node_id
+            before = known.get(wallet)
+            if before is None or before.node_id != node:
+                before = Candidate(wallet, node, 0)
+            if node in value.accepted:
+                seconds, history = before.seconds + value.seconds, before.accepted | 1
+                known[wallet] = structs.replace(before, seconds=seconds, accepted=history)
+        waiting = [each for wallet, each in known.items() if wallet not in committee.wallets]
+        # the wallets that worked longest stay if there are too many: newcomers cannot displace them
+        waiting.sort(key=lambda each: (-each.seconds, each.wallet_id))
+        return tuple(waiting[:MAX_MEMBERS])
+
+
+class ChainProof(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a newcomer needs to verify the newest certified state from the foundation."""
+
+    ledger: ChainLedger  # after the newest value
+    tip: Quorum | None  # None: no height was certified since the foundation
+    changes: Annotated[tuple[Quorum, ...], Meta(max_length=MAX_CHANGES)] = ()
+    # up to the newest one, without a gap: a member that missed them asks for their aggregates
+    recent: Annotated[tuple[Quorum, ...], Meta(max_length=KEPT_VALUES)] = ()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One stage's chain from its foundation on."""
+
+    statement: str  # hash of the foundation
+    epoch: int
+    start: StageStart
+    owner: WalletId
+    ledger: ChainLedger
+    tip: Quorum | None = None
+    changes: tuple[Quorum, ...] = ()
+    recent: tuple[Quorum, ...] = field(default=(), repr=False)  # the last KEPT_VALUES, the oldest first
+
+    @classmethod
+    def founded(cls, by: Founding) -> Chain:
+        """The chain of an epoch in which nothing is certified yet."""
+        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by.statement, by.start))
+
+    @cached_property
+    def standing(self) -> Standing:
+        """The newest certified state."""
+        if self.tip is None:
+            parent = epoch_parent(self.statement, self.start.stage)
+            start = self.start
+            return Standing(self.statement, self.epoch, start.height, parent, start.outer_step, start.root)
+        value = self.tip.value
+        return Standing(self.statement, self.epoch, value.height, value.digest, value.outer_step, value.next_root)
+
+    @property
+    def committee(self) -> Committee:
+        """The committee of the next height."""
+        return self.ledger.committee
+
+    def extended(self, certificate: Quorum) -> Chain:
+        """The chain with the next value. Raises ChainError, or ForkError for another value of a height that it has."""
+        value, standing = certificate.value, self.standing
+        self._check_certificate(certificate, self.committee_at(value.height))
+        if value.height <= standing.height:
+            self._check_known(certificate)
+            return self
+        if value.height != standing.height + 1:
+            raise ChainError(f"A certificate of height {value.height} does not follow height {standing.height}.")
+        if value.parent != standing.value:
+            raise ForkError(self.start.stage, standing.height, ())
+        try:
+            ledger = self.ledger.after(value, EntryRules(value.height, self.owner))
+        except InvalidEntryError as error:
+            raise ChainError(
+                f"A certificate of height {value.height} has an entry that is not valid: {error}."
+            ) from None
+        if ledger.digest != value.ledger:
+            raise ChainError(f"The ledger after height {value.height} is not the certified one.")
+        has_changed = ledger.committee != self.committee
+        return replace(
+            self,
+            ledger=ledger,
+            tip=certificate,
+            changes=(*self.changes, certificate) if has_changed else self.changes,
+            recent=(*self.recent, certificate)[-KEPT_VALUES:],
+        )
+
+    def place_of(self, root: str, outer_step: int) -> tuple[Standing, ChainLedger] | None:
+        """The standing that certifies an outer state, and the ledger after it; None if the chain does not lead there.
+
+        Of an earlier standing the ledger has the right committee only: that is enough to check how its step ended.
+        """
+        if self.standing.is_state(root, outer_step):
+            return self.standing, self.ledger
+        for certificate in reversed(self.recent):
+            value = certificate.value
+            if value.root == root and value.outer_step >= outer_step:
+                committee = self.committee_at(value.height)
+                if committee is None:
+                    return None
+                place = Standing(value.statement, self.epoch, value.height - 1, value.parent, outer_step, root)
+                return place, structs.replace(self.ledger, committee=committee)
+        return None
+
+    def has_aggregate(self, root: str) -> bool:
+        """Whether the step from this state may have an aggregate: the step of a lone member has none."""
+        after = [each.value for each in self.recent if each.value.root == root != each.value.next_root]
+        return not after or after[-1].round_id is not None
+
+    def committee_at(self, height: int) -> Committee | None:
+        """The committee that voted on a height; None if it is not known here."""
+        if height > self.standing.height:
+            return self.ledger.committee
+        committee = self.start.committee if self.start.height < height else None
+        for change in self.changes:
+            if change.value.height < height:
+                committee = change.value.next_committee or committee
+        return committee
+
+    def proof(self, known_height: int = LARGEST_HEIGHT) -> ChainProof:
+        """What a newcomer needs, with the values above a height that it knows."""
+        unknown = max(0, self.standing.height - known_height)
+        return ChainProof(self.ledger, self.tip, self.changes, self.recent[-unknown:] if unknown else ())
+
+    def proven(self, proof: ChainProof) -> Chain:
+        """The chain that a proof shows, if it is newer than this one. Raises ChainError or ForkError.
+
+        The proof may skip heights: a committee certifies every change of itself, so each certificate is checked
+        with the committee that the certificate before it left behind.
+        """
+        if proof.tip is None:
+            return self
+        committee = self.start.committee
+        for before, after in pairwise(proof.changes):
+            if after.value.height <= before.value.height:
+                raise ChainError("The changes of a committee are not in order.")
+        for change in proof.changes:
+            self._check_certificate(change, committee)
+            if change.value.next_committee is None:
+                raise ChainError("A certificate in a proof changes no committee.")
+            committee = change.value.next_committee
+        tip = proof.tip.value
+        if proof.changes and proof.changes[-1].value.height > tip.height:
+            raise ChainError("A proof has a change after its newest value.")
+        if not proof.changes or proof.changes[-1] != proof.tip:
+            self._check_certificate(proof.tip, committee)
+            if tip.next_committee is not None:
+                raise ChainError("A proof leaves out that its newest value changes the committee.")
+        if proof.ledger.digest != tip.ledger or proof.ledger.committee != committee:
+            raise ChainError("The ledger of a proof is not the certified one.")
+        if tip.height <= self.standing.height:
+            self._check_known(proof.tip)
+            return self
+        recent = self._joined((*self.recent, *proof.recent), proof.tip)
+        return replace(self, ledger=proof.ledger, tip=proof.tip, changes=proof.changes, recent=recent)
+
+    def with_earlier(self, certificates: Iterable[Quorum]) -> Chain:
+        """The chain with values before its newest ones, as far as they lead there."""
+        return self if self.tip is None else replace(self, recent=self._joined((*certificates, *self.recent), self.tip))
+
+    @staticmethod
+    def _joined(certificates: Iterable[Quorum], tip: Quorum) -> tuple[Quorum, ...]:
+        """The tip and those before it without a gap, the oldest first. Each names the one before by its hash."""
+        by_digest = {each.value.digest: each for each in certificates}
+        recent = [tip]
+        while (before := by_digest.get(recent[-1].value.parent)) is not None and len(recent) < KEPT_VALUES:
+            recent.append(before)
+        return tuple(reversed(recent))
+
+    def _check_certificate(self, certificate: Quorum, committee: Committee | None) -> None:
+        value = certificate.value
+        if value.statement != self.statement:
+            raise ChainError("A certificate belongs to another foundation.")
+        if certificate.phase is not Phase.COMMIT:
+            raise ChainError("A certificate consists of COMMIT votes.")
+        if committee is None or value.committee != committee.digest:
+            raise ChainError(f"A certificate of height {value.height} names another committee.")
+        if not committee.is_quorum(certificate.signers):
+            raise ChainError(f"A certificate of height {value.height} has too few votes.")
+
+    def _check_known(self, certificate: Quorum) -> None:
+        """Raise ForkError if the chain has another value at the same height."""
+        value = certificate.value
+        for known in self.recent:
+            if known.value.height == value.height and known.value.digest != value.digest:
+                double = certificate.signers & known.signers
+                raise ForkError(self.start.stage, value.height, sorted(double))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One height of a stage's chain: the outer step that it would complete, and the committee that votes on it."""
+
+    run_id: RunId
+    stage: int
+    number: int  # number of the outer step, from 0
+    root: str  # hex root of the state from which all members start
+    terms: str  # codec, aggregator and tensor schema: members with different terms exchange nothing
+    standing: Standing  # the newest certified state, on which the value builds
+    ledger: ChainLedger
+    owner: WalletId
+
+    @cached_property
+    def id(self) -> str:
+        """Hex hash of the step. Messages of another height, line or committee, or of other terms, have another id."""
+        place = self.standing
+        parts = (
+            self.run_id,
+            self.stage,
+            place.statement,
+            place.height,
+            place.value,
+            self.number,
+            self.root,
+            self.terms,
+        )
+        return hash_parts("neuroshard/step", *parts).hex()
+
+    @property
+    def height(self) -> int:
+        """The height that the step decides."""
+        return self.standing.height + 1
+
+    @property
+    def committee(self) -> Committee:
+        """The seats that vote."""
+        return self.ledger.committee
+
+    @cached_property
+    def seats(self) -> frozenset[NodeId]:
+        """Nodes of the seats."""
+        return frozenset(map(attrgetter("node_id"), self.committee.seats))
+
+    def is_quorum(self, nodes: Collection[NodeId]) -> bool:
+        """Whether the seats of these nodes decide."""
+        return self.committee.is_quorum([seat.member for seat in self.committee.seats if seat.node_id in nodes])
+
+    def may_meet(self, members: Collection[GroupMember]) -> bool:
+        """Whether these members may be in one step, by their wallets: a seat's wallet has no other node there."""
+        return not self.committee.is_open or has_one_node_per_wallet({*members, *self.committee.members})
+
+    def may_join(self, newcomers: int, known: int) -> bool:
+        """Whether this many members that may not reduce yet may be in a step with this many that may.
+
+        Wallets are free to create, so strangers join slowly: one, or a quarter of the known members, per step.
+        """
+        return not self.committee.is_open or newcomers <= max(1, known // 4)
+
+    def proposer(self, view: int) -> NodeId:
+        """The proposer of a view: the seats take turns in order of seating."""
+        seats = self.ledger.committee.seats
+        return seats[view % len(seats)].node_id
+
+    def may_reduce(self, node: NodeId) -> bool:
+        """Whether a member may reduce: its work is in the last aggregate, or it has a seat.
+
+        So nobody who joins a step can choose a key that makes it the reducer of a slice: the draw uses a seed that is
+        older than the right to reduce.
+        """
+        return node in self.seats or any(node == share.node_id for share in self.ledger.reducers)
+
+    def completed(self, value: Value) -> Value:
+        """The value with the committee and the digest of the ledger that follow from it. Raises InvalidEntryError."""
+        after = self.ledger.after(value, EntryRules(self.height, self.owner))
+        committee = None if after.committee == self.committee else after.committee
+        return structs.replace(value, next_committee=committee, ledger=after.digest)
+
+    def first_value(self) -> Value:
+        """A value of this step without content: the state stays as it is."""
+        place = self.standing
+        return Value(
+            step_id=self.id,
+            statement=place.statement,
+            height=self.height,
+            parent=place.value,
+            committee=self.committee.digest,
+            outer_step=self.number,
+            root=self.root,
+            next_root=self.root,
+        )
+
+
+def has_one_node_per_wallet(members: Iterable[GroupMember]) -> bool:
+    """Whether every wallet has one node here."""
+    wallets = [member.wallet_id for member in members]
+    return len(set(wallets)) == len(wallets)

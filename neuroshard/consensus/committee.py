@@ -1,0 +1,240 @@
+"""The committee of a stage: its seats, its quorum, the liars it tolerates, and the entries that change it. Pure.
+
+A seat votes; every other member only contributes. The committee of a height is fixed before the height begins, so
+absence never makes a quorum smaller. `docs/decisions/0029` gives the reasons for the rules; `tests/models` explores
+them.
+
+    admission    F                              quorum of the committee C            what lowers F
+    friends      0                              |C| // 2 + 1, or half with the        -
+                                                first seat
+    otherwise    (|C| - 1) // 3 when seated     (|C| + F) // 2 + 1                    a foundation only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, TypeAlias, assert_never
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from neuroshard.identity import hash_parts
+from neuroshard.types import MAX_NODE_ID_CHARACTERS, PRINTABLE, NamedWallet, NodeId, WalletId
+
+NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=PRINTABLE)]  # the node id in a message
+MAX_SEATS = 16  # F = 5, quorum 11
+MAX_ENTRIES = 2 * MAX_SEATS  # per value
+LARGEST_HEIGHT = 1 << 48
+Height = Annotated[int, Meta(ge=0, le=LARGEST_HEIGHT)]
+_Count = Annotated[int, Meta(ge=0, le=MAX_SEATS)]
+
+
+class InvalidEntryError(ValueError):
+    """An entry that the committee does not allow. A value with such an entry is its proposer's fault."""
+
+
+class GroupMember(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
+    """A node and the wallet that vouches for it."""
+
+    node_id: NamedNode
+    wallet_id: NamedWallet
+
+
+class Seat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The right of a wallet to vote on one stage, with one node whose key signs its votes."""
+
+    wallet_id: NamedWallet
+    node_id: NamedNode
+    seated_at: Height
+    is_won_by_work: bool = False  # the owner has not named this wallet
+
+    @property
+    def member(self) -> GroupMember:
+        """The node that votes for the seat."""
+        return GroupMember(self.node_id, self.wallet_id)
+
+
+class Committee(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """The seats of one stage, in order of seating; the owner's seat, if there is one, is the first."""
+
+    seats: Annotated[tuple[Seat, ...], Meta(min_length=1, max_length=MAX_SEATS)]
+    is_open: bool  # whether participants may be strangers
+    faults: _Count = 0  # F: seats that may lie
+    most_faults: _Count = 0  # largest F since the foundation
+
+    def __post_init__(self) -> None:
+        if len(self.wallets) != len(self.seats) or len({seat.node_id for seat in self.seats}) != len(self.seats):
+            raise ValueError("a committee has each wallet and each node once")
+        if self.faults > self.most_faults or len(self.seats) < self.faults + 1:
+            raise ValueError("a committee cannot tolerate this number of liars")
+
+    @classmethod
+    def founded(cls, seats: Iterable[Seat], *, is_open: bool) -> Committee:
+        """Return the committee of a foundation."""
+        members = tuple(seats)
+        faults = tolerated_faults(len(members), is_open=is_open)
+        return cls(members, is_open, faults, faults)
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of the committee; every value names the committee that votes on it."""
+        return hash_parts("neuroshard/committee", msgspec.msgpack.encode(self)).hex()
+
+    @property
+    def wallets(self) -> frozenset[WalletId]:
+        """Wallets with a seat."""
+        return frozenset(map(attrgetter("wallet_id"), self.seats))
+
+    @property
+    def members(self) -> frozenset[GroupMember]:
+        """The nodes that vote."""
+        return frozenset(map(attrgetter("member"), self.seats))
+
+    def seat_of(self, wallet: WalletId) -> Seat | None:
+        """The seat of a wallet, if it has one."""
+        return next((seat for seat in self.seats if seat.wallet_id == wallet), None)
+
+    def is_quorum(self, voters: Collection[GroupMember]) -> bool:
+        """Whether these voters decide. Voters without a seat do not count.
+
+        Two quorums share F + 1 seats, of which one is honest. With F = 0 and an even number of seats, half of them
+        decide if the first seat is among them: two halves with the first seat share it.
+        """
+        votes = len(self.members.intersection(voters))
+        if votes >= self.quorum:
+            return True
+        return self.faults == 0 and 2 * votes == len(self.seats) and self.seats[0].member in voters
+
+    @property
+    def quorum(self) -> int:
+        """Number of votes that always decide."""
+        return (len(self.seats) + self.faults) // 2 + 1
+
+
+def tolerated_faults(seats: int, *, is_open: bool) -> int:
+    """F of a committee with this number of seats when it is founded: 0 among friends, below a third elsewhere."""
+    return (seats - 1) // 3 if is_open else 0
+
+
+# Entries
+
+
+class Admit(Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
+    """A wallet gets a seat."""
+
+    wallet_id: NamedWallet
+    node_id: NamedNode
+    is_won_by_work: bool = False
+
+
+class Leave(Struct, frozen=True, tag="leave", forbid_unknown_fields=True):
+    """A seat gives up its right to vote, at one height only: its claim names the parent of the value."""
+
+    wallet_id: NamedWallet
+
+
+class Remove(Struct, frozen=True, tag="remove", forbid_unknown_fields=True):
+    """The seats remove one that has been silent. The claims of a quorum name the parent of the value."""
+
+    wallet_id: NamedWallet
+
+
+class Expel(Struct, frozen=True, tag="expel", forbid_unknown_fields=True):
+    """A seat loses its right to vote because two of its votes contradict each other."""
+
+    wallet_id: NamedWallet
+
+
+class MoveKey(Struct, frozen=True, tag="key", forbid_unknown_fields=True):
+    """A seat votes with another node from the next height on."""
+
+    wallet_id: NamedWallet
+    node_id: NamedNode
+
+
+Entry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey
+
+
+@dataclass(frozen=True)
+class EntryRules:
+    """What the entries of one value may do."""
+
+    height: int  # of the value
+    owner: WalletId  # whose seat is the first one
+
+    def applied(self, committee: Committee, entries: Sequence[Entry]) -> Committee:
+        """Return the committee after the entries, in their order. Raises InvalidEntryError that names the entry.
+
+        The evidence of an entry (signatures, accepted work) is checked elsewhere, before a seat votes: whoever reads a
+        certificate relies on the quorum that has checked it.
+        """
+        admitted, seated = 0, len(committee.seats)
+        for entry in entries:
+            admitted += isinstance(entry, Admit)
+            if admitted > max(1, seated // 8) and not _seats_first_strangers(committee, seated):
+                raise InvalidEntryError("a value admits at most an eighth of the committee")
+            committee = self._after(committee, entry)
+        if committee.is_open and len(committee.seats) < 3 * committee.faults + 1 and len(committee.seats) < seated:
+            self._check_shrunk(committee, entries)
+        return committee
+
+    def _after(self, committee: Committee, entry: Entry) -> Committee:
+        is_seated = entry.wallet_id in committee.wallets
+        if isinstance(entry, Admit) == is_seated:
+            raise InvalidEntryError(f"wallet {entry.wallet_id} {'has' if is_seated else 'has no'} seat")
+        match entry:
+            case Admit():
+                return self._admitted(committee, entry)
+            case MoveKey(wallet_id, node_id):
+                return _changed(
+                    committee,
+                    tuple(
+                        replace(seat, node_id=node_id) if seat.wallet_id == wallet_id else seat
+                        for seat in committee.seats
+                    ),
+                )
+            case Leave() | Remove() | Expel():
+                rest = tuple(seat for seat in committee.seats if seat.wallet_id != entry.wallet_id)
+                if not rest:
+                    raise InvalidEntryError("the last seat of a stage stays")
+                if len(rest) < committee.faults + 1:
+                    raise InvalidEntryError("the seats that remain would not be a quorum")
+                return _changed(committee, rest)
+            case _:
+                assert_never(entry)
+
+    def _admitted(self, committee: Committee, entry: Admit) -> Committee:
+        if len(committee.seats) == MAX_SEATS:
+            raise InvalidEntryError(f"a stage has at most {MAX_SEATS} seats")
+        seat = Seat(entry.wallet_id, entry.node_id, self.height, entry.is_won_by_work)
+        is_owner = entry.wallet_id == self.owner
+        seats = (seat, *committee.seats) if is_owner else (*committee.seats, seat)
+        faults = max(committee.faults, tolerated_faults(len(seats), is_open=committee.is_open))
+        after = _changed(committee, seats, faults=faults)
+        if sum(each.is_won_by_work for each in after.seats) > after.faults:
+            raise InvalidEntryError("seats won by work alone are never more than the liars that the stage tolerates")
+        return after
+
+    def _check_shrunk(self, committee: Committee, entries: Sequence[Entry]) -> None:
+        """An expulsion may leave fewer than 3 F + 1 seats; a leave or a removal must be replaced in the same value."""
+        if any(isinstance(entry, Leave | Remove) for entry in entries):
+            raise InvalidEntryError(
+                f"{len(committee.seats)} seats would remain, fewer than the {3 * committee.faults + 1} that tolerate "
+                f"{committee.faults} liars"
+            )
+
+
+def _changed(committee: Committee, seats: tuple[Seat, ...], faults: int | None = None) -> Committee:
+    present = committee.faults if faults is None else faults
+    try:
+        return Committee(seats, committee.is_open, present, max(present, committee.most_faults))
+    except ValueError as error:
+        raise InvalidEntryError(str(error)) from None
+
+
+def _seats_first_strangers(committee: Committee, seated: int) -> bool:
+    """Whether this is the one change that makes a small committee large enough to tolerate a liar."""
+    return committee.is_open and seated < 4 and len(committee.seats) <= 4

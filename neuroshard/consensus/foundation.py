@@ -1,0 +1,190 @@
+"""Foundations: signed statements with which the owner of a run begins its chains, at first or again. Pure.
+
+An epoch is the statement that began it, so votes and values name the statement by its hash: two statements with one
+number are two epochs, and nothing that belongs to one counts in the other. Nothing founds by itself and no timer does.
+
+    a node learns                                    it continues
+    a statement of a higher number, valid            from the standing that the statement names
+    two statements of one number that differ         not at all, until a higher one names both
+    a statement of a lower or the same number again  as before
+    a statement whose predecessor is not known       as before, and asks for the predecessor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from neuroshard.consensus.committee import Committee, Height
+from neuroshard.errors import DataError
+from neuroshard.identity import hash_parts
+from neuroshard.identity.claims import PublicKey, Signed, sign_message
+from neuroshard.identity.signing import Signer
+from neuroshard.types import HexDigest, NamedRun, WalletId
+
+MAX_STAGES = 128
+MAX_STATEMENTS = 256  # per run: a node keeps and sends all of them, because each names the one before
+MAX_DEPUTIES = 4
+MAX_CONTRADICTIONS = 16  # statements of one number that a later one replaces
+LARGEST_EPOCH = MAX_STATEMENTS - 1
+_KIND = "foundation"
+StageIndex = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+
+
+class FoundationError(DataError):
+    """A statement that is malformed, signed by another key, or does not follow from the statements before it."""
+
+
+class StageStart(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The place from which a stage's chain continues in a new epoch, and its committee."""
+
+    stage: StageIndex
+    committee: Committee
+    height: Height = 0  # of the standing that is continued; the first value has the next height
+    outer_step: Height = 0
+    root: HexDigest | None = None  # of the outer state; None: the run's initial state
+    parent: HexDigest | None = None  # the value that led there; None at the beginning of a run
+
+
+class Foundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A statement: these stages continue from here, with these seats."""
+
+    run_id: NamedRun
+    epoch: Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)]
+    stages: Annotated[tuple[StageStart, ...], Meta(min_length=1, max_length=MAX_STAGES)]
+    previous: HexDigest | None = None  # the statement before it
+    # all statements of the number before this one, if they contradict each other
+    contradictions: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_CONTRADICTIONS)] = ()
+    # keys that may sign later statements, besides the owner's
+    deputies: Annotated[tuple[PublicKey, ...], Meta(max_length=MAX_DEPUTIES)] = ()
+
+    def __post_init__(self) -> None:
+        if len({start.stage for start in self.stages}) != len(self.stages):
+            raise ValueError("a foundation names a stage twice")
+
+
+class SignedFoundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """A statement and the key that signed it."""
+
+    signed: Signed[Foundation]
+    signer: PublicKey
+
+    @classmethod
+    def sign(cls, signer: Signer, foundation: Foundation) -> SignedFoundation:
+        """Sign a statement with the key of the run's owner or of a deputy."""
+        return cls(sign_message(signer, _KIND, foundation), signer.public_key)
+
+    @cached_property
+    def foundation(self) -> Foundation:
+        """The statement. Raises MalformedClaimError."""
+        return self.signed.read(Foundation)
+
+    @cached_property
+    def id(self) -> str:
+        """Hex hash of the signed bytes without the signature: the name of the epoch."""
+        return hash_parts("neuroshard/foundation", self.signed.body).hex()
+
+    def verify(self) -> None:
+        """Raise SignatureError unless `signer` signed it."""
+        self.signed.verify(self.signer, _KIND)
+
+
+def epoch_parent(foundation_id: str, stage: int) -> str:
+    """Hex hash that the first value of a stage in an epoch names as its parent."""
+    return hash_parts("neuroshard/first-parent", foundation_id, stage).hex()
+
+
+@dataclass(frozen=True)
+class Founding:
+    """The foundation that applies to a stage."""
+
+    statement: str  # its hash
+    epoch: int
+    start: StageStart
+    owner: WalletId
+
+
+@dataclass(frozen=True)
+class Foundations:
+    """The statements of one run that a node knows: a pure fold, the same for every order in which they arrive."""
+
+    run_id: NamedRun
+    owner: bytes  # public key
+    known: Mapping[str, SignedFoundation] = field(default_factory=dict[str, SignedFoundation])
+
+    def with_statements(self, statements: Iterable[SignedFoundation]) -> Foundations:
+        """Add statements in the order of their epochs. Raises FoundationError or SignatureError for the first bad one.
+
+        A statement without a known predecessor is an error: its sender must send the predecessors with it.
+        """
+        known = dict(self.known)
+        for statement in sorted(statements, key=lambda each: each.foundation.epoch):
+            if statement.id not in known:
+                self._check(statement, known)
+                known[statement.id] = statement
+        return Foundations(self.run_id, self.owner, known)
+
+    @cached_property
+    def highest(self) -> tuple[SignedFoundation, ...]:
+        """The statements of the highest epoch; several contradict each other."""
+        top = max((each.foundation.epoch for each in self.known.values()), default=-1)
+        found = (each for each in self.known.values() if each.foundation.epoch == top)
+        return tuple(sorted(found, key=lambda each: each.id))
+
+    @property
+    def current(self) -> SignedFoundation | None:
+        """The statement that applies; None before the first one and while two contradict each other."""
+        return self.highest[0] if len(self.highest) == 1 else None
+
+    def start_of(self, stage: int) -> tuple[SignedFoundation, StageStart] | None:
+        """The newest statement about a stage on the line of the current one, and the start that it names.
+
+        A statement names only the stages that begin again; the others continue in their epoch.
+        """
+        statement = self.current
+        while statement is not None:
+            foundation = statement.foundation
+            start = next((each for each in foundation.stages if each.stage == stage), None)
+            if start is not None:
+                return statement, start
+            statement = None if foundation.previous is None else self.known[foundation.previous]
+        return None
+
+    def _check(self, statement: SignedFoundation, known: Mapping[str, SignedFoundation]) -> None:
+        foundation = statement.foundation
+        if foundation.run_id != self.run_id:
+            raise FoundationError(f"A foundation is of run {foundation.run_id[:16]}, expected {self.run_id[:16]}.")
+        if len(known) >= MAX_STATEMENTS:
+            raise FoundationError("The run has more foundations than a node keeps.", "Branch the run into a new one.")
+        before = None if foundation.previous is None else known.get(foundation.previous)
+        if (before is None) != (foundation.epoch == 0):
+            raise FoundationError(f"The foundation before epoch {foundation.epoch} is not known.")
+        allowed = {self.owner} if before is None else {self.owner, *before.foundation.deputies}
+        if statement.signer not in allowed:
+            raise FoundationError("A foundation is signed neither by the run's owner nor by a deputy.")
+        statement.verify()
+        if before is not None:
+            self._check_succession(foundation, before.foundation, known)
+
+    def _check_succession(
+        self, foundation: Foundation, before: Foundation, known: Mapping[str, SignedFoundation]
+    ) -> None:
+        if foundation.epoch != before.epoch + 1:
+            raise FoundationError(f"A foundation of epoch {foundation.epoch} follows one of epoch {before.epoch}.")
+        rivals = {key for key, each in known.items() if each.foundation.epoch == before.epoch}
+        named = {*foundation.contradictions, foundation.previous}
+        if len(rivals) > 1 and not rivals <= named:
+            raise FoundationError(
+                f"Epoch {before.epoch} has {len(rivals)} foundations that contradict each other, and the foundation "
+                "after it does not name all of them.",
+                "Found the run again with `neuroshard run refound`.",
+            )
+        starts = {start.stage: start for start in before.stages}
+        for start in foundation.stages:
+            earlier = starts.get(start.stage)
+            if earlier is not None and start.height < earlier.height:
+                raise FoundationError(f"Stage {start.stage} would continue below height {earlier.height}.")

@@ -1,0 +1,139 @@
+"""The owner's node founds the stages of its run: it signs where each stage's chain begins, and who votes.
+
+It signs on its own in two cases only, both of which it can see itself:
+
+    a stage has no foundation                  the nodes that hold it get the seats; this node alone, if it holds it
+    a founded stage has lost all its seats     its present holders get the seats, from the newest certified height
+
+Everything else, such as a lost quorum of a stage that this node holds, is the owner's decision.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from neuroshard.consensus.chain import Chain, ForkError, Standing
+from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
+from neuroshard.consensus.foundation import Foundation, Foundations, SignedFoundation, StageStart
+from neuroshard.consensus.stage_chain import newest_chain
+from neuroshard.errors import NeuroShardError
+from neuroshard.identity import Wallet
+from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.state.replica_status import query_statuses
+from neuroshard.types import NodeId
+from neuroshard.waiting import sleep_to_tick
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0  # for an earlier foundation, and for the first reports of the holders
+GONE_SECONDS = 60.0  # without any seat of a stage among its holders
+GATHER_SECONDS = 60.0  # at most, for the expected number of first seats
+
+
+@dataclass
+class Founder:
+    """Runs on every node of the owner's wallet; of several, the one with the lowest id acts."""
+
+    swarm: StageSwarm
+    wallet: Wallet
+    keep: Callable[[Foundations], None]  # stores them. Raises StorageError
+    first_seats: int = 1  # nodes to wait for before a stage of a demo is founded
+    _seatless_since: dict[int, float] = field(default_factory=dict[int, float])
+
+    async def run(self) -> None:
+        """Look every LOOK_SECONDS until cancelled."""
+        if self.wallet.wallet_id != self.swarm.versions.offer.owner:
+            return
+        began = anyio.current_time()
+        await anyio.sleep(PATIENCE_SECONDS)
+        while True:
+            if len(self.swarm.versions.foundations.highest) < 2 and self._acts():
+                await self._look(anyio.current_time() - began)
+            await sleep_to_tick(LOOK_SECONDS)
+
+    def _acts(self) -> bool:
+        members = self.swarm.membership.view.members.values()
+        own = [member.node_id for member in members if member.wallet_id == self.wallet.wallet_id]
+        return self.swarm.node_id == min([*own, self.swarm.node_id])
+
+    async def _look(self, seconds: float) -> None:
+        starts = list[StageStart]()
+        for stage in range(len(self.swarm.plan)):
+            holders = self._holders(stage)
+            founding = self.swarm.versions.founding_of(stage)
+            if founding is None and holders and (len(holders) >= self.first_seats or seconds >= GATHER_SECONDS):
+                starts.append(StageStart(stage, self._committee(holders)))
+            elif founding is not None and self._has_lost_its_seats(stage, holders):
+                start = await self._continued(stage, holders)
+                if start is not None:
+                    starts.append(start)
+        if starts:
+            self._sign(starts)
+
+    def _holders(self, stage: int) -> list[NodeId]:
+        """Nodes that work on a stage, this one first."""
+        return sorted(self.swarm.holders_of(stage), key=lambda node: (node != self.swarm.node_id, node))
+
+    def _has_lost_its_seats(self, stage: int, holders: Sequence[NodeId]) -> bool:
+        founding = self.swarm.versions.founding_of(stage)
+        seats = set[NodeId]() if founding is None else {seat.node_id for seat in founding.start.committee.seats}
+        if not holders or seats.intersection(holders):
+            self._seatless_since.pop(stage, None)
+            return False
+        return anyio.current_time() - self._seatless_since.setdefault(stage, anyio.current_time()) >= GONE_SECONDS
+
+    async def _continued(self, stage: int, holders: Sequence[NodeId]) -> StageStart | None:
+        """The start from the newest certified height, with the state that a holder has; None if none answers."""
+        founding, name = self.swarm.versions.founding_of(stage), self.swarm.name_of(self.swarm.plan[stage])
+        others = [node for node in holders if node != self.swarm.node_id]
+        if founding is None:
+            return None
+        try:
+            standing = (await newest_chain(self.swarm.asking, name, Chain.founded(founding), others)).standing
+        except ForkError as error:
+            _LOG.error("%s %s", error.message, error.action)
+            return None
+        statuses = await query_statuses(self.swarm.asking, name, others)
+        known = {node: status for node, status in statuses.items() if status.is_live and status.root}
+        if not known:
+            return None
+        best = max(sorted(known), key=lambda node: known[node].work)
+        status = known[best]
+        seats = [node for node in holders if node == best or (node in known and known[node].root == status.root)]
+        return _started(stage, self._committee(seats), standing, status.outer_step, status.root)
+
+    def _committee(self, nodes: Sequence[NodeId]) -> Committee:
+        seats = dict[str, Seat]()
+        for node in nodes:
+            wallet = self.swarm.wallet_id if node == self.swarm.node_id else self.swarm.wallet_of(node)
+            if wallet is not None and wallet not in seats and len(seats) < MAX_SEATS:
+                seats[wallet] = Seat(wallet, node, 0)
+        is_open = self.swarm.versions.offer.parameters.admission == "strangers"
+        return Committee.founded(seats.values(), is_open=is_open)
+
+    def _sign(self, starts: Sequence[StageStart]) -> None:
+        versions = self.swarm.versions
+        before = versions.foundations.current
+        foundation = Foundation(
+            versions.offer.run_id,
+            0 if before is None else before.foundation.epoch + 1,
+            tuple(starts),
+            None if before is None else before.id,
+            deputies=() if before is None else before.foundation.deputies,
+        )
+        try:
+            known = versions.foundations.with_statements([SignedFoundation.sign(self.wallet, foundation)])
+            self.keep(known)  # before anybody sees it: after a restart, the same stage must not be founded twice
+        except NeuroShardError as error:
+            _LOG.error("The stages of the run cannot be founded: %s", error)
+            return
+        versions.learn_foundations(known)
+
+
+def _started(stage: int, committee: Committee, standing: Standing, outer_step: int, root: str) -> StageStart:
+    return StageStart(stage, committee, standing.height, outer_step, root, standing.value)

@@ -1,0 +1,76 @@
+"""The foundations of a run on this computer: one file per run, next to the run's offer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
+from neuroshard.consensus.foundation import MAX_STATEMENTS, Foundations, SignedFoundation
+from neuroshard.decoders import msgpack_decoder
+from neuroshard.errors import DataError, StorageError
+from neuroshard.runs.offer import RunOffer
+
+_LOG = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 20
+
+
+class FoundationList(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All statements of a run, as nodes send and store them."""
+
+    statements: Annotated[tuple[SignedFoundation, ...], Meta(max_length=MAX_STATEMENTS)] = ()
+
+
+def encode_foundations(foundations: Foundations) -> bytes:
+    """The statements in the order of their epochs."""
+    statements = sorted(foundations.known.values(), key=lambda each: (each.foundation.epoch, each.id))
+    return msgspec.msgpack.encode(FoundationList(tuple(statements)))
+
+
+def read_foundations(known: Foundations, data: bytes) -> Foundations:
+    """Add the statements in this encoding. Raises DataError for the first one that is not valid."""
+    try:
+        listed = msgpack_decoder(FoundationList).decode(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"Foundations of a run cannot be read: {str(error)[:200]}") from None
+    return known.with_statements(listed.statements)
+
+
+def no_foundations(offer: RunOffer) -> Foundations:
+    """The statements of a run of which none is known yet."""
+    return Foundations(offer.run_id, offer.initial.owner_public_key)
+
+
+class StoredFoundations:
+    """The foundations in <data-dir>/runs/joined. Every read verifies the file."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "runs" / "joined"
+        self._data_dir = data_dir
+
+    def read(self, offer: RunOffer) -> Foundations:
+        """The stored statements; none if the file is missing or damaged, because peers can send them again."""
+        empty = no_foundations(offer)
+        try:
+            data = read_bounded(self._file(offer), MAX_BYTES)
+            return empty if data is None else read_foundations(empty, data)
+        except (OSError, DataError, StorageError) as error:
+            _LOG.warning("The stored foundations %s cannot be used: %s", self._file(offer), error)
+            return empty
+
+    def write(self, offer: RunOffer, foundations: Foundations) -> None:
+        """Store all statements. Raises StorageError."""
+        file = self._file(offer)
+        try:
+            make_folder(file.parent, self._data_dir)
+            write_atomically(file, encode_foundations(foundations))
+        except OSError as error:
+            raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
+
+    def _file(self, offer: RunOffer) -> Path:
+        return self._folder / f"{offer.run_id}.foundations"

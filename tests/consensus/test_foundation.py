@@ -1,0 +1,118 @@
+"""Foundations: the owner and its deputies sign them; two of one epoch stop everybody until a third names both."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import msgspec
+import pytest
+
+from neuroshard.consensus.committee import Committee, Seat
+from neuroshard.consensus.foundation import (
+    Foundation,
+    FoundationError,
+    Foundations,
+    SignedFoundation,
+    StageStart,
+    epoch_parent,
+)
+from neuroshard.identity import TokenSecret, Wallet
+from neuroshard.identity.signing import SignatureError
+from neuroshard.types import NodeId, RunId, WalletId
+
+RUN = RunId("1" * 64)
+OWNER, DEPUTY, STRANGER = (Wallet.from_secret(TokenSecret("hex", bytes([number] * 32))) for number in (1, 2, 3))
+EMPTY = Foundations(RUN, OWNER.public_key)
+
+
+def start(stage: int = 0, height: int = 0) -> StageStart:
+    return StageStart(stage, Committee.founded([Seat(WalletId("w"), NodeId("n"), 0)], is_open=False), height)
+
+
+def statement(
+    signer: Wallet = OWNER,
+    before: SignedFoundation | None = None,
+    *,
+    stage: int = 0,
+    height: int = 0,
+    contradictions: tuple[str, ...] = (),
+    run_id: RunId = RUN,
+) -> SignedFoundation:
+    foundation = Foundation(
+        run_id,
+        0 if before is None else before.foundation.epoch + 1,
+        (start(stage, height),),
+        None if before is None else before.id,
+        contradictions,
+        (DEPUTY.public_key,),
+    )
+    return SignedFoundation.sign(signer, foundation)
+
+
+FIRST = statement()
+
+
+def test_the_newest_statement_about_a_stage_applies_and_the_others_continue() -> None:
+    second = statement(before=FIRST, stage=1)
+    known = EMPTY.with_statements([FIRST, second])
+    assert known.current == second
+    for stage, expected in ((0, FIRST), (1, second)):
+        found = known.start_of(stage)
+        assert found is not None
+        assert found[0] == expected
+    assert known.start_of(2) is None
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    second = statement(DEPUTY, FIRST)
+    third = statement(before=second, height=7)
+    for order in permutations([FIRST, second, third]):
+        known = EMPTY.with_statements(order)
+        assert known.current == third
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (statement(STRANGER, stage=4), "neither by the run's owner"),
+        (statement(DEPUTY, stage=4), "neither by the run's owner"),
+        (statement(STRANGER, FIRST), "neither by the run's owner"),
+        (statement(run_id=RunId("2" * 64)), "is of run"),
+        (statement(before=statement(stage=3)), "before epoch 1 is not known"),
+    ],
+)
+def test_what_is_not_a_statement_of_the_run_is_refused(bad: SignedFoundation, reason: str) -> None:
+    with pytest.raises(FoundationError, match=reason):
+        EMPTY.with_statements([FIRST, bad])
+
+
+def test_a_signature_for_other_bytes_is_refused() -> None:
+    forged = SignedFoundation(
+        msgspec.structs.replace(FIRST.signed, body=statement(stage=5).signed.body), OWNER.public_key
+    )
+    with pytest.raises(SignatureError):
+        EMPTY.with_statements([forged])
+
+
+def test_two_statements_of_one_epoch_stop_the_run_until_a_third_names_both() -> None:
+    """Owner and deputy, without a connection, both found epoch 1."""
+    by_owner, by_deputy = statement(before=FIRST), statement(DEPUTY, FIRST, stage=1)
+    known = EMPTY.with_statements([FIRST, by_owner, by_deputy])
+    assert known.current is None
+    assert len(known.highest) == 2
+    assert known.start_of(0) is None
+    with pytest.raises(FoundationError, match="does not name all of them"):
+        known.with_statements([statement(before=by_owner)])
+    both = statement(before=by_owner, contradictions=(by_deputy.id,))
+    assert known.with_statements([both]).current == both
+
+
+def test_a_statement_does_not_go_below_an_earlier_start() -> None:
+    second = statement(before=FIRST, height=9)
+    with pytest.raises(FoundationError, match="below height 9"):
+        EMPTY.with_statements([FIRST, second, statement(before=second, height=8)])
+
+
+def test_epochs_and_stages_have_their_own_first_parents() -> None:
+    parents = {epoch_parent(each.id, stage) for each in (FIRST, statement(before=FIRST)) for stage in range(2)}
+    assert len(parents) == 4
