@@ -13,12 +13,11 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
-from msgspec import structs
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
-from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
+from neuroshard.consensus.chain import ChainError, ForkError, Step
 from neuroshard.consensus.effects import (
     Check,
     Checked,
@@ -28,15 +27,13 @@ from neuroshard.consensus.effects import (
     Sign,
     ViewTiming,
 )
+from neuroshard.consensus.lone_steps import LoneSteps
 from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
 from neuroshard.consensus.round_messages import (
-    NO_DIGEST,
     Intent,
-    Phase,
     Quorum,
     VerifiedBody,
-    Vote,
     most_message_bytes,
 )
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
@@ -62,7 +59,6 @@ _LOG = logging.getLogger(__name__)
 WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
-CERTIFY_LOOK_SECONDS = 1.0
 MOST_ASKED = 4  # replicas that report a greater height
 UNFOUNDED = "No step completes before the run's owner has founded this stage. Start a node with the owner's wallet."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
@@ -115,7 +111,6 @@ class GroupRounds:
         self._called = Signal()
         self._behind_since: float | None = None
         self._absent = ""  # the seats that are missing, in words for people, as of the last look
-        self._lone_root = NO_DIGEST  # of the state before this node's last step alone
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
         self._exchange_seconds: float | None = None  # of this member's last round
         # called with rounds that were abandoned while training continued
@@ -134,6 +129,7 @@ class GroupRounds:
                 book, self._check, self._heard_intent, self._extend, asking.report, offload, replica.rounds.kept_steps
             ),
         )
+        self.lone = LoneSteps(replica, chain, sign, self.actor.keep_end, self._extend)
 
     @property
     def is_called(self) -> bool:
@@ -143,7 +139,9 @@ class GroupRounds:
     @property
     def is_alone(self) -> bool:
         """Whether a step of this node alone is allowed."""
-        step = None if self.in_round or self.due is not None else self._present_step()
+        if self.in_round or self.due is not None:
+            return False
+        step = self.lone.pending() if self._is_ahead else self._present_step()
         return self._matchmaking.is_alone(step, anyio.current_time())
 
     @property
@@ -207,7 +205,8 @@ class GroupRounds:
             try:
                 tasks.start_soon(self.actor.run)
                 tasks.start_soon(self._keep_probing)
-                tasks.start_soon(self._keep_certifying)
+                if self._is_ahead:  # killed before the certificate
+                    tasks.start_soon(self.lone.follow)
                 await self._keep_looking()
             finally:
                 self._beside = None
@@ -252,6 +251,12 @@ class GroupRounds:
         if due is not None:
             self._enter_soon(due)
 
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether this replica has made a step alone whose certificate follows."""
+        chain = self.chain.chain
+        return chain is not None and self._replica.replica_status().outer_step > chain.standing.outer_step
+
     def _heard_intent(self, signed: VerifiedBody[Intent]) -> None:
         """Another member has entered a step: enter it, too, if it is this node's and the member has a seat."""
         step = self._present_step()
@@ -292,8 +297,8 @@ class GroupRounds:
         if chain is None or not own.root or self.chain.fork is not None or self.chain.is_newest(own) or self.in_round:
             self._behind_since = None
             return False
-        if own.outer_step > chain.standing.outer_step:
-            return False  # a step of this node alone, which `_keep_certifying` certifies
+        if self._is_ahead:
+            return False
         if await self.catch_up():
             self._behind_since = None
             return True
@@ -344,26 +349,6 @@ class GroupRounds:
             chain is not None and any(node == seat.node_id for seat in chain.ledger.committee.seats)
         )
 
-    async def _keep_certifying(self) -> None:
-        """Certify the steps that this node makes alone, as soon as the root of their state is known."""
-        while True:
-            own, chain = self._replica.replica_status(), self.chain.chain
-            if chain is not None and own.root and own.outer_step == chain.standing.outer_step + 1:
-                await self._certify_alone(own, chain)
-            await anyio.sleep(CERTIFY_LOOK_SECONDS)
-
-    async def _certify_alone(self, own: ReplicaStatus, chain: Chain) -> None:
-        """Certify this replica's state as the next value, if this node is a quorum by itself."""
-        standing, root_before = chain.standing, chain.standing.root or self._lone_root
-        step = self._replica.rounds.step(standing.outer_step, root_before, standing, chain.ledger, chain.owner)
-        if not step.is_quorum({self._replica.node_id}):
-            return
-        value = step.completed(structs.replace(step.first_value(), outer_step=own.outer_step, next_root=own.root))
-        vote = self._sign(Vote(step.id, 0, Phase.COMMIT, value.digest))
-        complete = Complete(Quorum(value, 0, Phase.COMMIT, (vote,)), ())
-        if await self.actor.keep_end(standing.outer_step, complete):
-            await self._extend(complete.certificate)
-
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """Run the round of one outer step; implements RunRound."""
         due, ended = self.due, self._end_to_take
@@ -371,8 +356,7 @@ class GroupRounds:
             self._leave(completed=True)
             return await self._agreed(ended)
         if due is None:
-            self._lone_root = self._replica.replica_status().root
-            return await self._alone(contribution, outer_step)
+            return await self._made_alone(contribution, outer_step)
         present = self._present_step()
         if due.step.number != outer_step or present is None or present.id != due.step.id:
             self.withdraw()
@@ -392,6 +376,15 @@ class GroupRounds:
             return agreed
         finally:
             self._leave(completed=completed)
+
+    async def _made_alone(self, contribution: Tensor, outer_step: int) -> Outcome:
+        """Run the step of this node alone, after the certificate of the one before, on which it builds."""
+        if not await self.lone.certify():
+            return Abandoned("the step before it could not be stored", is_soon_again=True)
+        self.lone.begins()
+        if self._beside is not None:
+            self._beside.start_soon(self.lone.follow)
+        return await self._alone(contribution, outer_step)
 
     async def _go_on_beside(self, contribution: Tensor, due: DueStep, sequences: int) -> None:
         """Run the round while training continues. `exchange` adopts its end between two microbatches."""
@@ -577,21 +570,26 @@ class RoundRequestHandlers:
 
     async def take_part(self, sender: NodeId, frame: Frame) -> Frame:
         """Accept a part of a message. Raises RequestRefusedError."""
-        return await self._of(frame.read(MessagePart).stage, sender).actor.mail.take(sender, frame)
+        group = self._held(frame.read(MessagePart).stage)
+        if not group.knows(sender):
+            raise RequestRefusedError("Only nodes that train these layers take part in their rounds.")
+        return await group.actor.mail.take(sender, frame)
 
     async def give_chain(self, sender: NodeId, frame: Frame) -> Frame:
-        """Return what proves the newest certified state of a stage. Raises RequestRefusedError."""
+        """Return what proves the newest certified state of a stage. Raises RequestRefusedError.
+
+        Any member of the run may ask: a newcomer checks the state with it before it downloads the state.
+        """
+        del sender
         await anyio.lowlevel.checkpoint()
         request = frame.read(ChainRequest)
-        chain = self._of(request.stage, sender).chain.chain
+        chain = self._held(request.stage).chain.chain
         if chain is None or chain.statement != request.statement:
             raise RequestRefusedError("This node knows another foundation of the run.")
         return chain_answer(chain.proof(request.height))
 
-    def _of(self, stage: StageName, sender: NodeId) -> GroupRounds:
+    def _held(self, stage: StageName) -> GroupRounds:
         group = self._groups.get(stage)
         if group is None:
             raise RequestRefusedError("This node does not hold these layers.")
-        if not group.knows(sender):
-            raise RequestRefusedError("Only nodes that train these layers take part in their rounds.")
         return group

@@ -327,7 +327,9 @@ class NodeWork:
                 return begin_driving(
                     ground, settings, peer_network.identity, publisher, startup, requested_pause=requested_pause
                 )
-            return await training.begin(*await assembly.lay())
+            ground, stages = await assembly.lay()
+            await self._founder(ground).found_first(stages, is_shared=self._is_shared(ground.run))
+            return await training.begin(ground, stages)
 
         life = TrainingLife(
             training,
@@ -370,11 +372,15 @@ class NodeWork:
     def _enter(self, run: LocalRun, genesis: str, windows: Sequence[StageRange]) -> StageChooser:
         """Make this node a member of the run. Its layers are chosen afterwards."""
         peer_network, board, demo = self._beginning.peer_network, self._place.board, self._place.demo
-        is_swarm = demo is not None and demo.nodes > 1
-        is_shared = is_swarm or run.is_joined
+        is_shared = self._is_shared(run)
         swarm = peer_network.serve(run.offer, board.current, is_shared=is_shared, genesis=genesis, windows=windows)
         peer_network.networking.attach(partial(publish_stages, swarm, self._beginning.publisher, board.current))
         return StageChooser(swarm, peer_network.networking, is_first=demo is not None)
+
+    def _is_shared(self, run: LocalRun) -> bool:
+        """Whether other nodes may train the run."""
+        demo = self._place.demo
+        return run.is_joined or (demo is not None and demo.nodes > 1)
 
     async def _further_nodes(self, ground: NodeContext) -> None:
         """Run the other nodes of `demo --nodes N`, which join the first node's run."""

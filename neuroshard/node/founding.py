@@ -1,8 +1,9 @@
 """The owner's node founds the stages of its run: it signs where each stage's chain begins, and who votes.
 
-It signs on its own in two cases only, both of which it can see itself:
+It signs on its own in three cases only, all of which it can see itself:
 
-    a stage has no foundation                  the nodes that hold it get the seats; this node alone, if it holds it
+    this node is about to train such a stage   this node gets the seat, before it makes a step
+    a stage has no foundation                  the nodes that hold it get the seats
     a founded stage has lost all its seats     its present holders get the seats, from the newest certified height
 
 Everything else, such as a lost quorum of a stage that this node holds, is the owner's decision.
@@ -11,7 +12,7 @@ Everything else, such as a lost quorum of a stage that this node holds, is the o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -45,9 +46,26 @@ class Founder:
     first_seats: int = 1  # nodes to wait for before a stage of a demo is founded
     _seatless_since: dict[int, float] = field(default_factory=dict[int, float])
 
+    async def found_first(self, stages: Iterable[int], *, is_shared: bool) -> None:
+        """Found the stages that this node is about to train, so that its first steps already belong to a chain.
+
+        In a shared run, wait first for statements that another node of the owner may have signed.
+        """
+        versions = self.swarm.versions
+        if not self._is_owners or self.first_seats > 1:
+            return
+        if is_shared and not versions.foundations.known:
+            with anyio.move_on_after(PATIENCE_SECONDS):
+                await versions.founded.until(lambda: bool(versions.foundations.known))
+        if len(versions.foundations.highest) < 2 and self._acts():
+            seats = self._committee([self.swarm.node_id])
+            missing = [stage for stage in stages if versions.founding_of(stage) is None]
+            if missing:
+                self._sign([StageStart(stage, seats) for stage in missing])
+
     async def run(self) -> None:
         """Look every LOOK_SECONDS until cancelled."""
-        if self.wallet.wallet_id != self.swarm.versions.offer.owner:
+        if not self._is_owners:
             return
         began = anyio.current_time()
         await anyio.sleep(PATIENCE_SECONDS)
@@ -55,6 +73,10 @@ class Founder:
             if len(self.swarm.versions.foundations.highest) < 2 and self._acts():
                 await self._look(anyio.current_time() - began)
             await sleep_to_tick(LOOK_SECONDS)
+
+    @property
+    def _is_owners(self) -> bool:
+        return self.wallet.wallet_id == self.swarm.versions.offer.owner
 
     def _acts(self) -> bool:
         members = self.swarm.membership.view.members.values()

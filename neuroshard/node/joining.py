@@ -115,14 +115,17 @@ class Joining:
             self.report(f"{error.message} {error.action}")
 
     def _on_chain(self, statuses: Mapping[NodeId, ReplicaStatus]) -> dict[NodeId, ReplicaStatus]:
-        """The nodes whose state is the newest certified one. Before the first value, those of the first interval."""
-        if self._chain is None:
+        """The nodes whose state is certified. Before the first value, those of the first interval.
+
+        It need not be the newest state: a fast node has continued since it reported its state.
+        """
+        chain = self._chain
+        if chain is None:
             return dict(statuses)
-        standing = self._chain.standing
         return {
             node: status
             for node, status in statuses.items()
-            if standing.is_state(status.root, status.outer_step) or not status.is_live
+            if not status.is_live or chain.place_of(status.root, status.outer_step) is not None
         }
 
     def _founding(self) -> Founding | None:
