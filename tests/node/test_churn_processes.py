@@ -12,8 +12,7 @@ import pytest
 from tests.worlds.churn import RoundPlan, churn_plan, wrong_clock
 from tests.worlds.processes import LONGEST_SECONDS, ProcessChurn, loopback_lines, made, nodes_of
 
-# A member that dies between its two votes can stop a step for minutes (docs/decisions/0029, "What stops a line today").
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("CHURN_SEED", "1"))
 ROUNDS, MEMBERS, SHARE, ROUND_SECONDS = 2, 5, 0.3, 8.0

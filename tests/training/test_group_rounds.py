@@ -11,7 +11,7 @@ import torch
 from neuroshard.consensus.all_reduce import AllReduce
 from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.round_machine import RoundStateMachine
-from neuroshard.consensus.stage_chain import CHAIN, ChainRequest
+from neuroshard.consensus.stage_chain import CHAIN, CHAIN_ANSWER_LIMITS, ChainRequest
 from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
@@ -262,7 +262,7 @@ def test_who_withdraws_holds_nobody_up_for_good() -> None:
     play(scenario)
 
 
-def test_parts_and_requests_of_strangers_are_refused() -> None:
+def test_parts_of_strangers_are_refused_and_a_newcomer_gets_the_chain() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, stranger = SimulatedReplica(A, network, 1), network.join(NAMES[3])
         part = Frame(PART, MessagePart(STAGE, 1, 0, 1), (TensorPart(TensorSpec("piece 0", "uint8", (1,)), b"x"),))
@@ -270,7 +270,12 @@ def test_parts_and_requests_of_strangers_are_refused() -> None:
         a.known = lambda: [B]
         with pytest.raises(PeerRefusedError, match="that train these layers"):
             await stranger.request(A, part, timeout_seconds=60)
-        with pytest.raises(PeerRefusedError, match="that train these layers"):
+        known = a.group.chain.chain
+        assert known is not None
+        asked = Frame(CHAIN, ChainRequest(STAGE, known.statement))
+        answer = await stranger.request(A, asked, reply=CHAIN_ANSWER_LIMITS, timeout_seconds=60)
+        assert answer.kind == CHAIN
+        with pytest.raises(PeerRefusedError, match="another foundation"):
             await stranger.request(A, Frame(CHAIN, ChainRequest(STAGE, "f" * 64)), timeout_seconds=60)
 
     play(scenario)
