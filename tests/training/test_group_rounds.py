@@ -276,6 +276,6 @@ def test_parts_of_strangers_are_refused_and_a_newcomer_gets_the_chain() -> None:
         answer = await stranger.request(A, asked, reply=CHAIN_ANSWER_LIMITS, timeout_seconds=60)
         assert answer.kind == CHAIN
         with pytest.raises(PeerRefusedError, match="another foundation"):
-            await stranger.request(A, Frame(CHAIN, ChainRequest(STAGE, "f" * 64)), timeout_seconds=60)
+            await stranger.request(A, Frame(CHAIN, ChainRequest(STAGE, "e" * 64)), timeout_seconds=60)
 
     play(scenario)
