@@ -57,7 +57,11 @@ class Peer:
         self.actor = RoundRunner(
             lambda received: RoundMessageQueue(STAGE, network.transport, most_message_bytes(4 * NUMBERS), received),
             RoundDependencies(
-                FileVoteLog(folder / identity.node_id), self._check, lambda _intent: None, self._certified
+                FileVoteLog(folder / identity.node_id),
+                self._check,
+                lambda _intent: None,
+                lambda _evidence: None,
+                self._certified,
             ),
         )
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)

@@ -22,10 +22,12 @@ from neuroshard.consensus.committee import (
     Admit,
     Committee,
     EntryRules,
+    Expel,
     GroupMember,
     Height,
     InvalidEntryError,
     NamedNode,
+    Seat,
 )
 from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
 from neuroshard.consensus.round_messages import LARGEST, MAX_MEMBERS, Phase, Quorum, Value
@@ -81,6 +83,11 @@ class Candidate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     accepted: Annotated[int, Meta(ge=0, lt=1 << SPAN)] = 0  # in the last SPAN aggregates, one bit each
 
     @property
+    def is_due(self) -> bool:
+        """Whether a friend gets a seat: it has worked for long enough, and the newest aggregate contains its work."""
+        return self.seconds >= ADMISSION_SECONDS and self.accepted & 1 == 1
+
+    @property
     def is_established(self) -> bool:
         """Whether enough of the last aggregates contain its work: then the others are compared with it."""
         return self.accepted.bit_count() >= SPAN // 2
@@ -124,7 +131,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         """The entries that the next value may carry for friends who have worked for long enough."""
         if self.committee.is_open:
             return ()
-        ready = [Admit(each.wallet_id, each.node_id) for each in self.candidates if each.seconds >= ADMISSION_SECONDS]
+        ready = [Admit(each.wallet_id, each.node_id) for each in self.candidates if each.is_due]
         return tuple(ready[:limit])
 
     def after(self, value: Value, rules: EntryRules) -> ChainLedger:
@@ -151,7 +158,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     def _may_admit(self, entry: Admit) -> bool:
         # Strangers get seats by the owner's word only. That word arrives as a foundation.
         return not self.committee.is_open and any(
-            (each.wallet_id, each.node_id) == (entry.wallet_id, entry.node_id) and each.seconds >= ADMISSION_SECONDS
+            (each.wallet_id, each.node_id) == (entry.wallet_id, entry.node_id) and each.is_due
             for each in self.candidates
         )
 
@@ -168,10 +175,18 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
             if node in value.accepted:
                 seconds, history = before.seconds + value.seconds, before.accepted | 1
                 known[wallet] = structs.replace(before, seconds=seconds, accepted=history)
+        for seat in self.committee.seats:
+            if value.entries and seat.wallet_id not in committee.wallets and not self._is_expelled(value, seat):
+                # it had a seat, so it gets one again as soon as it works again
+                known[seat.wallet_id] = Candidate(seat.wallet_id, seat.node_id, ADMISSION_SECONDS)
         waiting = [each for wallet, each in known.items() if wallet not in committee.wallets]
         # the wallets that worked longest stay if there are too many: newcomers cannot displace them
         waiting.sort(key=lambda each: (-each.seconds, each.wallet_id))
         return tuple(waiting[:MAX_MEMBERS])
+
+    @staticmethod
+    def _is_expelled(value: Value, seat: Seat) -> bool:
+        return Expel(seat.wallet_id) in value.entries
 
 
 class ChainProof(Struct, frozen=True, forbid_unknown_fields=True):

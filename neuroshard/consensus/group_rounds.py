@@ -30,15 +30,11 @@ from neuroshard.consensus.effects import (
 from neuroshard.consensus.lone_steps import LoneSteps
 from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
-from neuroshard.consensus.round_messages import (
-    Intent,
-    Quorum,
-    VerifiedBody,
-    most_message_bytes,
-)
+from neuroshard.consensus.round_messages import EvidenceSaid, IntentSaid, Quorum, most_message_bytes
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.seat_changes import SeatChanges
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, ask_chain, chain_answer
 from neuroshard.consensus.sync_strategies import Abandoned, AcceptanceCheck, Agreed, Outcome, RunRound, UnderWay
 from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
@@ -101,7 +97,6 @@ class GroupRounds:
         self.in_round = False
         self._replica = replica
         self._matchmaking = Matchmaking(replica, times)
-        self._alone = alone
         self._asking = asking
         self._sign = sign
         self.judging = judging
@@ -126,10 +121,17 @@ class GroupRounds:
         self.actor = RoundRunner(
             lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
             RoundDependencies(
-                book, self._check, self._heard_intent, self._extend, asking.report, offload, replica.rounds.kept_steps
+                book,
+                self._check,
+                self._heard,
+                self._extend,
+                asking.report,
+                offload,
+                replica.rounds.kept_steps,
             ),
         )
-        self.lone = LoneSteps(replica, chain, sign, self.actor.keep_end, self._extend)
+        self.seats = SeatChanges(replica.member, chain, sign, self.actor, self._free_step)
+        self.lone = LoneSteps(replica, chain, sign, alone, keep_end=self.actor.keep_end, extend=self._extend)
 
     @property
     def is_called(self) -> bool:
@@ -257,14 +259,23 @@ class GroupRounds:
         chain = self.chain.chain
         return chain is not None and self._replica.replica_status().outer_step > chain.standing.outer_step
 
-    def _heard_intent(self, signed: VerifiedBody[Intent]) -> None:
+    def _heard(self, message: IntentSaid | EvidenceSaid) -> None:
         """Another member has entered a step: enter it, too, if it is this node's and the member has a seat."""
-        step = self._present_step()
+        if isinstance(message, EvidenceSaid):
+            self.seats.asked(message.evidence)
+            return
+        signed, step = message.signed, self._present_step()
         if step is None or signed.body.step_id != step.id or self.in_round or self.due is not None:
             return
         due = self._matchmaking.heard_intent(signed.member.node_id, step)
         if due is not None:
             self._enter_soon(due)
+
+    def _free_step(self) -> tuple[RoundConfig, RoundWork] | None:
+        """The terms of the step from this replica's state, unless this node is in it or about to enter it."""
+        step = None if self.in_round or self.due is not None else self._present_step()
+        here = frozenset(self._matchmaking.responsive(anyio.current_time()))
+        return None if step is None else self._setting(step, here)
 
     def _enter_soon(self, due: DueStep) -> None:
         if self.in_round or self.due is not None:
@@ -356,7 +367,7 @@ class GroupRounds:
             self._leave(completed=True)
             return await self._agreed(ended)
         if due is None:
-            return await self._made_alone(contribution, outer_step)
+            return await self.lone.exchange(contribution, outer_step, self._beside)
         present = self._present_step()
         if due.step.number != outer_step or present is None or present.id != due.step.id:
             self.withdraw()
@@ -376,15 +387,6 @@ class GroupRounds:
             return agreed
         finally:
             self._leave(completed=completed)
-
-    async def _made_alone(self, contribution: Tensor, outer_step: int) -> Outcome:
-        """Run the step of this node alone, after the certificate of the one before, on which it builds."""
-        if not await self.lone.certify():
-            return Abandoned("the step before it could not be stored", is_soon_again=True)
-        self.lone.begins()
-        if self._beside is not None:
-            self._beside.start_soon(self.lone.follow)
-        return await self._alone(contribution, outer_step)
 
     async def _go_on_beside(self, contribution: Tensor, due: DueStep, sequences: int) -> None:
         """Run the round while training continues. `exchange` adopts its end between two microbatches."""

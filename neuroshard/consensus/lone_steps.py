@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import anyio
+from anyio.abc import TaskGroup
 from msgspec import structs
+from torch import Tensor
 
 from neuroshard.consensus.chain import Chain, Step
 from neuroshard.consensus.effects import Complete, Sign
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote
 from neuroshard.consensus.stage_chain import StageChain
+from neuroshard.consensus.sync_strategies import Abandoned, Outcome, RunRound
 from neuroshard.state.replica_status import ReplicaStatus
 
 ROOT_LOOK_SECONDS = 0.02  # while the root of the new state is computed on another thread
@@ -26,6 +29,8 @@ class LoneSteps:
         replica: Replica,
         chain: StageChain,
         sign: Sign,
+        alone: RunRound,
+        *,
         keep_end: Callable[[int, Complete], Awaitable[bool]],
         extend: Callable[[Quorum], Awaitable[None]],
     ) -> None:
@@ -33,14 +38,23 @@ class LoneSteps:
         self._replica = replica
         self._chain = chain
         self._sign = sign
+        self._alone = alone
         self._keep_end = keep_end
         self._extend = extend
         self._certifying = anyio.Lock()
         self._root_before = NO_DIGEST  # of the state before this node's last step alone
 
-    def begins(self) -> None:
-        """Record that the node makes a step alone from its present state."""
+    async def exchange(self, contribution: Tensor, outer_step: int, beside: TaskGroup | None) -> Outcome:
+        """Run the step of this node alone, after the certificate of the one before, on which it builds.
+
+        Its own certificate follows in a task `beside`.
+        """
+        if not await self.certify():
+            return Abandoned("the step before it could not be stored", is_soon_again=True)
         self._root_before = self._replica.replica_status().root
+        if beside is not None:
+            beside.start_soon(self.follow)
+        return await self._alone(contribution, outer_step)
 
     def pending(self) -> Step | None:
         """The step of this node alone whose certificate is missing; None if there is none or others have a say."""

@@ -117,6 +117,10 @@ class RoundMessageQueue:
         while len(outbox) > MAX_WAITING or (len(outbox) > 1 and self._waits_too_much(outbox)):
             outbox.popleft()
 
+    def is_empty(self) -> bool:
+        """Whether no message waits or is under way."""
+        return not self._outboxes
+
     def has_room_for(self, peer: NodeId) -> bool:
         """Whether no large message waits for this receiver."""
         return all(_size(message) <= SMALL_BYTES for message in self._outboxes.get(peer, ()))

@@ -34,15 +34,14 @@ from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     AggregateWanted,
     CertificateSaid,
+    EntryEvidence,
     EvidenceSaid,
-    Intent,
     IntentSaid,
     MalformedMessageError,
     Message,
     NewViewSaid,
     ProposalSaid,
     Quorum,
-    VerifiedBody,
     VoteSaid,
     author_of,
     encode_round_message,
@@ -105,7 +104,7 @@ class RoundDependencies:
 
     book: VoteLog
     check: CheckAggregate
-    heard_intent: Callable[[VerifiedBody[Intent]], None]  # told of every intent that arrives
+    heard: Callable[[IntentSaid | EvidenceSaid], None]  # told of everything that may bring this node into a step
     certified: Callable[[Quorum], Awaitable[None]]  # told of every value that this node has seen certified
     report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
     offload: BlockingRunner = anyio.to_thread.run_sync
@@ -216,6 +215,18 @@ class RoundRunner:
             self._hear_again(running)
         self._put(running, running.member.ask_for_the_end())
 
+    def propose_entries(self, setting: RoundConfig, number: int, work: RoundWork, evidence: EntryEvidence) -> None:
+        """Take part in the votes on a value of this step that carries only entries."""
+        running = self._running
+        if running is None or running.member.setting.step.id != setting.step.id:
+            running, self.watch = self._begin(setting, number, work), _unwatched
+            self._hear_again(running)
+        self._put(running, running.member.add_evidence(evidence, anyio.current_time()))
+
+    def tell(self, nodes: frozenset[NodeId], message: EvidenceSaid | CertificateSaid) -> None:
+        """Send a message that belongs to no running step of this node."""
+        self._say(nodes, message)
+
     async def end(self, answer_seconds: float, aggregate_seconds: float) -> Complete | None:
         """Wait for the end of the step asked about; None if no node sends it, or its aggregate, in time."""
         with anyio.move_on_after(answer_seconds):
@@ -266,8 +277,8 @@ class RoundRunner:
         running = self._running
         if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
-        if isinstance(message, IntentSaid):
-            self._around.heard_intent(message.signed)
+        if isinstance(message, IntentSaid | EvidenceSaid):
+            self._around.heard(message)
 
     async def _help(self, sender: NodeId, message: Message) -> None:
         """Answer a member whose step has not ended although it has ended here."""

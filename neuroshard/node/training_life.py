@@ -177,7 +177,7 @@ class TrainingLife:
         async def leave_for(wanted: Callable[[], Awaitable[StageRange]]) -> None:
             elsewhere.append(await wanted())
             node.ground.swarm.go_to(elsewhere[-1])  # before the final save, so that others count on it there
-            trainer.stop(OTHER_LAYERS)
+            trainer.stop(OTHER_LAYERS, is_for_good=False)
 
         companions: list[Companion] = [observer.run, node.samples.run]
         if node.stages is not None:

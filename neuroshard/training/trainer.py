@@ -243,7 +243,7 @@ class Trainer:
         records = records or [TrainingRecord() for _ in parts.stages or (None,)]
         self._loops = compose(parts, records, LoopContext(self._control, wall_clock, monotonic, self._loop_changed))
         self._state = NodeState.STARTING
-        self._stop_words = FINAL_CHECKPOINT
+        self._stop_words, self._is_for_good = FINAL_CHECKPOINT, True
         self._state_changed = Signal()
         self._is_running = False
 
@@ -298,9 +298,12 @@ class Trainer:
         self._control.look_again()
         self._wake_waiting()
 
-    def stop(self, words: str = FINAL_CHECKPOINT) -> None:
-        """End after the running microbatches. `run` returns after the final checkpoints. `words` give the reason."""
-        self._stop_words = words
+    def stop(self, words: str = FINAL_CHECKPOINT, *, is_for_good: bool = True) -> None:
+        """End after the running microbatches. `run` returns after the final checkpoints. `words` give the reason.
+
+        A node that stops for good gives up its seats in the committees of its stages.
+        """
+        self._stop_words, self._is_for_good = words, is_for_good
         self._control.stop()
         self._set_state(NodeState.STOPPING)
 
@@ -384,8 +387,16 @@ class Trainer:
                     others.start_soon(loop.run)
                 await self._loops.primary.run(last_step)
                 self._control.stop()  # the other stages end as well
+            if self._is_for_good:
+                await self._leave_committees()
             # The background tasks end last: a stage that is still draining needs its server and its driver.
             companions.cancel_scope.cancel()
+
+    async def _leave_committees(self) -> None:
+        async with anyio.create_task_group() as leaving:
+            for stage in self.parts.stages:
+                if stage.group is not None:
+                    leaving.start_soon(stage.group.seats.leave)
 
     @property
     def _is_kept(self) -> bool:
