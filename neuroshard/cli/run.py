@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from neuroshard.cli import invitations
+from neuroshard.cli import committee, invitations
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Make a run for others to join, invite friends, or show a run.", no_args_is_help=True)
 invitations.add_to(app)
+committee.add_to(app)
 
 
 @app.command("create")

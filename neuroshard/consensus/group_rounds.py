@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
-from neuroshard.consensus.chain import ChainError, ForkError, Step
+from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
 from neuroshard.consensus.effects import (
     Check,
     Checked,
@@ -56,7 +56,6 @@ WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
 MOST_ASKED = 4  # replicas that report a greater height
-UNFOUNDED = "No step completes before the run's owner has founded this stage. Start a node with the owner's wallet."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
 
 
@@ -175,11 +174,7 @@ class GroupRounds:
     @property
     def obstacle(self) -> str:
         """The reason why no step can complete now, and the action that helps; "" if there is none."""
-        if self.chain.chain is None:
-            return UNFOUNDED
-        if self.chain.fork is not None:
-            return f"{self.chain.fork.message} {self.chain.fork.action}"
-        return self._absent
+        return self.chain.obstacle or self._absent
 
     def certified_root(self, outer_step: int) -> str:
         """The newest certified root if it is the state after this outer step; otherwise ""."""
@@ -564,6 +559,11 @@ class RoundRequestHandlers:
     def earlier(self, stage: StageName) -> StageRoundsStatus | None:
         """The status of a stage's rounds from before `clear`, for when the stage is hosted here again."""
         return self._earlier.get(stage)
+
+    def last_chain(self, stage: StageName) -> Chain | None:
+        """The chain of a stage held here; while its foundations contradict each other, the one before them."""
+        group = self._groups.get(stage)
+        return None if group is None else group.chain.last
 
     def serve(self, transport: Transport) -> None:
         """Register the handlers. Raises ValueError if this transport already has them."""

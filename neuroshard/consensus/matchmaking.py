@@ -258,7 +258,10 @@ class Matchmaking:
         if step is None or step.is_quorum(here):
             return ""
         missing = ", ".join(seat.wallet_id[:8] for seat in step.committee.seats if seat.node_id not in here)
-        return f"Training continues, but no step completes: too few voting nodes are online. Start those of {missing}."
+        return (
+            f"Training continues, but no step completes: too few voting nodes are online. Start those of {missing}. "
+            "If they do not come back, the run's owner can decide: `neuroshard run refound`."
+        )
 
     def _may_wait_for_newcomers(self, now: float) -> bool:
         """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""

@@ -31,6 +31,10 @@ from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 
+UNFOUNDED = (
+    "No step completes: this stage has no foundation, or two that contradict each other. Start a node with the wallet "
+    "of the run's owner. If two contradict each other, the owner decides: `neuroshard run refound`."
+)
 FILE = "chain.msgpack"
 MAX_CHAIN_BYTES = 64 << 20  # of 4,096 changes of the committee
 
@@ -110,11 +114,25 @@ class StageChain:
 
     @property
     def chain(self) -> Chain | None:
-        """The chain of the epoch that applies; None before the run's owner has founded the stage."""
+        """The chain of the epoch that applies; None while the stage has no foundation, or two that contradict."""
         founding = self._founding()
-        if founding is not None and (self._chain is None or self._chain.statement != founding.statement):
+        if founding is None:
+            return None
+        if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
         return self._chain
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why the chain cannot continue here, and the action that helps; "" if there is none."""
+        if self.chain is None:
+            return UNFOUNDED
+        return "" if self.fork is None else f"{self.fork.message} {self.fork.action}"
+
+    @property
+    def last(self) -> Chain | None:
+        """The chain that this node followed last, also while its foundation does not apply."""
+        return self.chain or self._chain
 
     async def load(self) -> None:
         """Read the stored chain."""

@@ -364,10 +364,10 @@ class NodeWork:
 
     def _founder(self, ground: NodeContext) -> Founder:
         """The task that founds the stages of a run of this wallet."""
-        demo, offer = self._place.demo, ground.swarm.versions.offer
+        demo = self._place.demo
         stored = StoredFoundations(self._place.configuration.settings.data_dir)
         first_seats = 1 if demo is None or demo.stages > 1 else demo.nodes
-        return Founder(ground.swarm, self._place.wallet, partial(stored.write, offer), first_seats)
+        return Founder(ground.swarm, self._place.wallet, stored, first_seats)
 
     def _enter(self, run: LocalRun, genesis: str, windows: Sequence[StageRange]) -> StageChooser:
         """Make this node a member of the run. Its layers are chosen afterwards."""

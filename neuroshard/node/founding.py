@@ -6,24 +6,26 @@ It signs on its own in three cases only, all of which it can see itself:
     a stage has no foundation                  the nodes that hold it get the seats
     a founded stage has lost all its seats     its present holders get the seats, from the newest certified height
 
-Everything else, such as a lost quorum of a stage that this node holds, is the owner's decision.
+Everything else, such as a lost quorum of a stage that this node holds, is the owner's decision: `neuroshard run
+refound` leaves a request in the data folder, and this node then founds the stages again from the state that it has.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
 
 from neuroshard.consensus.chain import Chain, ForkError, Standing
 from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
-from neuroshard.consensus.foundation import Foundation, Foundations, SignedFoundation, StageStart
+from neuroshard.consensus.foundation import Foundation, SignedFoundation, StageStart
 from neuroshard.consensus.stage_chain import newest_chain
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.state.replica_status import query_statuses
 from neuroshard.types import NodeId
 from neuroshard.waiting import sleep_to_tick
@@ -42,7 +44,7 @@ class Founder:
 
     swarm: StageSwarm
     wallet: Wallet
-    keep: Callable[[Foundations], None]  # stores them. Raises StorageError
+    stored: StoredFoundations
     first_seats: int = 1  # nodes to wait for before a stage of a demo is founded
     _seatless_since: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -70,7 +72,9 @@ class Founder:
         began = anyio.current_time()
         await anyio.sleep(PATIENCE_SECONDS)
         while True:
-            if len(self.swarm.versions.foundations.highest) < 2 and self._acts():
+            if self.stored.is_new_requested(self.swarm.versions.offer):
+                self._found_again()
+            elif len(self.swarm.versions.foundations.highest) < 2 and self._acts():
                 await self._look(anyio.current_time() - began)
             await sleep_to_tick(LOOK_SECONDS)
 
@@ -129,6 +133,29 @@ class Founder:
         seats = [node for node in holders if node == best or (node in known and known[node].root == status.root)]
         return _started(stage, self._committee(seats), standing, status.outer_step, status.root)
 
+    def _found_again(self) -> None:
+        """Continue the stages held here from this node's state, with this node as the only seat.
+
+        A stage waits until its state here is the newest certified one, unless foundations contradict each other.
+        """
+        starts, committee, versions = list[StageStart](), self._committee([self.swarm.node_id]), self.swarm.versions
+        earlier = [start for each in versions.foundations.highest for start in each.foundation.stages]
+        for stage in range(len(self.swarm.plan)):
+            name = self.swarm.name_of(self.swarm.plan[stage])
+            chain, own = self.swarm.rounds.last_chain(name), self.swarm.donor.replica_status(name)
+            if own is None or not own.is_live:
+                continue
+            standing = None if chain is None else chain.standing
+            is_behind = standing is not None and own.outer_step < standing.outer_step
+            if not own.root or (is_behind and versions.founding_of(stage) is not None):
+                return  # the root is being computed, or the node is about to follow: look again
+            heights = [start.height for start in earlier if start.stage == stage]
+            heights.append(0 if standing is None else standing.height)
+            parent = None if standing is None else standing.value
+            starts.append(StageStart(stage, committee, max(heights), own.outer_step, own.root, parent))
+        if starts and self._sign(starts):
+            self.stored.withdraw_request(versions.offer)
+
     def _committee(self, nodes: Sequence[NodeId]) -> Committee:
         seats = dict[str, Seat]()
         for node in nodes:
@@ -138,23 +165,27 @@ class Founder:
         is_open = self.swarm.versions.offer.parameters.admission == "strangers"
         return Committee.founded(seats.values(), is_open=is_open)
 
-    def _sign(self, starts: Sequence[StageStart]) -> None:
+    def _sign(self, starts: Sequence[StageStart]) -> bool:
+        """Sign and store a statement. Returns whether it is on the disk."""
         versions = self.swarm.versions
-        before = versions.foundations.current
+        highest = versions.foundations.highest
+        before = highest[0] if highest else None
         foundation = Foundation(
             versions.offer.run_id,
             0 if before is None else before.foundation.epoch + 1,
             tuple(starts),
             None if before is None else before.id,
-            deputies=() if before is None else before.foundation.deputies,
+            tuple(each.id for each in highest[1:]),
+            () if before is None else before.foundation.deputies,
         )
         try:
             known = versions.foundations.with_statements([SignedFoundation.sign(self.wallet, foundation)])
-            self.keep(known)  # before anybody sees it: after a restart, the same stage must not be founded twice
+            # before anybody sees it: after a restart, the same stage must not be founded twice
+            self.stored.write(versions.offer, known)
         except NeuroShardError as error:
             _LOG.error("The stages of the run cannot be founded: %s", error)
-            return
-        versions.learn_foundations(known)
+            return False
+        return versions.learn_foundations(known)
 
 
 def _started(stage: int, committee: Committee, standing: Standing, outer_step: int, root: str) -> StageStart:

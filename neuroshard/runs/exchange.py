@@ -177,13 +177,14 @@ class RunExchange:
                     await self._ask_for_newer(network, peer, self.followed)
 
     async def watch_stored(self) -> None:
-        """Pick up versions that the owner signs on this computer while the node runs, until cancelled."""
+        """Pick up versions and foundations that the owner signs on this computer while the node runs."""
         while True:
             await sleep_to_tick(LOOK_SECONDS)
             if self.followed is not None:
                 offer = self.store.find(self.followed.offer.run_id)
                 if offer is not None:
                     self.followed.learn(offer)
+                self.followed.learn_foundations(self.store.foundations(self.followed.offer))
 
     async def fetch(self, run_id: RunId, networking: Networking, report: Callable[[str], None]) -> RunOffer:
         """Wait until a peer sends the run's offer, reporting the reason for the wait to `report`.

@@ -64,13 +64,37 @@ class StoredFoundations:
             return empty
 
     def write(self, offer: RunOffer, foundations: Foundations) -> None:
-        """Store all statements. Raises StorageError."""
-        file = self._file(offer)
+        """Store all statements, next to those that a command has stored meanwhile. Raises StorageError."""
+        file, merged = self._file(offer), self.read(offer).with_statements(foundations.known.values())
         try:
             make_folder(file.parent, self._data_dir)
-            write_atomically(file, encode_foundations(foundations))
+            write_atomically(file, encode_foundations(merged))
         except OSError as error:
             raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
+
+    def request_new(self, offer: RunOffer) -> None:
+        """Ask the node of this data folder to found the run again, now or at its next start. Raises StorageError."""
+        try:
+            make_folder(self._folder, self._data_dir)
+            write_atomically(self._request(offer), b"")
+        except OSError as error:
+            raise StorageError(
+                f"Cannot write {self._request(offer)}: {error}.", "Make the data folder writable."
+            ) from error
+
+    def withdraw_request(self, offer: RunOffer) -> None:
+        """Forget the request: the statement is signed. Raises StorageError."""
+        try:
+            self._request(offer).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"Cannot delete {self._request(offer)}: {error}.", "Delete it.") from error
+
+    def is_new_requested(self, offer: RunOffer) -> bool:
+        """Whether the owner has asked for a new foundation that is not signed yet."""
+        return self._request(offer).exists()
+
+    def _request(self, offer: RunOffer) -> Path:
+        return self._folder / f"{offer.run_id}.refound"
 
     def _file(self, offer: RunOffer) -> Path:
         return self._folder / f"{offer.run_id}.foundations"

@@ -1,0 +1,83 @@
+"""`neuroshard run refound`: the owner's decision when the seats that vote on a run's steps are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
+
+if TYPE_CHECKING:
+    from neuroshard.consensus.foundation import Foundation
+    from neuroshard.runs.foundations import StoredFoundations
+    from neuroshard.runs.offer import RunOffer
+
+WAIT_SECONDS, LOOK_SECONDS = 15.0, 0.2
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to those of `neuroshard run`."""
+    app.command("refound")(refound)
+
+
+def refound(
+    run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="TOKEN", help="Wallet of the owner; NEUROSHARD_TOKEN is better.")
+    ] = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the run continue from the state of your node, with your node as the only voter.
+
+    Use it when too few voting nodes come back, or when two statements of the owner contradict each other. Other nodes
+    keep their work and get a seat again after 30 minutes of accepted work. Steps that only others know are set back,
+    so let your node connect to the others first. Your running node does it, or else at its next start.
+    """
+    from neuroshard.config.loading import load_settings
+    from neuroshard.errors import UsageError
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.foundations import StoredFoundations
+    from neuroshard.runs.stored_runs import named_offer
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    offer = named_offer(run, loaded.settings.data_dir)
+    if wallet_of(loaded)[0].wallet_id != offer.owner:
+        raise UsageError("Only the run's owner can found it again.", "Use the owner's token.")
+    if not yes:
+        typer.confirm("Your node becomes the only voter of the run. Continue?", abort=True, err=True)
+    stored = StoredFoundations(loaded.settings.data_dir)
+    epoch = _epoch(stored, offer)
+    stored.request_new(offer)
+    signed = _new_foundation(stored, offer, epoch)
+    if as_json:
+        starts = [] if signed is None else [{"stage": s.stage, "outer_step": s.outer_step} for s in signed.stages]
+        facts = {"run_id": offer.run_id, "is_founded": signed is not None, "stages": starts}
+        typer.echo(json.dumps(facts))
+    elif signed is None:
+        typer.echo("Your node founds the run again when it runs and has its state: start it.")
+    else:
+        typer.echo(f"Epoch {signed.epoch} of the run begins, with your node as the only voter:")
+        for start in signed.stages:
+            typer.echo(f"  stage {start.stage + 1}: from outer step {start.outer_step:,}")
+
+
+def _epoch(stored: StoredFoundations, offer: RunOffer) -> int:
+    return max((each.foundation.epoch for each in stored.read(offer).highest), default=-1)
+
+
+def _new_foundation(stored: StoredFoundations, offer: RunOffer, before: int) -> Foundation | None:
+    """Wait for the statement that the running node signs; None if none comes in time."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        current = stored.read(offer).current
+        if current is not None and current.foundation.epoch > before:
+            return current.foundation
+        time.sleep(LOOK_SECONDS)
+    return None
