@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 WAIT_SECONDS, LOOK_SECONDS = 15.0, 0.2
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to those of `neuroshard run`."""
-    app.command("refound")(refound)
-
-
 def refound(
     run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
