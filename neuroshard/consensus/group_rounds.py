@@ -56,6 +56,7 @@ WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
 MOST_ASKED = 4  # replicas that report a greater height
+UNPROVEN = "The certificates of this node's state are lost. If no node has them: `neuroshard run refound`."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
 
 
@@ -174,6 +175,8 @@ class GroupRounds:
     @property
     def obstacle(self) -> str:
         """The reason why no step can complete now, and the action that helps; "" if there is none."""
+        if self._is_ahead and self.chain.obstacle == "" and self.lone.pending() is None:
+            return UNPROVEN
         return self.chain.obstacle or self._absent
 
     def certified_root(self, outer_step: int) -> str:

@@ -328,7 +328,8 @@ class NodeWork:
                     ground, settings, peer_network.identity, publisher, startup, requested_pause=requested_pause
                 )
             ground, stages = await assembly.lay()
-            await self._founder(ground).found_first(stages, is_shared=self._is_shared(ground.run))
+            new = [stage for stage in stages if not training.has_checkpoint(ground, stage)]
+            await self._founder(ground).found_first(new, is_shared=self._is_shared(ground.run))
             return await training.begin(ground, stages)
 
         life = TrainingLife(

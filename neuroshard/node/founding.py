@@ -93,13 +93,24 @@ class Founder:
             holders = self._holders(stage)
             founding = self.swarm.versions.founding_of(stage)
             if founding is None and holders and (len(holders) >= self.first_seats or seconds >= GATHER_SECONDS):
-                starts.append(StageStart(stage, self._committee(holders)))
+                starts += self._first_start(stage, holders)
             elif founding is not None and self._has_lost_its_seats(stage, holders):
                 start = await self._continued(stage, holders)
                 if start is not None:
                     starts.append(start)
         if starts:
             self._sign(starts)
+
+    def _first_start(self, stage: int, holders: Sequence[NodeId]) -> list[StageStart]:
+        """The start of a stage without a foundation; empty while the root of the state here is not known.
+
+        A stage that this node has trained already begins with its state, and with this node as the only seat.
+        """
+        own = self.swarm.donor.replica_status(self.swarm.name_of(self.swarm.plan[stage]))
+        if own is None or not own.is_live or own.outer_step == 0:
+            return [StageStart(stage, self._committee(holders))]
+        seats = self._committee([self.swarm.node_id])
+        return [StageStart(stage, seats, 0, own.outer_step, own.root)] if own.root else []
 
     def _holders(self, stage: int) -> list[NodeId]:
         """Nodes that work on a stage, this one first."""

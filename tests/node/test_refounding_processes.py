@@ -86,3 +86,23 @@ def test_only_the_owner_founds_a_run_again_and_a_node_must_run(trained: Path, tm
     later = neuroshard("run", "refound", run_id, "--yes", "--data-dir", trained, "--json")
     assert (later.code, later.json()["is_founded"]) == (0, False)
     assert epochs(trained, run_id) == [0]
+
+
+def test_a_run_that_was_trained_before_it_had_a_foundation_continues(trained: Path, quick: list[str]) -> None:
+    run_id = run_of(trained)
+    (stage,) = find_stage_folders(trained)
+    shutil.rmtree(stage / "rounds")
+    (trained / "runs" / "joined" / f"{run_id}.foundations").unlink()
+    with running_node(trained, quick) as node:
+        advances(node)
+    assert epochs(trained, run_id) == [0]
+
+
+def test_lost_certificates_are_reported_and_the_owner_decides(trained: Path, quick: list[str]) -> None:
+    run_id = run_of(trained)
+    (stage,) = find_stage_folders(trained)
+    shutil.rmtree(stage / "rounds")
+    with running_node(trained, quick) as node:
+        node.wait_for("the report", lambda status: "certificates of this node's state are lost" in str(status))
+        assert neuroshard("run", "refound", run_id, "--yes", "--data-dir", trained).code == 0
+        advances(node)
