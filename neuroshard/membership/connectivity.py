@@ -49,6 +49,7 @@ class KnownAddress:
     failures: int = 0  # in a row
     next_try: float = 0.0  # on the monotonic clock
     worked_at: float = -inf  # on the monotonic clock: when it was dialled last with success
+    met_at: float = -inf  # the same: when its node was last connected, which may have dialled this one
 
     @property
     def node_id(self) -> NodeId:
@@ -117,10 +118,23 @@ class KnownAddresses:
         """Make every address due now: the line is back, or the computer woke up."""
         self._known = {text: replace(known, next_try=0.0) for text, known in self._known.items()}
 
-    def working(self) -> tuple[str, ...]:
-        """Return addresses that led to their nodes and have not failed since, the most recent success first."""
-        good = [address for address in self._known.values() if address.has_worked and address.failures == 0]
-        return tuple(a.text for a in sorted(good, key=lambda address: -address.worked_at))[:MAX_REMEMBERED]
+    def note_met(self, connected: Iterable[NodeId], now: float) -> None:
+        """Record that these nodes are connected: their addresses that have not failed are worth remembering."""
+        there = set(connected)
+        for text, known in self._known.items():
+            if known.node_id in there and not known.failures:
+                self._known[text] = replace(known, met_at=now)
+
+    def memorable(self) -> tuple[str, ...]:
+        """Return addresses of nodes that were connected once, the most recent first, at most MAX_REMEMBERED.
+
+        A node that is off now keeps its addresses: its owner starts it again tomorrow. An address that fails is left
+        out only if its node has another one that does not.
+        """
+        met = [known for known in self._known.values() if known.has_worked or known.met_at > -inf]
+        reachable = {known.node_id for known in met if not known.failures}
+        kept = [known for known in met if not known.failures or known.node_id not in reachable]
+        return tuple(a.text for a in sorted(kept, key=lambda a: -max(a.worked_at, a.met_at)))[:MAX_REMEMBERED]
 
     def _forget_worst(self) -> bool:
         """Forget one address: one that never worked if there is one, and among those the one that failed most.
@@ -325,10 +339,10 @@ class Networking:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_dialling, network)
-                tasks.start_soon(self._keep_remembering)
+                tasks.start_soon(self._keep_remembering, network)
                 await self._start_works(network, tasks)
         finally:
-            remember_addresses(self._peers_file, self.book.working())
+            remember_addresses(self._peers_file, self.book.memorable())
 
     async def _start_works(self, network: Network, tasks: TaskGroup) -> None:
         """Start the work that is attached now, and later each new one."""
@@ -378,14 +392,15 @@ class Networking:
         finally:
             dialling.discard(address.text)
 
-    async def _keep_remembering(self) -> None:
-        remembered: tuple[str, ...] = ()
+    async def _keep_remembering(self, network: Network) -> None:
+        remembered = frozenset[str]()
         while True:
             await sleep_to_tick(REMEMBER_SECONDS)
-            working = self.book.working()
-            if working != remembered:
-                remember_addresses(self._peers_file, working)
-                remembered = working
+            self.book.note_met(network.transport.peers(), anyio.current_time())
+            memorable = self.book.memorable()
+            if remembered != frozenset(memorable):  # their order changes with every connection
+                remember_addresses(self._peers_file, memorable)
+                remembered = frozenset(memorable)
 
     def _report_failure(self, reason: str, seconds: float) -> None:
         self._failure = f"{reason} Trying again in {seconds:.0f} s."

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from neuroshard.config.settings import Settings
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import NetworkRefusedError, StorageError
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
@@ -22,7 +29,9 @@ from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.types import NodeId
 
-PEERS_FILE = "network/peers.json"
+_LOG = logging.getLogger(__name__)
+
+PEERS_FILE, PORT_FILE = "network/peers.json", "network/port.json"
 BITS_PER_BYTE = 8
 
 
@@ -56,10 +65,65 @@ def libp2p_opener(
     reputation = Reputation()  # shared by all networks: a restart of the network does not clear the scores of peers
     limit_mb = memory_limit_mb(settings)
 
-    def opened() -> AbstractAsyncContextManager[Network]:
-        return libp2p_network(identity, options, parts=network_parts(limit_mb, reputation, outside))
+    kept_port = KeptPort(settings.data_dir)
+
+    def at(port: int) -> AbstractAsyncContextManager[Network]:
+        return libp2p_network(identity, replace(options, port=port), parts=network_parts(limit_mb, reputation, outside))
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Network]:
+        async with AsyncExitStack() as opening:
+            wanted = settings.p2p_port or kept_port.read()
+            try:
+                network = await opening.enter_async_context(at(wanted))
+            except NetworkRefusedError:
+                if wanted == settings.p2p_port:
+                    raise
+                network = await opening.enter_async_context(at(0))  # another program has the port now
+            if settings.p2p_port == 0:
+                kept_port.note(network.transport.addresses())  # no router has given it another address yet
+            yield network
 
     return opened
+
+
+class _Port(Struct, frozen=True):
+    """The port at which this node listened last."""
+
+    port: Annotated[int, Meta(ge=0, le=65_535)]
+
+
+class KeptPort:
+    """The port that a node without a chosen one takes again at its next start.
+
+    Otherwise the addresses that its friends remember, and those in its invitations, would end with every start.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._file = StateFile(
+            data_dir / PORT_FILE, _Port, "ignore", "the node takes another port", max_bytes=1_000, data_dir=data_dir
+        )
+
+    def read(self) -> int:
+        """The port; 0 if none is stored that can be read."""
+        try:
+            stored = self._file.read()
+        except StorageError as error:
+            _LOG.warning("The port of the last start is not used: %s", error)
+            return 0
+        return 0 if stored is None else stored.port
+
+    def note(self, addresses: Sequence[str]) -> None:
+        """Store the port of the first of these own addresses. A disk error is only logged."""
+        if not addresses:
+            return
+        port = int(addresses[0].partition("/tcp/")[2].partition("/")[0])
+        if port == self.read():
+            return
+        try:
+            self._file.write(_Port(port))
+        except StorageError as error:
+            _LOG.warning("The port of the network cannot be stored: %s", error)
 
 
 def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddresses | None = None) -> NetworkParts:

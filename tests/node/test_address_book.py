@@ -88,16 +88,29 @@ def test_strangers_push_out_no_address_that_works() -> None:
 
 
 def test_what_worked_survives_a_restart_and_what_was_only_told_does_not(tmp_path: Path) -> None:
+    """Also the address of a node that is off now: it comes back tomorrow."""
     file = tmp_path / "network" / "peers.json"
     assert remembered_addresses(file) == ()
     book = KnownAddresses(OWN)
     book.add([address("earlier")], is_remembered=True)
     book.add(address(name) for name in ("a", "b", "told"))
-    book.note_success(address("a"), 1.0)
+    book.note_success(address("a"), 2.0)
     book.note_success(address("b"), 1.0)
-    book.note_failure(address("b"), 2.0)
-    remember_addresses(file, book.working())
-    assert remembered_addresses(file) == (address("a"), address("earlier"))
+    book.note_failure(address("b"), 3.0)
+    remember_addresses(file, book.memorable())
+    assert remembered_addresses(file) == (address("a"), address("b"), address("earlier"))
+
+
+def test_a_node_that_dialled_this_one_is_remembered_at_its_newest_address() -> None:
+    book = KnownAddresses(OWN)
+    old, new = "/ip4/10.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.1/tcp/2/p2p/a"
+    book.add([old], is_remembered=True)
+    book.add([address("told")])
+    book.note_failure(old, 1.0)
+    assert book.memorable() == (old,)
+    book.add([new])
+    book.note_met([NodeId("a")], 2.0)
+    assert book.memorable() == (new,)
 
 
 def test_a_folder_is_made_for_them_but_no_data_folder_anew(tmp_path: Path) -> None:

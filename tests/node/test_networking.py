@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,8 +36,8 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(limited)
 
 
-def opener(number: int, port: int = 0) -> NetworkOpener:
-    return libp2p_opener(Settings(p2p_host="127.0.0.1", p2p_port=port), identity_of(number))
+def opener(number: int, port: int = 0, data_dir: Path = Path("no-data-folder")) -> NetworkOpener:
+    return libp2p_opener(Settings(p2p_host="127.0.0.1", p2p_port=port, data_dir=data_dir), identity_of(number))
 
 
 def node(number: int, folder: Path, *given: str, port: int = 0) -> Networking:
@@ -242,7 +243,7 @@ def test_a_network_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 
 def test_what_peers_may_fill_is_a_share_of_the_memory_the_owner_gives() -> None:
     async def main() -> None:
-        settings = Settings(p2p_host="127.0.0.1", p2p_port=0, memory=800)
+        settings = Settings(p2p_host="127.0.0.1", p2p_port=0, memory=800, data_dir=Path("no-data-folder"))
         async with libp2p_opener(settings, identity_of(1))() as network:
             budget = network.transport._exchange._budget
             budget.check(7_812_500)  # one peer's quarter of what tensors get of a sixteenth
@@ -298,5 +299,21 @@ def test_a_node_of_the_internet_dials_another_on_its_computer_when_its_owner_say
             one = Networking(two.node_id, lambda: libp2p_network(two, options), peers_file=tmp_path / "2", given=given)
             async with running(one):
                 await until(lambda: connected(one) == 1)
+
+    run(main)
+
+
+def test_a_node_takes_the_port_of_its_last_start_unless_another_program_has_it(tmp_path: Path) -> None:
+    """Its friends and its invitations have addresses with this port."""
+
+    async def main() -> None:
+        addresses = list[str]()
+        for _ in range(2):
+            async with opener(1, data_dir=tmp_path)() as network:
+                addresses.append(network.transport.addresses()[0])
+        assert addresses[0] == addresses[1]
+        with socket.create_server(("127.0.0.1", int(addresses[0].split("/tcp/")[1].split("/")[0]))):
+            async with opener(1, data_dir=tmp_path)() as network:
+                assert network.transport.addresses()[0] != addresses[0]
 
     run(main)
