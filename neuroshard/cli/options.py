@@ -62,7 +62,10 @@ Peers = Annotated[
 P2pPort = Annotated[
     int | None,
     typer.Option(
-        "--p2p-port", metavar="PORT", help="Port for other nodes. (default: any free port)", rich_help_panel=_MEETING
+        "--p2p-port",
+        metavar="PORT",
+        help="Port for other nodes. (default: a free one, kept for later starts)",
+        rich_help_panel=_MEETING,
     ),
 ]
 P2pHost = Annotated[

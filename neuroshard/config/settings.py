@@ -161,7 +161,7 @@ class Settings(BaseModel):
         SecretStr | None, SettingNote("an invitation: its code, its link, or the path of its file", Applies.NOT_STORED)
     ] = None
     peer: Annotated[Addresses, Field(max_length=64), SettingNote(f"at most 64 addresses like {MULTIADDR_FORM}")] = ()
-    p2p_port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 0
+    p2p_port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes a free port and keeps it")] = 0
     p2p_host: Annotated[
         str,
         AfterValidator(_own_address),
