@@ -368,7 +368,7 @@ def _facts(step: Step, intents: Sequence[tuple[GroupMember, Intent]]) -> MemberF
 
 
 def _agreed(said: Mapping[NodeId, str], needed: int) -> str | None:
-    """The digest on which so many reducers of a slice agree, or None."""
+    """The digest on which at least `needed` reducers of a slice agree, or None."""
     common = Counter(said.values()).most_common(1)
     return common[0][0] if common and common[0][1] >= needed else None
 

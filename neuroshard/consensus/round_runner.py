@@ -104,8 +104,8 @@ class RoundDependencies:
 
     book: VoteLog
     check: CheckAggregate
-    heard: Callable[[IntentSaid | EvidenceSaid], None]  # told of everything that may bring this node into a step
-    certified: Callable[[Quorum], Awaitable[None]]  # told of every value that this node has seen certified
+    heard: Callable[[IntentSaid | EvidenceSaid], None]  # called with each message that may make this node enter a step
+    certified: Callable[[Quorum], Awaitable[None]]  # called with each value that this node sees certified
     report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
     offload: BlockingRunner = anyio.to_thread.run_sync
     # number of ended steps to keep, from an outer step on

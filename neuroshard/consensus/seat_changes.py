@@ -16,7 +16,7 @@ from neuroshard.types import NodeId
 
 LEAVE_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 1.0
-LEAST_SEATS = 3  # a leave that would leave one seat is not asked for: that seat could then never be outvoted
+LEAST_SEATS = 3  # fewer would leave one seat, and all others would wait if that one did not come back
 
 
 class SeatChanges:

@@ -81,7 +81,7 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str, needed: int
     """Reducers of every slice, in proportion to the members' upload rates (bytes per second), in an order from the
     seed.
 
-    `needed` is 1 among friends and 2 where somebody may lie; a lone member is enough for itself.
+    `needed` is 1 among friends and 2 where members may lie; a lone member is enough for itself.
     Raises ValueError without a member.
     """
     if not upload:

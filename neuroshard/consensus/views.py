@@ -137,7 +137,7 @@ class Views:
             and all(one.body.step_id == step.id for one in intents)
             and known > 0
             and step.may_join(len(members) - known, known)
-            # where somebody may lie, no proposer can leave the work of the seats out
+            # where members may lie, no proposer can leave out the work of the seats
             and (not step.committee.is_open or step.is_quorum(nodes))
         )
 

@@ -24,7 +24,7 @@ from neuroshard.network import Connection, Network, Reputation
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.libp2p.peer_limits import ReceiveLimits
 from neuroshard.network.limits import frame_budget
-from neuroshard.network.mdns import MdnsDiscovery
+from neuroshard.network.mdns import MdnsDiscovery, direct_endpoints
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.types import NodeId
@@ -115,10 +115,8 @@ class KeptPort:
 
     def note(self, addresses: Sequence[str]) -> None:
         """Store the port of the first of these own addresses. A disk error is only logged."""
-        if not addresses:
-            return
-        port = int(addresses[0].partition("/tcp/")[2].partition("/")[0])
-        if port == self.read():
+        port = next((port for _, port in direct_endpoints(addresses)), 0)
+        if port in (0, self.read()):
             return
         try:
             self._file.write(_Port(port))

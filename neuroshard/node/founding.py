@@ -6,6 +6,8 @@ It signs on its own in three cases only, all of which it can see itself:
     a stage has no foundation                  the nodes that hold it get the seats
     a founded stage has lost all its seats     its present holders get the seats, from the newest certified height
 
+In a run that is open to strangers, wallets cost nothing, so only nodes of the owner get seats in this way.
+
 Everything else, such as a lost quorum of a stage that this node holds, is the owner's decision: `neuroshard run
 refound` leaves a request in the data folder, and this node then founds the stages again from the state that it has.
 """
@@ -20,14 +22,14 @@ import anyio
 
 from neuroshard.consensus.chain import Chain, ForkError, Standing
 from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
-from neuroshard.consensus.foundation import Foundation, SignedFoundation, StageStart
+from neuroshard.consensus.foundation import Foundation, Founding, SignedFoundation, StageStart
 from neuroshard.consensus.stage_chain import newest_chain
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.state.replica_status import query_statuses
-from neuroshard.types import NodeId
+from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
@@ -94,8 +96,8 @@ class Founder:
             founding = self.swarm.versions.founding_of(stage)
             if founding is None and holders and (len(holders) >= self.first_seats or seconds >= GATHER_SECONDS):
                 starts += self._first_start(stage, holders)
-            elif founding is not None and self._has_lost_its_seats(stage, holders):
-                start = await self._continued(stage, holders)
+            elif founding is not None and self._has_lost_its_seats(stage, founding, holders):
+                start = await self._continued(stage, founding, holders)
                 if start is not None:
                     starts.append(start)
         if starts:
@@ -113,23 +115,30 @@ class Founder:
         return [StageStart(stage, seats, 0, own.outer_step, own.root)] if own.root else []
 
     def _holders(self, stage: int) -> list[NodeId]:
-        """Nodes that work on a stage, this one first."""
-        return sorted(self.swarm.holders_of(stage), key=lambda node: (node != self.swarm.node_id, node))
+        """Nodes that work on a stage and may get a seat, this one first."""
+        holders = sorted(self.swarm.holders_of(stage), key=lambda node: (node != self.swarm.node_id, node))
+        return [node for node in holders if not self._is_open or self._wallet_of(node) == self.wallet.wallet_id]
 
-    def _has_lost_its_seats(self, stage: int, holders: Sequence[NodeId]) -> bool:
-        founding = self.swarm.versions.founding_of(stage)
-        seats = set[NodeId]() if founding is None else {seat.node_id for seat in founding.start.committee.seats}
+    @property
+    def _is_open(self) -> bool:
+        return self.swarm.versions.offer.parameters.admission != "friends"
+
+    def _wallet_of(self, node: NodeId) -> WalletId | None:
+        return self.swarm.wallet_id if node == self.swarm.node_id else self.swarm.wallet_of(node)
+
+    def _has_lost_its_seats(self, stage: int, founding: Founding, holders: Sequence[NodeId]) -> bool:
+        chain = self.swarm.rounds.last_chain(self.swarm.name_of(self.swarm.plan[stage]))
+        committee = founding.start.committee if chain is None else chain.committee
+        seats = {seat.node_id for seat in committee.seats}
         if not holders or seats.intersection(holders):
             self._seatless_since.pop(stage, None)
             return False
         return anyio.current_time() - self._seatless_since.setdefault(stage, anyio.current_time()) >= GONE_SECONDS
 
-    async def _continued(self, stage: int, holders: Sequence[NodeId]) -> StageStart | None:
+    async def _continued(self, stage: int, founding: Founding, holders: Sequence[NodeId]) -> StageStart | None:
         """The start from the newest certified height, with the state that a holder has; None if none answers."""
-        founding, name = self.swarm.versions.founding_of(stage), self.swarm.name_of(self.swarm.plan[stage])
+        name = self.swarm.name_of(self.swarm.plan[stage])
         others = [node for node in holders if node != self.swarm.node_id]
-        if founding is None:
-            return None
         try:
             standing = (await newest_chain(self.swarm.asking, name, Chain.founded(founding), others)).standing
         except ForkError as error:
@@ -170,11 +179,10 @@ class Founder:
     def _committee(self, nodes: Sequence[NodeId]) -> Committee:
         seats = dict[str, Seat]()
         for node in nodes:
-            wallet = self.swarm.wallet_id if node == self.swarm.node_id else self.swarm.wallet_of(node)
+            wallet = self._wallet_of(node)
             if wallet is not None and wallet not in seats and len(seats) < MAX_SEATS:
                 seats[wallet] = Seat(wallet, node, 0)
-        is_open = self.swarm.versions.offer.parameters.admission == "strangers"
-        return Committee.founded(seats.values(), is_open=is_open)
+        return Committee.founded(seats.values(), is_open=self._is_open)
 
     def _sign(self, starts: Sequence[StageStart]) -> bool:
         """Sign and store a statement. Returns whether it is on the disk."""

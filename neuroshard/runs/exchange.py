@@ -300,8 +300,15 @@ class RunExchange:
         known = self.store.foundations(offer)
         learnt = _read_foundations(peer, known, answer)
         if learnt.known.keys() != known.known.keys():
-            self.store.keep_foundations(offer, learnt)
+            self._keep(offer, learnt)
         return offer
+
+    def _keep(self, offer: RunOffer, foundations: Foundations) -> None:
+        """Store foundations. A full disk only costs asking for them again after a restart."""
+        try:
+            self.store.keep_foundations(offer, foundations)
+        except NeuroShardError as error:
+            _LOG.warning("The foundations of the run are not stored: %s", error)
 
     async def _request_offer(self, network: Network, peer: NodeId, run_id: RunId | None) -> Frame | None:
         try:
@@ -321,7 +328,7 @@ class RunExchange:
         if answer is None:
             return
         if followed.learn_foundations(_read_foundations(peer, followed.foundations, answer)):
-            self.store.keep_foundations(followed.offer, followed.foundations)
+            self._keep(followed.offer, followed.foundations)
         said = answer.read(RunAnswer)
         if said.offer == followed.offer.to_json():  # the usual case, without parsing
             return

@@ -1,0 +1,85 @@
+"""Who gets the first seats of a stage, with a swarm whose holders the test names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.identity import SignedRunParameters
+from neuroshard.model.architecture import StagePlan
+from neuroshard.node.founding import PATIENCE_SECONDS, Founder
+from neuroshard.runs.exchange import RunVersions
+from neuroshard.runs.foundations import StoredFoundations
+from neuroshard.runs.offer import RunOffer
+from neuroshard.types import LayerRange, NodeId, WalletId
+from tests.worlds.nodes import OWNER, PINS, SHAPE
+
+OWN, SECOND, FRIEND, STRANGER = map(NodeId, ("own", "second", "friend", "stranger"))
+WALLETS = {SECOND: OWNER.wallet_id, FRIEND: WalletId("f" * 32), STRANGER: WalletId("e" * 32)}
+
+
+def versions_of(admission: str) -> RunVersions:
+    parameters = RunParameters("test", 1, SHAPE, 3, 1, 4, 7, PINS, admission=cast("Any", admission))
+    return RunVersions(RunOffer.of_new_run(SignedRunParameters.sign(OWNER, parameters)))
+
+
+@dataclass
+class NamedHolders:
+    """A swarm of three stages, seen from the owner's node, which holds the first one."""
+
+    versions: RunVersions
+    holders: dict[int, list[NodeId]]
+    node_id: NodeId = OWN
+    wallet_id: WalletId = OWNER.wallet_id
+    plan: StagePlan = field(default_factory=lambda: StagePlan.even(SHAPE.layer_count, 3))
+    membership: Any = field(default_factory=lambda: SimpleNamespace(view=SimpleNamespace(members={})))
+    donor: Any = field(default_factory=lambda: SimpleNamespace(replica_status=lambda _name: None))
+    rounds: Any = field(default_factory=lambda: SimpleNamespace(last_chain=lambda _name: None))
+
+    def holders_of(self, stage: int) -> list[NodeId]:
+        return self.holders.get(stage, [])
+
+    def wallet_of(self, node: NodeId) -> WalletId | None:
+        return WALLETS.get(node)
+
+    def name_of(self, layers: LayerRange) -> LayerRange:
+        return layers
+
+
+def seats_after(swarm: NamedHolders, folder: Path) -> dict[int, list[NodeId]]:
+    """The nodes with a seat of each founded stage, a while after the owner's node began to look."""
+
+    async def main() -> None:
+        founder = Founder(cast("Any", swarm), OWNER, StoredFoundations(folder))
+        with trio.move_on_after(PATIENCE_SECONDS + 10):
+            await founder.run()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    founded = {stage: swarm.versions.founding_of(stage) for stage in range(3)}
+    return {
+        stage: [seat.node_id for seat in founding.start.committee.seats]
+        for stage, founding in founded.items()
+        if founding is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("admission", "expected"),
+    [("friends", {0: [OWN, FRIEND], 1: [FRIEND]}), ("strangers", {0: [OWN]})],
+)
+def test_names_that_cost_nothing_get_no_seat(admission: str, expected: dict[int, list[NodeId]], tmp_path: Path) -> None:
+    """Where wallets are free, a stage that only strangers hold waits for the owner."""
+    swarm = NamedHolders(versions_of(admission), {0: [OWN, FRIEND], 1: [FRIEND]})
+    assert seats_after(swarm, tmp_path) == expected
+
+
+def test_another_node_of_the_owner_founds_its_stage_of_an_open_run(tmp_path: Path) -> None:
+    swarm = NamedHolders(versions_of("strangers"), {0: [OWN], 1: [STRANGER, SECOND]})
+    assert seats_after(swarm, tmp_path) == {0: [OWN], 1: [SECOND]}
