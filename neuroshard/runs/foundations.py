@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -54,14 +55,18 @@ class StoredFoundations:
         self._data_dir = data_dir
 
     def read(self, offer: RunOffer) -> Foundations:
-        """The stored statements; none if the file is missing or damaged, because peers can send them again."""
-        empty = no_foundations(offer)
+        """The stored statements; none if the file is missing. A damaged one is set aside: peers can send them again."""
+        empty, file = no_foundations(offer), self._file(offer)
         try:
-            data = read_bounded(self._file(offer), MAX_BYTES)
+            data = read_bounded(file, MAX_BYTES)
             return empty if data is None else read_foundations(empty, data)
-        except (OSError, DataError, StorageError) as error:
-            _LOG.warning("The stored foundations %s cannot be used: %s", self._file(offer), error)
-            return empty
+        except DataError as error:
+            _LOG.warning("The foundations in %s are damaged and set aside: %s", file, error)
+            with suppress(OSError):
+                file.replace(file.with_name(f"{file.name}.damaged"))
+        except (OSError, StorageError) as error:
+            _LOG.warning("The foundations in %s cannot be read: %s", file, error)
+        return empty
 
     def write(self, offer: RunOffer, foundations: Foundations) -> None:
         """Store all statements, next to those that a command has stored meanwhile. Raises StorageError."""

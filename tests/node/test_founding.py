@@ -83,3 +83,13 @@ def test_names_that_cost_nothing_get_no_seat(admission: str, expected: dict[int,
 def test_another_node_of_the_owner_founds_its_stage_of_an_open_run(tmp_path: Path) -> None:
     swarm = NamedHolders(versions_of("strangers"), {0: [OWN], 1: [STRANGER, SECOND]})
     assert seats_after(swarm, tmp_path) == {0: [OWN], 1: [SECOND]}
+
+
+def test_damaged_foundations_are_set_aside_and_lost_by_no_later_write(tmp_path: Path) -> None:
+    offer, stored = versions_of("friends").offer, StoredFoundations(tmp_path)
+    file = tmp_path / "runs" / "joined" / f"{offer.run_id}.foundations"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"damaged")
+    assert not stored.read(offer).known
+    stored.write(offer, stored.read(offer))
+    assert file.with_name(f"{file.name}.damaged").read_bytes() == b"damaged"
