@@ -20,7 +20,7 @@ BYZFL_COUNT, BYZFL_LENGTH = 16, 2_500_000
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", size(10, 1)))
 RULES = size(("trimmed mean", "median"), ("median",))
 BYZFL = "BENCHMARK_BYZFL"
-Form = Callable[[], object]
+Form = Callable[[], Any]
 
 
 def measure() -> Report:

@@ -86,7 +86,7 @@ def averaged(texts: Texts, start: Start, scheme: Scheme) -> Outcome:
         sum(one.refused for one in met),
         sum(one.caught for one in met),
         sum(one.abandoned for one in met),
-        8 * sum(one.sent_bytes for one in met) / (schema.total_size * scheme.steps),
+        bits=8 * sum(one.sent_bytes for one in met) / (schema.total_size * scheme.steps),
     )
 
 

@@ -109,4 +109,5 @@ def matmul_peak(settings: Settings, seconds: float = size(2.0, 0.1)) -> float:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    serve(Settings(**{**given, "architecture": Architecture(**given["architecture"])}))
+    architecture = Architecture(**given.pop("architecture"))
+    serve(Settings(architecture=architecture, **given))

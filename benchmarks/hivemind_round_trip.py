@@ -25,7 +25,7 @@ SHAPE = (4, 512, 1024)
 FIND_SECONDS = 60
 
 
-@register_expert_class("echo", lambda batch_size, width: torch.empty((batch_size, SHAPE[1], width)))  # type: ignore[untyped-decorator]
+@register_expert_class("echo", lambda batch_size, width: torch.empty((batch_size, SHAPE[1], width)))
 class Echo(torch.nn.Module):
     """Gives its input back; the parameter is there because an expert must have one."""
 

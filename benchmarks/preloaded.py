@@ -205,7 +205,7 @@ def leave(code: str | int | None) -> NoReturn:
     """
     if isinstance(code, str):
         sys.stderr.write(f"{code}\n")
-    threading._shutdown()  # waits for the threads that are no daemons
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] - waits for the threads that are no daemons
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -59,8 +59,7 @@ class Peer:
             RoundDependencies(
                 FileVoteLog(folder / identity.node_id),
                 self._check,
-                lambda _intent: None,
-                lambda _evidence: None,
+                lambda _message: None,
                 self._certified,
             ),
         )
@@ -141,6 +140,8 @@ async def main() -> None:
                     _tell(await peer.meet(peers))
                 case {"round": int(step), "codec": str(codec)}:
                     _tell(await peer.round(step, codec))
+                case order:
+                    raise SystemExit(f"unknown order {order}")
         tasks.cancel_scope.cancel()
 
 

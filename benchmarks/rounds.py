@@ -48,7 +48,7 @@ def _peers(count: int) -> Iterator[Sequence[_Peer]]:
             peer = _Peer(number + 1, folder)
             peers.append(peer)
             ends.callback(peer.process.wait)
-            ends.callback(peer.process.terminate)
+            ends.callback(peer.process.kill)  # a peer whose round has failed may not listen
         for number, peer in enumerate(peers):
             others = [other.facts for other in peers if other is not peer]
             peer.order({"peers": others if number else []})
