@@ -263,9 +263,9 @@ class GroupRounds:
             self.seats.asked(message.evidence)
             return
         signed, step = message.signed, self._present_step()
-        if step is None or signed.body.step_id != step.id or self.in_round or self.due is not None:
+        if step is None or signed.body.step_id != step.id:
             return
-        due = self._matchmaking.heard_intent(signed.member.node_id, step)
+        due = self._matchmaking.heard_intent(signed.member.node_id, step, anyio.current_time())
         if due is not None:
             self._enter_soon(due)
 

@@ -63,6 +63,7 @@ class RoundTimes:
     quick_seconds: float = 0.2  # the same when this replica's share of the work is done
     query_seconds: float = 0.02  # per replica: the least time between two of its status queries, for all of them
     probe_seconds: float = 10.0  # between two queries of replicas that have not answered lately
+    absent_seconds: float = 30.0  # since the last answer of a replica: nobody waits for it any longer
     patience_seconds: float = 30.0  # for which a lone seat waits for a replica with another state
     newcomer_seconds: float = 180.0  # for a node that downloads the state of a lone replica, per outer step
     retry_seconds: float = 5.0  # after an abandoned round; doubles each time
@@ -145,7 +146,7 @@ class Matchmaking:
 
     def responsive(self, now: float) -> list[NodeId]:
         """Replicas that have answered lately."""
-        within = 3 * self.times.look_seconds
+        within = self.times.absent_seconds
         return [node for node in self.replica.peers() if now - self._answered.get(node, -within) < within]
 
     def unproven(self, now: float) -> list[NodeId]:
@@ -196,7 +197,7 @@ class Matchmaking:
             return None
         return DueStep(step, self._members(step, ready))
 
-    def heard_intent(self, sender: NodeId, step: Step) -> DueStep | None:
+    def heard_intent(self, sender: NodeId, step: Step, now: float) -> DueStep | None:
         """A member has entered this step. Returns the step to enter now, if its intent brings this node in.
 
         The intents of more seats than may lie do: liars alone cannot end everybody's interval.
@@ -204,6 +205,7 @@ class Matchmaking:
         look = self._look
         if look is None or sender not in step.seats:
             return None
+        self._answered[sender] = now
         known = self._entered[1] if self._entered[0] == step.id else frozenset[NodeId]()
         self._entered = step.id, known | {sender}
         if len(self._entered[1]) <= step.committee.faults or not self.replica.may_take_part():

@@ -368,7 +368,8 @@ class RoundRunner:
             if effect.certificate.value.round_id is not None:
                 self.ended = effect
             else:
-                self._gave_up = "the committee has changed"
+                is_step = effect.certificate.value.outer_step > running.number
+                self._gave_up = "another node made the step alone" if is_step else "the committee has changed"
         self.wake()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:

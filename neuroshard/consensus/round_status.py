@@ -96,7 +96,7 @@ class RoundMonitor:
         elif objection:
             kind = AbandonReason.OBJECTION
         else:
-            kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.STORAGE
+            kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.NODE
         record = self._record(end, self._own_contributions())
         return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
 

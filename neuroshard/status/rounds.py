@@ -16,7 +16,7 @@ class AbandonReason(StrEnum):
     NO_ANSWER = "no_answer"  # too few members answered in time
     OBJECTION = "objection"  # this node voted against the aggregate, and the others did not decide in time
     CONTRIBUTIONS = "contributions"  # none was accepted, or too few for the aggregator
-    STORAGE = "storage"  # this node could not write its vote to disk
+    NODE = "node"  # this node could not take part, or the step ended without it
 
 
 class MemberPart(StrEnum):

@@ -154,7 +154,7 @@ def test_a_round_that_ended_before_anybody_looked_ended_then() -> None:
             AbandonReason.CONTRIBUTIONS,
             "Krum needs 5 contributions, and there are 3.",
         ),
-        (RoundProgress(0, RoundPhase.VOTE, EXCHANGED, JUDGED), "no space", AbandonReason.STORAGE, "no space"),
+        (RoundProgress(0, RoundPhase.VOTE, EXCHANGED, JUDGED), "no space", AbandonReason.NODE, "no space"),
     ],
 )
 def test_a_round_is_abandoned_for_one_of_four_reasons(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from neuroshard.consensus.matchmaking import Look
 from neuroshard.consensus.sync_strategies import Agreed
 from neuroshard.network import InMemoryNetwork
 from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
@@ -43,6 +44,24 @@ def test_a_lone_replica_whose_state_somebody_always_fetches_waits_three_minutes_
         assert not a.outcomes
         await for_seconds(230, a)
         assert len(a.outcomes) == 2
+
+    play(scenario)
+
+
+def test_a_seat_that_is_silent_is_waited_for_once_its_intent_arrives() -> None:
+    """Its answers may be late; a step alone would end the step that it has entered without its work."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, seats=(A, B)) for seed, name in enumerate((A, B)))
+        await for_seconds(5, a, b)
+        matchmaking, step, later = a.group._matchmaking, a.group._present_step(), 100.0
+        assert step is not None
+        matchmaking.looked(Look(a.replica_status(), {}, [B], step, later))
+        assert matchmaking.is_alone(step, later)
+        due = matchmaking.heard_intent(B, step, later)
+        assert due is not None
+        assert [member.node_id for member in due.members] == sorted([A, B])
+        assert not matchmaking.is_alone(step, later)
 
     play(scenario)
 

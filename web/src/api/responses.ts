@@ -18,7 +18,7 @@ import type {
 } from "./status";
 
 /** Class of the reason for which this node abandoned a round. */
-export type AbandonReason = "no_answer" | "objection" | "contributions" | "storage";
+export type AbandonReason = "no_answer" | "objection" | "contributions" | "node";
 
 /** The stage at which microbatches spend most time, and the slowest of its nodes. */
 export interface Bottleneck {

@@ -24,7 +24,7 @@ const ABANDONED: Record<NonNullable<RunRound["abandoned_for"]>, string> = {
   no_answer: "Too few computers answered in time.",
   objection: "This computer found that the result makes the model worse, and voted against it.",
   contributions: "No contribution was accepted, or too few for the run's rule.",
-  storage: "This computer could not write its vote to the disk.",
+  node: "This computer took no part",
 };
 
 /** The sentence above everything: whether this computer agrees with others. */
@@ -80,6 +80,7 @@ export function resultWords(round: RunRound): readonly [string, Tone] {
 
 /** Why a round came to nothing; "" for one that completed in time. */
 export function outcomeSentence(round: RunRound): string {
+  if (round.abandoned_for === "node") return `${ABANDONED.node}: ${round.reason}.`;
   if (round.abandoned_for !== null) return ABANDONED[round.abandoned_for];
   return round.is_late ? "Training had continued; what was learned meanwhile was added to the result." : "";
 }
