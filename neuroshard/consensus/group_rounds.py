@@ -263,7 +263,7 @@ class GroupRounds:
             self.seats.asked(message.evidence)
             return
         signed, step = message.signed, self._present_step()
-        if step is None or signed.body.step_id != step.id:
+        if step is None or signed.body.step_id != step.id or self.in_round:
             return
         due = self._matchmaking.heard_intent(signed.member.node_id, step, anyio.current_time())
         if due is not None:
