@@ -242,8 +242,8 @@ class GroupRounds:
         self._matchmaking.note_answers(list(others), now)
         look = Look(self.replica_status(), others, peers, self._present_step(), now)
         self._absent = self._matchmaking.obstacle(look.step, now)
-        ahead = self._matchmaking.ahead(look)
-        if ahead:
+        self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
+        if ahead := self._matchmaking.ahead(look):
             await self._learn(ahead)
         if await self._is_behind():
             return

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from neuroshard.consensus.chain import Step, has_one_node_per_wallet
+from neuroshard.consensus.chain import Chain, Step, has_one_node_per_wallet
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS
 from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
+from neuroshard.status.rounds import Voter
 from neuroshard.types import NodeId, WalletId
 
 ASKED_AT_ONCE = 16  # replicas that have not answered lately
@@ -264,6 +265,14 @@ class Matchmaking:
             f"Training continues, but no step completes: too few voting nodes are online. Start those of {missing}. "
             "If they do not come back, the run's owner can decide: `neuroshard run refound`."
         )
+
+    def voters(self, chain: Chain | None, now: float) -> tuple[Voter, ...]:
+        """The seats of the chain's newest committee."""
+        here, found = {self.replica.node_id, *self.responsive(now)}, list[Voter]()
+        for seat in () if chain is None else chain.committee.seats:
+            is_owner = chain is not None and seat.wallet_id == chain.owner
+            found.append(Voter(seat.node_id, seat.wallet_id, is_owner, seat.node_id in here))
+        return tuple(found)
 
     def _may_wait_for_newcomers(self, now: float) -> bool:
         """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""

@@ -133,6 +133,16 @@ class Contributor:
 
 
 @dataclass(frozen=True)
+class Voter:
+    """A seat of a stage. Only the votes of seats decide how an outer step ends."""
+
+    node_id: NodeId
+    wallet_id: WalletId
+    is_owner: Annotated[bool, about("the seat of the run's owner")]
+    is_online: Annotated[bool, about("this node, or one that has answered lately")]
+
+
+@dataclass(frozen=True)
 class StageRoundsStatus:
     """Rounds of one stage since this node's start: the last ones, and counts of all. It is not saved to disk."""
 
@@ -158,6 +168,7 @@ class StageRoundsStatus:
     contributors: Annotated[
         tuple[Contributor, ...], about("in the order in which they were last called, the newest last")
     ] = ()
+    voters: Annotated[tuple[Voter, ...], about("in order of seating")] = ()
 
     @derived("durations of the last round")
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from neuroshard.status.data import DataStatus
 from neuroshard.status.history import WorkDone, WorkSpan
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage, missing_ranges
-from neuroshard.status.rounds import AbandonReason, Contributor, RoundStatus
+from neuroshard.status.rounds import AbandonReason, Contributor, RoundStatus, Voter
 from neuroshard.status.snapshot import (
     DilocoStatus,
     HeldOutPoint,
@@ -364,6 +364,14 @@ class RunContributor(Contributor):
     is_here: Annotated[bool, about("this node")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageVoter(Voter):
+    """A seat of a stage that this node holds."""
+
+    stage: Annotated[int, about("index of the run's stage, counted from 0")]
+    is_here: Annotated[bool, about("this node")]
+
+
 @dataclass(frozen=True)
 class RoundsSummary:
     """GET /api/rounds: the rounds in which this node has taken part since its start."""
@@ -378,6 +386,7 @@ class RoundsSummary:
     hash_agreement_rate: Annotated[Number, about("1 when alone", "0..1")]
     sync_success_rate: Annotated[Number | None, about("null without a round with others", "0..1")]
     contributors: Annotated[tuple[RunContributor, ...], about("most rounds first")]
+    voters: Annotated[tuple[StageVoter, ...], about("the seats of each stage, in order of seating")]
 
 
 def rounds_summary(status: NodeStatus) -> RoundsSummary:
@@ -397,6 +406,11 @@ def rounds_summary(status: NodeStatus) -> RoundsSummary:
         hash_agreement_rate=hash_agreement_rate(status),
         sync_success_rate=status.diloco.sync_success_rate,
         contributors=_contributors((one for stage in stages for one in stage.contributors), status.node_id),
+        voters=tuple(
+            StageVoter(**vars(voter), stage=stage.stage, is_here=voter.node_id == status.node_id)
+            for stage in stages
+            for voter in stage.voters
+        ),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard.status.rounds import Voter
 from tests.worlds.api import (
     ABANDONED,
     FAR,
@@ -64,7 +65,7 @@ def test_rounds_of_all_stages_come_newest_first_and_add_up(api: Api) -> None:
     abandoned = body["rounds"][0]
     assert (abandoned["result"], abandoned["abandoned_for"]) == ("abandoned", "no_answer")
     assert (abandoned["reason"], abandoned["certificate"]) == (ABANDONED.reason, None)
-    assert (body["completed"], body["abandoned"]) == (5, {"no_answer": 3, "storage": 1})
+    assert (body["completed"], body["abandoned"]) == (5, {"no_answer": 3, "node": 1})
     assert (body["accepted"], body["refused"]) == (9, {"norm": 5, "zero": 1})
     assert (body["bytes_sent"], body["bytes_received"]) == (21_000, 16_000)
     assert body["sync_success_rate"] == pytest.approx(5 / 9)
@@ -82,6 +83,16 @@ def test_contributors_with_most_rounds_come_first(api: Api) -> None:
         (SECOND.node_id, False, 4, 0, 4, 0),
         (ME, True, 4, 4, 0, 0),
     ]
+
+
+def test_the_voters_of_each_stage_come_in_order_of_seating(api: Api) -> None:
+    seats = Voter(FIRST.node_id, FIRST.wallet_id, True, False), Voter(ME, WALLET, False, True)
+    api.node.board.publish(after_rounds(replace(FIRST_STAGE, voters=seats), replace(SECOND_STAGE, voters=seats[:1])))
+    told = [
+        (one["stage"], one["node_id"], one["is_owner"], one["is_online"], one["is_here"])
+        for one in api.get("/api/rounds").json()["voters"]
+    ]
+    assert told == [(0, FIRST.node_id, True, False, False), (0, ME, False, True, True), (1, *told[0][1:])]
 
 
 def test_a_node_without_rounds_tells_of_none(api: Api) -> None:
@@ -113,7 +124,7 @@ def test_the_rounds_are_scraped(api: Api) -> None:
     for line in (
         'neuroshard_rounds_completed_total{stage="0"} 4.0',
         'neuroshard_rounds_abandoned_total{reason="no_answer",stage="1"} 2.0',
-        'neuroshard_rounds_abandoned_total{reason="storage",stage="1"} 1.0',
+        'neuroshard_rounds_abandoned_total{reason="node",stage="1"} 1.0',
         'neuroshard_round_contributions_accepted_total{stage="0"} 8.0',
         'neuroshard_round_contributions_refused_total{reason="norm",stage="0"} 4.0',
         'neuroshard_round_sent_bytes_total{stage="0"} 20000.0',
@@ -135,6 +146,7 @@ def test_every_field_of_the_answer_about_rounds_is_described(api: Api) -> None:
         "PhaseSeconds",
         "CertificateStatus",
         "RunContributor",
+        "StageVoter",
     ):
         fields = schemas[name]["properties"]
         silent = {field for field, schema in fields.items() if not schema.keys() & {"description", "unit"}} - plain

@@ -32,6 +32,7 @@ SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
     "gap": swarm_snapshots.gap,
     "trainer": swarm_snapshots.trainer,
     "rounds": swarm_snapshots.eventful,
+    "voters": swarm_snapshots.voting,
 }
 
 

@@ -28,6 +28,7 @@ from neuroshard.status.rounds import (
     RoundContribution,
     RoundStatus,
     StageRoundsStatus,
+    Voter,
 )
 from neuroshard.status.snapshot import (
     ConnectionKind,
@@ -220,6 +221,14 @@ def with_rounds(*records: RoundStatus, stages: int = 1) -> NodeStatus:
 def agreeing() -> NodeStatus:
     """Two rounds in which everybody's work counted."""
     return with_rounds(completed(10), completed(11))
+
+
+def voting() -> NodeStatus:
+    """Three computers vote, and one of them does not answer."""
+    status = agreeing()
+    seats = tuple(Voter(node, contribution(node).wallet_id, node == ME, node != GONE) for node in (ME, SLOW, GONE))
+    (stage,) = status.diloco.rounds
+    return replace(status, diloco=replace(status.diloco, rounds=(replace(stage, voters=seats),)))
 
 
 def eventful() -> NodeStatus:

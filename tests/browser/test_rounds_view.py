@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode, stat
 from playwright.sync_api import Locator, Page, ViewportSize, expect
-from swarm_snapshots import BAD, GONE, SLOW, agreeing, alone, among, crowded, eventful, in_two_stages, in_vain
+from swarm_snapshots import BAD, GONE, SLOW, agreeing, alone, among, crowded, eventful, in_two_stages, in_vain, voting
 
 from neuroshard.status.snapshot import NodeStatus
 
 pytestmark = pytest.mark.browser
 PHONE = ViewportSize(width=360, height=740)
-EVERY = pytest.mark.parametrize("make", [agreeing, eventful, in_vain, in_two_stages, crowded, alone, lambda: among(3)])
+EVERY = pytest.mark.parametrize(
+    "make", [agreeing, eventful, voting, in_vain, in_two_stages, crowded, alone, lambda: among(3)]
+)
 
 
 def short(node_id: str) -> str:
@@ -72,13 +74,29 @@ def test_refusals_absences_and_late_ends_are_told_in_sentences(start_node: Start
     assert told[short(GONE)] == ["11", "11", "0", "1"]
 
 
+def test_the_voters_are_listed_with_the_absent_ones(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_page(f"{start_node(voting()).url}#rounds")
+    table = page.get_by_role("region", name="List of voters").locator("tbody tr")
+    expect(table).to_have_count(3)
+    told = [row.split("\t") for row in table.all_inner_texts()]
+    assert [(node, now) for node, _, now in told] == [
+        ("This computer", "online"),
+        (short(SLOW), "online"),
+        (short(GONE), "no answer"),
+    ]
+    assert [wallet.endswith("(owner)") for _, wallet, _ in told] == [True, False, False]
+    page = open_page(f"{start_node(agreeing()).url}#rounds")
+    expect(page.get_by_role("region", name="Who contributed")).to_be_visible()
+    expect(page.get_by_role("region", name="List of voters")).to_have_count(0)
+
+
 def test_rounds_in_vain_say_why_each_of_them_was(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(in_vain()).url}#rounds")
     sentence = "None of 4 rounds has completed yet. Training continues meanwhile."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     for number, words in enumerate(
         (
-            "could not write its vote",
+            "This computer took no part: too few members",
             "No contribution was accepted",
             "makes the model worse",
             "Too few computers",

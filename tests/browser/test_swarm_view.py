@@ -182,13 +182,13 @@ def test_the_list_follows_the_network(start_node: StartNode, open_page: OpenPage
     node.publish(lambda status: replace(status, peers=status.peers[:1]))
     expect(rows(page)).to_have_count(2)
     node.publish(lambda _: swarm_snapshots.alone())
-    expect(page.get_by_role("heading", name="Invite somebody")).to_be_visible()
+    expect(page.get_by_role("heading", name="Invite a friend")).to_be_visible()
 
 
-def test_alone_it_says_how_to_invite_somebody(start_node: StartNode, open_page: OpenPage) -> None:
+def test_alone_it_says_how_to_invite_a_friend(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(swarm_snapshots.alone()).url}#swarm")
     expect(page.get_by_role("heading", level=2, name="Nobody else is in this run yet.")).to_be_visible()
-    card = page.get_by_role("region", name="Invite somebody")
+    card = page.get_by_role("region", name="Invite a friend")
     expect(card.get_by_role("listitem")).to_have_count(3)
     expect(card).to_contain_text(JOIN_LINE)
     expect(card.get_by_role("button", name="Copy: Join line")).to_be_visible()
@@ -258,8 +258,8 @@ def test_the_overview_has_the_network_in_one_line(start_node: StartNode, open_pa
     node.publish(lambda _: swarm_snapshots.alone())
     page.get_by_role("link", name="Overview").click()
     expect(line).to_contain_text("Nobody else is in this run yet.")
-    line.get_by_role("link", name="Invite somebody").click()
-    expect(page.get_by_role("heading", name="Invite somebody")).to_be_visible()
+    line.get_by_role("link", name="Invite a friend").click()
+    expect(page.get_by_role("heading", name="Invite a friend")).to_be_visible()
     node.publish(lambda status: replace(status, network=replace(status.network, state=NetworkState.OFF)))
     page.get_by_role("link", name="Overview").click()
     expect(line).to_contain_text("The network is off.")

@@ -51,12 +51,18 @@ def test_without_the_leave_the_owner_waits_for_one_of_the_two() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b, c = (SimulatedReplica(name, network, seed, may_be_alone=True) for seed, name in enumerate((A, B, C)))
         await for_seconds(DUE_SECONDS + 5, a, b, c)
+        assert [(one.node_id, one.is_owner, one.is_online) for one in a.group.status.voters] == [
+            (A, True, True),
+            (B, False, True),
+            (C, False, True),
+        ]
         network.kill(B)
         network.kill(C)
         before = a.state.outer_step
         await for_seconds(4 * DUE_SECONDS, a)
         assert a.state.outer_step == before
         assert IDENTITIES[B].wallet_id[:8] in a.group.obstacle
+        assert [one.is_online for one in a.group.status.voters] == [True, False, False]
 
     play(scenario)
 

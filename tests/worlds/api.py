@@ -490,7 +490,7 @@ SECOND_STAGE = StageRoundsStatus(
     LayerRange(4, 8),
     (replace(COMPLETED, ended_at=STARTED + 55),),
     completed=1,
-    abandoned=((AbandonReason.NO_ANSWER, 2), (AbandonReason.STORAGE, 1)),
+    abandoned=((AbandonReason.NO_ANSWER, 2), (AbandonReason.NODE, 1)),
     accepted=1,
     refused=(("norm", 1), ("zero", 1)),
     bytes_sent=1_000,

@@ -217,6 +217,7 @@ export interface RoundsSummary {
   hash_agreement_rate: number | null; // 1 when alone [0..1]
   sync_success_rate: number | null; // null without a round with others [0..1]
   contributors: RunContributor[]; // most rounds first
+  voters: StageVoter[]; // the seats of each stage, in order of seating
 }
 
 /** A node's parts in completed rounds, added up over all stages of this node. */
@@ -387,6 +388,16 @@ export interface StageStatus {
   sessions: number; // open sessions of drivers
   state_root: string; // hash of the stage's replicated state after the last outer step
   last_saved_step: number | null;
+}
+
+/** A seat of a stage that this node holds. */
+export interface StageVoter {
+  node_id: string;
+  wallet_id: string;
+  is_owner: boolean; // the seat of the run's owner
+  is_online: boolean; // this node, or one that has answered lately
+  stage: number; // index of the run's stage, counted from 0
+  is_here: boolean; // this node
 }
 
 /** A stage of a microbatch whose work another replica took over in the middle of it. */

@@ -16,5 +16,5 @@ export function SwarmLine({ status }: { status: NodeStatus }) {
 /** Nobody can be invited while the network is off. */
 function wayOn(status: NodeStatus): string {
   if (status.network.state === "off") return "Why is it off?";
-  return status.peer_count === 0 ? "Invite somebody" : "Who is there";
+  return status.peer_count === 0 ? "Invite a friend" : "Who is there";
 }

@@ -1,6 +1,6 @@
 // Rounds: what computers with the same layers agreed on, who was in it, what was refused and why, and what it took.
 
-import type { RoundsSummary, RunContributor } from "../api/responses";
+import type { RoundsSummary, RunContributor, StageVoter } from "../api/responses";
 import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
@@ -37,6 +37,7 @@ function Content({ rounds, status, nodeNow }: { rounds: RoundsSummary; status: N
       <Summary rounds={rounds} status={status} />
       {isEmpty ? <WhatTheyAre /> : <Numbers rounds={rounds} />}
       {!isEmpty && <LastRounds rounds={rounds} ownId={status.node_id} nodeNow={nodeNow} />}
+      {rounds.voters.length > 0 && <Voters voters={rounds.voters} ownId={status.node_id} />}
       {rounds.contributors.length > 0 && <Contributors contributors={rounds.contributors} ownId={status.node_id} />}
     </>
   );
@@ -100,6 +101,47 @@ function LastRounds({ rounds, ownId, nodeNow }: { rounds: RoundsSummary; ownId: 
         ))}
       </ol>
       <Pager {...pager} name="Pages of the last rounds" />
+    </Card>
+  );
+}
+
+function Voters({ voters, ownId }: { voters: readonly StageVoter[]; ownId: string | null }) {
+  const [shown, pager] = usePages(voters, CONTRIBUTORS_SHOWN);
+  const isOfSeveral = new Set(voters.map((voter) => voter.stage)).size > 1;
+  return (
+    <Card
+      title="Who votes"
+      hint="The votes of these computers decide how a round ends. Among friends, a computer gets a vote after 30 minutes of accepted work."
+      wide
+    >
+      <div class="scroll" tabIndex={0} role="region" aria-label="List of voters">
+        <table>
+          <thead>
+            <tr>
+              {isOfSeveral && <th scope="col">Stage</th>}
+              <th scope="col">Node</th>
+              <th scope="col">Wallet</th>
+              <th scope="col">Now</th>
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map((one) => (
+              <tr key={`${one.stage}:${one.node_id}`}>
+                {isOfSeveral && <td>{count(one.stage + 1)}</td>}
+                <th scope="row" class={one.is_here ? "" : "mono"} title={one.node_id}>
+                  {who(one.node_id, ownId)}
+                </th>
+                <td class="mono" title={one.wallet_id}>
+                  {one.wallet_id.slice(0, 8)}
+                  {one.is_owner && " (owner)"}
+                </td>
+                <td class={one.is_online ? "" : "text-warn"}>{one.is_online ? "online" : "no answer"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <Pager {...pager} name="Pages of the voters" />
     </Card>
   );
 }

@@ -107,7 +107,7 @@ function Alone({ network }: { network: NetworkStatus }) {
       : "It shows up on this page within seconds. In the same home network, computers usually find each other without the line.",
   ];
   return (
-    <Card title="Invite somebody" hint="Training continues either way; with others it is faster." wide>
+    <Card title="Invite a friend" hint="Training continues either way; with others it is faster." wide>
       <ol class="steps">
         {steps.map((step, index) => (
           <li key={index}>{step}</li>
