@@ -111,7 +111,7 @@ function Voters({ voters, ownId }: { voters: readonly StageVoter[]; ownId: strin
   return (
     <Card
       title="Who votes"
-      hint="The votes of these computers decide how a round ends. Among friends, a computer gets a vote after 30 minutes of accepted work."
+      hint="Their votes decide how a round ends. A friend that joins later gets a vote after 30 minutes of accepted work."
       wide
     >
       <div class="scroll" tabIndex={0} role="region" aria-label="List of voters">
