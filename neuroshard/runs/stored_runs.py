@@ -76,7 +76,7 @@ def read_offer_file(file: Path) -> RunOffer:
     """Read and verify an offer. Raises StorageError if the file cannot be read, DataError if it is not an offer."""
     data = read_bounded(file, MAX_OFFER_BYTES)
     if data is None:
-        raise StorageError(f"{file} is not there.", "Check the path.")
+        raise StorageError(f"{file} is not there.", "Name a run by the path of its file or by its id (64 hex digits).")
     try:
         return read_offer(data)
     except DataError as error:
