@@ -128,7 +128,8 @@ def _milliseconds(put: float, got: float) -> str:
 
 async def _arrive(others: CrowdProcess, number: int) -> Arrival:
     """One newcomer's way into the crowd."""
-    import neuroshard.network.libp2p.network  # noqa: F401  # pyright: ignore[reportUnusedImport] - once a process, not part of a start
+    # once per process: no part of a start
+    import neuroshard.network.libp2p.network  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     with tempfile.TemporaryDirectory() as folder:
         newcomer = peer_network(Path(folder), number, [others.address])
