@@ -18,7 +18,7 @@ from benchmarks.sizes import size
 ROUNDS = size(3, 1)
 MEMBERS = size((2, 4), (2,))
 HIVEMIND_CODECS = ("fp32", "fp16", "8 bits")
-GOALS: Mapping[str, float] = {"int8": 2.0, "fp32": 0.8}  # times hivemind's speed
+GOALS: Mapping[str, float] = {"int8": 1.2, "fp32": 0.8}  # times hivemind's speed with its fastest codec
 
 
 class _Peer:
