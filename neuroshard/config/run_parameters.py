@@ -58,7 +58,7 @@ class OuterOptimization:
     lone_outer: Literal["keep", "apply"] = "keep"
     aggregator: Literal["trimmed_mean", "median", "mean", "krum", "centred_clipping"] = "trimmed_mean"
     trim_fraction: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
-    codec: CodecName = "int8"  # encoding of the contributions in a round with several nodes
+    codec: CodecName = "int4"  # encoding of the contributions in a round with several nodes
     max_round_seconds: PositiveReal = 3600.0
     strategy: StrategyName = field(default="diloco", metadata={"since": 4})
     overlap: bool = field(default=False, metadata={"since": 4})  # inner steps continue during a round with others

@@ -125,7 +125,7 @@ def test_a_few_directions_go_where_synchronous_adamw_goes() -> None:
     assert 0.7 < float(cosine) < 0.9999
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("rank", [3, 10_000])
 def test_replicas_hold_the_same_bytes_after_every_phase(codec: CodecName, rank: int) -> None:
     replicas = [Replica(averaging_of(rank), number) for number in range(4)]
