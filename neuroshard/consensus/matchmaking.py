@@ -91,7 +91,7 @@ class Replica:
     member: GroupMember
     stage: StageName
     rounds: StageRounds
-    sequences_due: Callable[[int], int]  # that so many members train together before the next round is due
+    sequences_due: Callable[[int], int]  # of this number of members together, after which the next round is due
     replica_status: Callable[[], ReplicaStatus]  # without height, is_certified and in_round
     peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
     wallet_of: Callable[[NodeId], WalletId | None]

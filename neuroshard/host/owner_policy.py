@@ -185,10 +185,10 @@ MINUTE = 60.0
 def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
     """Return one reading in words for each sensor that a rule requires, also if its value is unknown."""
     texts = (
-        ("keyboard and mouse", _idle_words(observed.idle_seconds)),
-        ("power", _choice(observed.on_battery, "on battery", "plugged in, or no battery")),
-        ("full screen", _choice(observed.full_screen, "a program fills the screen", "no program fills the screen")),
-        ("programs", _program_words(observed.programs)),
+        ("Keyboard and mouse", _idle_words(observed.idle_seconds)),
+        ("Power", _choice(observed.on_battery, "on battery", "plugged in, or no battery")),
+        ("Full screen", _choice(observed.full_screen, "a program fills the screen", "no program fills the screen")),
+        ("Programs", _program_words(observed.programs)),
         ("GPU", _gpu_words(observed.gpu)),
     )
     return tuple(

@@ -172,6 +172,6 @@ def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page
     )
     node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, owner_policy=paused))
     expect(page.get_by_text(f"{reason} Training resumes by itself; finished steps are kept.")).to_be_visible()
-    expect(page.get_by_text("not known: there is none")).to_be_visible()
+    expect(page.get_by_text("unknown: there is none")).to_be_visible()
     expect(page.get_by_role("button", name="Resume")).to_have_count(0)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()  # by hand as well

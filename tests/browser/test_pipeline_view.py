@@ -221,7 +221,7 @@ def test_six_numbers_each_with_a_sentence(start_node: StartNode, open_page: Open
         ("Wire bytes per token", "1.0 kB", "sends and receives for every token"),
         ("Recomputed", "0 %", "of the work is done twice"),
         ("Replacements", "3", "2 exact, 1 approximate"),
-        ("Failed requests", "4", "after which somebody else was looked for; 0 microbatches given up"),
+        ("Failed requests", "4", "after each the node chose another replica; 0 microbatches given up"),
     ):
         expect(stat(page, name).locator(".stat-value")).to_have_text(value)
         expect(stat(page, name)).to_contain_text(words)

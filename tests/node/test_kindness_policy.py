@@ -110,9 +110,9 @@ def test_decisions_are_whole(rules: Rules, observed: HostReadings, local: dateti
 
 
 def test_an_unknown_reading_is_the_reason_alone() -> None:
-    """The dashboard writes "not known:" in front of it."""
+    """The dashboard writes "unknown:" in front of it."""
     (reading,) = readings(HostReadings(full_screen=Unknown("there is no display")))
-    assert reading == SensorReading("full screen", "there is no display", is_known=False)
+    assert reading == SensorReading("Full screen", "there is no display", is_known=False)
 
 
 @given(RULES, OBSERVED, TIMES)

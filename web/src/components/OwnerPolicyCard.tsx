@@ -13,7 +13,7 @@ export function OwnerPolicyCard({ policy }: { policy: OwnerPolicyStatus }) {
         {decision.until !== null && ` Until ${clock(decision.until)}.`}
       </p>
       {readings.length > 0 && (
-        <Facts rows={readings.map(({ name, value, is_known }) => [name, is_known ? value : <span class="muted">not known: {value}</span>] as const)} />
+        <Facts rows={readings.map(({ name, value, is_known }) => [name, is_known ? value : <span class="muted">unknown: {value}</span>] as const)} />
       )}
     </Card>
   );

@@ -89,7 +89,7 @@ function Numbers({ flow }: { flow: PipelineFlow }) {
         value={count(takeovers)}
         note={takeovers === 0 ? "no stage was taken over in the middle of a microbatch" : `stages taken over in the middle: ${count(flow.exact_takeovers)} exact, ${count(flow.approximate_takeovers)} approximate`}
       />
-      <Stat label="Failed requests" value={count(flow.failures)} note={`after which somebody else was looked for; ${plural(flow.given_up, "microbatch")} given up`} />
+      <Stat label="Failed requests" value={count(flow.failures)} note={`after each the node chose another replica; ${plural(flow.given_up, "microbatch")} given up`} />
     </dl>
   );
 }
