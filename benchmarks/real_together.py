@@ -94,7 +94,7 @@ def _of_several(folder: Path, run: RunParameters) -> tuple[list[Losses], list[di
 @contextmanager
 def _swarm(folder: Path, run: RunParameters) -> Generator[Sequence[NodeProcess]]:
     """Nodes that start at about the same time; the others know the address of the first one."""
-    with staged_swarm(folder, run, folder / "genesis") as swarm:
+    with staged_swarm(folder, run, folder / "genesis", has_owner=True) as swarm:
         yield [swarm.start(number).node if number == 0 else swarm.launch(number) for number in range(NODES)]
 
 

@@ -78,8 +78,10 @@ def keep_own_run(data_dir: Path, parameters: RunParameters) -> None:
 class StagedSwarm:
     """Starts members one after the other; the first one's address is everybody's peer."""
 
-    def __init__(self, folder: Path, parameters: RunParameters, genesis: Path) -> None:
+    def __init__(self, folder: Path, parameters: RunParameters, genesis: Path, *, has_owner: bool = False) -> None:
+        """`has_owner`: member 0 has the wallet of the owner, whose node founds the run. Others alone make no round."""
         self._folder = folder
+        self._has_owner = has_owner
         self._genesis = genesis
         self._offer = RunOffer.of_new_run(SignedRunParameters.sign(Wallet.from_secret(parse_token(TOKEN)), parameters))
         self._addresses: dict[int, str] = {}
@@ -98,7 +100,7 @@ class StagedSwarm:
         data_dir = self._folder / f"member-{number}"
         data_dir.mkdir(parents=True, exist_ok=True)
         JoinedRuns(data_dir).keep(self._offer)
-        token = f"{number + 1:02x}" * 32
+        token = TOKEN if self._has_owner and number == 0 else f"{number + 1:02x}" * 32
         wallet = Wallet.from_secret(parse_token(token)).public_key
         befriend(data_dir, self._offer, wallet, Wallet.from_secret(parse_token(TOKEN)))
         peers = [part for other, address in self._addresses.items() if other != number for part in ("--peer", address)]
@@ -113,9 +115,11 @@ class StagedSwarm:
 
 
 @contextmanager
-def staged_swarm(folder: Path, parameters: RunParameters, genesis: Path) -> Generator[StagedSwarm]:
+def staged_swarm(
+    folder: Path, parameters: RunParameters, genesis: Path, *, has_owner: bool = False
+) -> Generator[StagedSwarm]:
     """A swarm without members; all are gone when the block ends."""
-    swarm = StagedSwarm(folder, parameters, genesis)
+    swarm = StagedSwarm(folder, parameters, genesis, has_owner=has_owner)
     try:
         yield swarm
     finally:
