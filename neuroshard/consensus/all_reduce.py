@@ -35,11 +35,11 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     members_of,
 )
-from neuroshard.consensus.slices import Encoded, Reducers, assign, digest_of, in_messages
+from neuroshard.consensus.slices import Encoded, Reducers, assign, digest_of, draw, in_messages
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
-AMONG_FRIENDS, AMONG_STRANGERS = 1, 2  # reducers of a slice that must return the same bytes
+AMONG_STRANGERS = 2  # reducers of a slice that must return the same bytes; among friends there is one
 
 
 @dataclass
@@ -94,8 +94,11 @@ class AllReduce:
         step = setting.step
         self._facts = _facts(step, [(one.member, one.body) for one in intents])
         upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
-        needed = AMONG_STRANGERS if step.committee.is_open else AMONG_FRIENDS
-        self._slices = [_Slice(reducers) for reducers in assign(setting.plan, upload, step.ledger.seed, needed)]
+        if step.committee.is_open:
+            reducers = draw(setting.plan, upload, step.ledger.seed, AMONG_STRANGERS)
+        else:
+            reducers = assign(setting.plan, upload, step.ledger.seed)
+        self._slices = list(map(_Slice, reducers))
         self._is_stating = self._is_judging = False
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
@@ -355,13 +358,10 @@ class AllReduce:
 
 
 def _facts(step: Step, intents: Sequence[tuple[GroupMember, Intent]]) -> MemberFacts:
-    """Among friends all members are established, elsewhere those of the ledger."""
     commitments, are_friends = [intent.commitment for _, intent in intents], not step.committee.is_open
     return MemberFacts(
         work=tuple(float(intent.sequences) for _, intent in intents),
-        established=tuple(
-            not step.committee.is_open or member.node_id in step.ledger.established for member, _ in intents
-        ),
+        established=tuple(step.ledger.counts(member.node_id) for member, _ in intents),
         originals=tuple(commitments.index(one) for one in commitments),
         are_friends=are_friends,
     )

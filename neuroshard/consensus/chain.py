@@ -127,6 +127,13 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         proven = (each.node_id for each in self.candidates if each.is_established)
         return frozenset(proven) | {seat.node_id for seat in self.committee.seats}
 
+    def counts(self, node: NodeId) -> bool:
+        """Whether the others wait for a member and let its work decide when a step is due.
+
+        Among friends everybody counts, elsewhere only the established: the names of the others cost nothing.
+        """
+        return not self.committee.is_open or node in self.established
+
     def due_admissions(self, limit: int) -> tuple[Admit, ...]:
         """The entries that the next value may carry for friends who have worked for long enough."""
         if self.committee.is_open:
@@ -427,11 +434,13 @@ class Step:
         return seats[view % len(seats)].node_id
 
     def may_reduce(self, node: NodeId) -> bool:
-        """Whether a member may reduce: its work is in the last aggregate, or it has a seat.
+        """Whether a member may reduce: it has a seat, or its work is in the last aggregate.
 
-        So nobody who joins a step can choose a key that makes it the reducer of a slice: the draw uses a seed that is
-        older than the right to reduce.
+        Where strangers take part, only the established reduce. Their keys are older than the seed of the draw, so
+        nobody can choose a key that makes it the reducer of a slice.
         """
+        if self.committee.is_open:
+            return node in self.ledger.established
         return node in self.seats or any(node == share.node_id for share in self.ledger.reducers)
 
     def completed(self, value: Value) -> Value:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -77,29 +78,40 @@ class Reducers:
         return node in self.active
 
 
-def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str, needed: int) -> Sequence[Reducers]:
-    """Reducers of every slice, in proportion to the members' upload rates (bytes per second), in an order from the
+def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[Reducers]:
+    """One reducer of every slice, in proportion to the members' upload rates (bytes per second), in an order from the
     seed.
 
-    `needed` is 1 among friends and 2 where members may lie; a lone member is enough for itself.
     Raises ValueError without a member.
     """
     if not upload:
         raise ValueError("a slice has a reducer")
-    order, needed = (
-        sorted(upload, key=partial(hash_parts, "neuroshard/reducer", seed)),
-        min(needed, len(upload)),
+    order = sorted(upload, key=partial(hash_parts, "neuroshard/reducer", seed))
+    quotas = _quotas([upload[node] for node in order], plan.count)
+    chosen = [node for node, quota in zip(order, quotas, strict=True) for _ in range(quota)]
+    spares = (
+        [node for node in order[index % len(order) :] + order if node != chosen[index]] for index in range(plan.count)
     )
-    quotas = _quotas([upload[node] for node in order], needed * plan.count, most=plan.count)
-    slots = [node for node, quota in zip(order, quotas, strict=True) for _ in range(quota)]
+    return [Reducers((node,), others[0] if others else None) for node, others in zip(chosen, spares, strict=True)]
+
+
+def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> Sequence[Reducers]:
+    """The reducers of every slice where members may lie: each slice has a draw of its own.
+
+    So what a member declares changes nothing, and a member that stays away changes little more than the slices that
+    it would reduce: it cannot choose those of another one. No member gets more than MAX_SHARE while others have less.
+    Raises ValueError without a member; a lone member is enough for itself.
+    """
+    if not nodes:
+        raise ValueError("a slice has a reducer")
+    needed = min(needed, len(nodes))
+    cap, load = int(MAX_SHARE * needed * plan.count / len(nodes)), Counter[NodeId]()
     chosen = list[Reducers]()
     for index in range(plan.count):
-        # no member has more than `count` slots, and they are consecutive: the reducers of a slice are never the same
-        active = tuple(slots[index :: plan.count])
-        if index % 2:
-            active = active[::-1]
-        others = [node for node in order[index % len(order) :] + order if node not in active]
-        chosen.append(Reducers(active, others[0] if others else None))
+        order = sorted(nodes, key=partial(hash_parts, "neuroshard/reducer", seed, index))
+        order.sort(key=lambda node: load[node] >= cap)
+        load.update(order[:needed])
+        chosen.append(Reducers(tuple(order[:needed]), order[needed] if len(order) > needed else None))
     return chosen
 
 
@@ -116,10 +128,9 @@ def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]
         yield carried
 
 
-def _quotas(uploads: Sequence[int], total: int, most: int) -> list[int]:
-    """Whole numbers that add up to `total`, in proportion to the uploads within MAX_SHARE and `most`."""
-    mean = total / len(uploads)
-    cap = min(most, max(-(-total // len(uploads)), int(MAX_SHARE * mean)))
+def _quotas(uploads: Sequence[int], total: int) -> list[int]:
+    """Whole numbers that add up to `total`, in proportion to the uploads within MAX_SHARE."""
+    cap = max(-(-total // len(uploads)), int(MAX_SHARE * total / len(uploads)))
     quotas = [0] * len(uploads)
     weights = [max(1, upload) for upload in uploads]
     for _ in range(total):  # each to the member furthest below its share
