@@ -421,12 +421,13 @@ class Step:
         """Whether these members may be in one step, by their wallets: a seat's wallet has no other node there."""
         return not self.committee.is_open or has_one_node_per_wallet({*members, *self.committee.members})
 
-    def may_join(self, newcomers: int, known: int) -> bool:
-        """Whether this many members that may not reduce yet may be in a step with this many that may.
+    def may_join(self, newcomers: int, known: int, view: int) -> bool:
+        """Whether this many members that may not reduce yet may be in a view with this many that may.
 
-        Wallets are free to create, so strangers join slowly: one, or a quarter of the known members, per step.
+        Wallets are free to create, so strangers join slowly: one, or a quarter of the known members, per step. They
+        spoil one view at most: the later ones are without them.
         """
-        return not self.committee.is_open or newcomers <= max(1, known // 4)
+        return not self.committee.is_open or newcomers <= (0 if view else max(1, known // 4))
 
     def proposer(self, view: int) -> NodeId:
         """The proposer of a view: the seats take turns in order of seating."""

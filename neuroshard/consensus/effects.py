@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from math import inf
 from statistics import median
 from typing import Protocol, TypeAlias
 
@@ -91,6 +92,8 @@ class RoundConfig:
     timing: ViewTiming = ViewTiming()
     most_members: int = MAX_MEMBERS  # at most, with a contribution
     may_vote: bool = True  # False: this node does not know which votes it has sent
+    invited: frozenset[NodeId] = frozenset()  # strangers that may join and get this member's intent
+    newcomer_seconds: float = inf  # for which the step waits for what members that do not count send
 
     @property
     def self_id(self) -> NodeId:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import MalformedVectorError, make_codec
-from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
+from neuroshard.consensus.chain import Chain, ChainError, ChainLedger, ForkError, Step
 from neuroshard.consensus.effects import (
     Check,
     Checked,
@@ -35,7 +35,7 @@ from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.seat_changes import SeatChanges
-from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, ask_chain, chain_answer
+from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, chain_answer
 from neuroshard.consensus.sync_strategies import Abandoned, AcceptanceCheck, Agreed, Outcome, RunRound, UnderWay
 from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
 from neuroshard.messages import Frame
@@ -44,7 +44,7 @@ from neuroshard.network.blocking import BlockingRunner
 from neuroshard.optim.outer import duration_code
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
-from neuroshard.state.transfer_messages import DonorError, StageName
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.types import NodeId
 from neuroshard.waiting import Signal, first_of, sleep_to_tick
@@ -55,7 +55,6 @@ _LOG = logging.getLogger(__name__)
 WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
-MOST_ASKED = 4  # replicas that report a greater height
 UNPROVEN = "The certificates of this node's state are lost. If no node has them: `neuroshard run refound`."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
 
@@ -106,6 +105,7 @@ class GroupRounds:
         self._called = Signal()
         self._behind_since: float | None = None
         self._absent = ""  # the seats that are missing, in words for people, as of the last look
+        self._is_learning = False  # whether replicas are being asked for their chain
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
         self._exchange_seconds: float | None = None  # of this member's last round
         # called with rounds that were abandoned while training continued
@@ -214,7 +214,7 @@ class GroupRounds:
     async def _keep_looking(self) -> None:
         while True:
             await self.look()
-            pause = self._matchmaking.pause_seconds(anyio.current_time())
+            pause = self._matchmaking.pause_seconds(anyio.current_time(), is_soon=self._is_learning)
             if self._replica.peers():
                 await anyio.sleep(pause)
             else:  # no replica to query: look together with the node's other tasks
@@ -224,10 +224,10 @@ class GroupRounds:
         """Ask the replicas that have not answered lately, beside the others: nobody waits for them."""
         while True:
             now = anyio.current_time()
-            unproven = self._matchmaking.unproven(now)
+            unproven = self._matchmaking.unproven(self._ledger, now)
             if unproven:
                 found = await query_statuses(self._asking, self.stage, unproven)
-                self._matchmaking.note_answers(list(found), anyio.current_time())
+                self._matchmaking.note_probed(found, anyio.current_time())
             await anyio.sleep(
                 self._matchmaking.times.near_seconds if unproven else self._matchmaking.times.look_seconds
             )
@@ -236,20 +236,27 @@ class GroupRounds:
         """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
         if self.in_round:
             return
-        peers = self._matchmaking.responsive(anyio.current_time())
+        peers = self._matchmaking.asked(self._ledger, anyio.current_time())
         others = await query_statuses(self._asking, self.stage, peers) if peers else {}
         now = anyio.current_time()
         self._matchmaking.note_answers(list(others), now)
-        look = Look(self.replica_status(), others, peers, self._present_step(), now)
+        others = self._matchmaking.with_probed(peers, others, now)
+        look = Look(self.replica_status(), others, self._present_step(), now)
         self._absent = self._matchmaking.obstacle(look.step, now)
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
-        if ahead := self._matchmaking.ahead(look):
-            await self._learn(ahead)
+        ahead = self._matchmaking.ahead(self._ledger, look)
+        if ahead and not self._is_learning and self._beside is not None:
+            self._beside.start_soon(self._learn, ahead)  # whoever does not answer delays no look
         if await self._is_behind():
             return
         due = self._matchmaking.looked(look)
         if due is not None:
             self._enter_soon(due)
+
+    @property
+    def _ledger(self) -> ChainLedger | None:
+        chain = self.chain.chain
+        return None if chain is None else chain.ledger
 
     @property
     def _is_ahead(self) -> bool:
@@ -287,17 +294,9 @@ class GroupRounds:
         return self.chain.step(self._replica.rounds, own) if self.chain.is_newest(own) else None
 
     async def _learn(self, peers: list[NodeId]) -> None:
-        """Ask one of these replicas for its chain, and continue from what it proves."""
-        chain = self.chain.chain
-        if chain is None:
-            return
-        for peer in peers[:MOST_ASKED]:
-            try:
-                await self.chain.learn(await ask_chain(self._asking, self.stage, chain, peer))
-            except (DonorError, ChainError) as error:
-                _LOG.info("The chain of node %s is not used: %s", peer, error)
-            else:
-                return
+        self._is_learning = True
+        await self.chain.learn_from(self._asking, self.stage, peers)
+        self._is_learning = False
 
     async def _is_behind(self) -> bool:
         """Whether the chain proves a newer state than this replica's; then catch up, or ask for a download."""
@@ -362,7 +361,7 @@ class GroupRounds:
         """Run the round of one outer step; implements RunRound."""
         due, ended = self.due, self._end_to_take
         if ended is not None:
-            self._leave(completed=True)
+            self._leave(ended)
             return await self._agreed(ended)
         if due is None:
             return await self.lone.exchange(contribution, outer_step, self._beside)
@@ -375,36 +374,35 @@ class GroupRounds:
         if self._replica.rounds.parameters_at(outer_step).overlap and self._beside is not None:
             self._beside.start_soon(self._go_on_beside, contribution, due, sequences)
             return UnderWay()
-        completed = False
         try:
             outcome = await self._with_group(contribution, due, sequences, is_beside=False)
             if isinstance(outcome, Abandoned):
                 return outcome
             agreed = await self._agreed(outcome)
-            completed = True
+            ended = outcome
             return agreed
         finally:
-            self._leave(completed=completed)
+            self._leave(ended)
 
     async def _go_on_beside(self, contribution: Tensor, due: DueStep, sequences: int) -> None:
         """Run the round while training continues. `exchange` adopts its end between two microbatches."""
-        completed = False
+        ended: Complete | None = None
         try:
             outcome = await self._with_group(contribution, due, sequences, is_beside=True)
-            completed = isinstance(outcome, Complete)
+            ended = outcome if isinstance(outcome, Complete) else None
         finally:
-            self._leave(completed=completed)
+            self._leave(ended)
         if isinstance(outcome, Abandoned):
             self.abandoned(outcome)
         self.actor.wake()
 
-    def _leave(self, *, completed: bool) -> None:
-        if self._sent is not None and not completed:
+    def _leave(self, ended: Complete | None) -> None:
+        if self._sent is not None and ended is None:
             self._sent.is_outgrown = self._sent.is_late = True
-        members = () if self.due is None else self.due.members
+        members = () if ended is None else ended.certificate.value.members
         self.in_round, self.due = False, None
         self._matchmaking.note_answers(list(map(attrgetter("node_id"), members)), anyio.current_time())
-        self._matchmaking.ended(anyio.current_time(), completed=completed)
+        self._matchmaking.ended(anyio.current_time(), completed=ended is not None)
 
     async def _with_group(
         self, contribution: Tensor, due: DueStep, sequences: int, *, is_beside: bool
@@ -413,6 +411,7 @@ class GroupRounds:
         await self._has_loaded.wait()  # no vote without knowing this node's earlier votes
         step, expected = due.step, frozenset(map(attrgetter("node_id"), due.members))
         setting, work = self._setting(step, expected)
+        setting = replace(setting, invited=due.invited, newcomer_seconds=due.newcomer_seconds)
         watch, before = self._watch(due, work), self._sent
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # a voted value may contain the earlier contribution: work since then waits for the next round

@@ -2,7 +2,7 @@
 
 Nobody calls anybody. Each node counts the work that the replicas of its line report and enters when the step is due;
 the intent of a seat brings the others in. Only replicas that answered lately are expected, so a silent one costs the
-others nothing.
+others nothing. Where strangers take part, only the work of established members counts, and nobody waits for others.
 
     this node's state                       what it does
     is the chain's newest, step not due     trains
@@ -14,10 +14,11 @@ others nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
-from neuroshard.consensus.chain import Chain, Step, has_one_node_per_wallet
+from neuroshard.consensus.chain import Chain, ChainLedger, Step, has_one_node_per_wallet
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS
 from neuroshard.consensus.sync_strategies import StageRounds
@@ -28,6 +29,7 @@ from neuroshard.status.rounds import Voter
 from neuroshard.types import NodeId, WalletId
 
 ASKED_AT_ONCE = 16  # replicas that have not answered lately
+NEWCOMER_SHARE = 0.1  # of the time since the last step: so long an open run waits for strangers
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class RoundTimes:
     absent_seconds: float = 30.0  # since the last answer of a replica: nobody waits for it any longer
     patience_seconds: float = 30.0  # for which a lone seat waits for a replica with another state
     newcomer_seconds: float = 180.0  # for a node that downloads the state of a lone replica, per outer step
+    stranger_share: float = 0.5  # of the time since the last step: instead, if the node may be a stranger's
     retry_seconds: float = 5.0  # after an abandoned round; doubles each time
     longest_retry_seconds: float = 300.0
     behind_seconds: float = 15.0  # of failed attempts to catch up, before the state is downloaded
@@ -112,6 +115,8 @@ class DueStep:
 
     step: Step
     members: tuple[GroupMember, ...]  # with this node
+    invited: frozenset[NodeId] = frozenset()  # strangers at this node's state, which may join
+    newcomer_seconds: float = inf  # for which the step waits for what such members send
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,6 @@ class Look:
 
     own: ReplicaStatus
     others: Mapping[NodeId, ReplicaStatus]  # those that answered
-    peers: Sequence[NodeId]  # those that were asked
     step: Step | None  # the step from this node's state; None: the chain does not lead to this state
     now: float  # seconds of a clock that only rises
 
@@ -142,6 +146,8 @@ class Matchmaking:
         self._awaited = "", 0.0  # newcomers, in the step from this root, since then
         # the states of replicas that answer, and since when: one that is behind may be about to follow
         self._seen: dict[NodeId, tuple[str, float]] = {}
+        self._probed: dict[NodeId, ReplicaStatus] = {}  # newest answers to `unproven`
+        self._turns = 0
 
     # Whom to ask
 
@@ -150,13 +156,34 @@ class Matchmaking:
         within = self.times.absent_seconds
         return [node for node in self.replica.peers() if now - self._answered.get(node, -within) < within]
 
-    def unproven(self, now: float) -> list[NodeId]:
+    def asked(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
+        """Replicas whose answers a look waits for: they have answered lately, and they count."""
+        return [node for node in self.responsive(now) if ledger is None or ledger.counts(node)]
+
+    def unproven(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Some of the other replicas, different ones each time: they are asked next to the others, never awaited."""
-        rest = sorted(set(self.replica.peers()).difference(self.responsive(now)))
-        if not rest:
-            return []
-        start = int(now / self.times.probe_seconds) * ASKED_AT_ONCE % len(rest)
-        return (rest[start:] + rest[:start])[:ASKED_AT_ONCE]
+        return self._some(set(self.replica.peers()).difference(self.asked(ledger, now)), ledger)
+
+    def _some(self, nodes: Collection[NodeId], ledger: ChainLedger | None) -> list[NodeId]:
+        """The seats among these nodes and some others, different ones each time: no number of names hides a seat."""
+        seats = frozenset[NodeId]() if ledger is None else {seat.node_id for seat in ledger.committee.seats}
+        rest = sorted(node for node in nodes if node not in seats)
+        start = self._turns % max(1, len(rest))
+        self._turns += ASKED_AT_ONCE
+        return [*sorted(seats.intersection(nodes)), *(rest[start:] + rest[:start])[:ASKED_AT_ONCE]]
+
+    def note_probed(self, found: Mapping[NodeId, ReplicaStatus], now: float) -> None:
+        """Record the answers of `unproven` replicas."""
+        self._probed |= found
+        self.note_answers(list(found), now)
+
+    def with_probed(
+        self, asked: Sequence[NodeId], answers: Mapping[NodeId, ReplicaStatus], now: float
+    ) -> Mapping[NodeId, ReplicaStatus]:
+        """The answers of a look, with the last ones of replicas that no look waits for."""
+        here = set(self.responsive(now)).difference(asked)
+        self._probed = {node: status for node, status in self._probed.items() if node in here}
+        return {**self._probed, **answers}
 
     def note_answers(self, nodes: Sequence[NodeId], now: float) -> None:
         """Record that these replicas have answered."""
@@ -164,9 +191,9 @@ class Matchmaking:
         for node in self._answered.keys() - set(self.replica.peers()):
             del self._answered[node]
 
-    def pause_seconds(self, now: float) -> float:
+    def pause_seconds(self, now: float, *, is_soon: bool) -> float:
         """Seconds until the next look."""
-        if self._look is None or self._due_since is not None:
+        if is_soon or self._look is None or self._due_since is not None:
             return self.times.near_seconds
         work = self.work(now)
         self._sequence_seconds = work.seconds_per_sequence
@@ -190,13 +217,13 @@ class Matchmaking:
         step = look.step
         if step is None or look.own.in_round or len(ready) < 2 or not step.is_quorum(ready):
             return None
-        if not self._is_due(look, ready):
+        if not self._is_due(look, step, ready):
             self._due_since = None
             return None
         self._due_since = look.now if self._due_since is None else self._due_since
         if look.now < self._retry_at or not self.replica.may_take_part():
             return None
-        return DueStep(step, self._members(step, ready))
+        return self._due_step(step, ready, look.now)
 
     def heard_intent(self, sender: NodeId, step: Step, now: float) -> DueStep | None:
         """A member has entered this step. Returns the step to enter now, if its intent brings this node in.
@@ -211,12 +238,11 @@ class Matchmaking:
         self._entered = step.id, known | {sender}
         if len(self._entered[1]) <= step.committee.faults or not self.replica.may_take_part():
             return None
-        return DueStep(step, self._members(step, [*self._ready(look), sender]))
+        return self._due_step(step, [*self._ready(look), sender], now)
 
-    def ahead(self, look: Look) -> list[NodeId]:
-        """Replicas that report a greater height than this node's, the greatest first."""
-        heights = [(other.height, node) for node, other in look.others.items() if other.height > look.own.height]
-        return [node for _, node in sorted(heights, reverse=True)]
+    def ahead(self, ledger: ChainLedger | None, look: Look) -> list[NodeId]:
+        """Some of the replicas that report a greater height than this node's."""
+        return self._some([node for node, other in look.others.items() if other.height > look.own.height], ledger)
 
     def ended(self, now: float, *, completed: bool) -> None:
         """Record the end of a step, completed or abandoned."""
@@ -239,9 +265,13 @@ class Matchmaking:
         others: Mapping[NodeId, ReplicaStatus] = {} if look is None else look.others
         place = step.standing.height, step.root
         here = {node for node, other in others.items() if (other.height, other.root) == place}
-        if self.replica.newcomers() - here and self._may_wait_for_newcomers(now):
+        if self.replica.newcomers() - here and self._may_wait_for_newcomers(step, now):
             return False
-        waits = (self._is_awaited(node, others.get(node), now, is_here=node in here) for node in self.responsive(now))
+        waits = (
+            self._is_awaited(node, others.get(node), now, is_here=node in here)
+            for node in self.responsive(now)
+            if node in here or step.ledger.counts(node)
+        )
         return look is not None and not any(waits)
 
     def _is_awaited(self, node: NodeId, other: ReplicaStatus | None, now: float, *, is_here: bool) -> bool:
@@ -274,12 +304,18 @@ class Matchmaking:
             found.append(Voter(seat.node_id, seat.wallet_id, is_owner, seat.node_id in here))
         return tuple(found)
 
-    def _may_wait_for_newcomers(self, now: float) -> bool:
-        """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever."""
+    def _may_wait_for_newcomers(self, step: Step, now: float) -> bool:
+        """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever.
+
+        The names of strangers cost nothing, so they delay it by a part of the time that it takes without them.
+        """
         root = self.replica.replica_status().root
         if self._awaited[0] != root:
             self._awaited = root, now
-        return now - self._awaited[1] < self.times.newcomer_seconds
+        most = self.times.newcomer_seconds
+        if step.committee.is_open:
+            most = min(most, self.times.stranger_share * (self._awaited[1] - self._round_ended))
+        return now - self._awaited[1] < most
 
     def _ready(self, look: Look) -> list[NodeId]:
         """The replicas on this node's line that could take part now, with this node."""
@@ -292,9 +328,10 @@ class Matchmaking:
         ]
         return [self.replica.node_id, *sorted(here)]
 
-    def _is_due(self, look: Look, ready: Sequence[NodeId]) -> bool:
+    def _is_due(self, look: Look, step: Step, ready: Sequence[NodeId]) -> bool:
         rounds, own = self.replica.rounds, look.own
-        work = [own.sequences, *(look.others[node].sequences for node in ready if node != self.replica.node_id)]
+        statuses = {**look.others, self.replica.node_id: own}
+        work = [statuses[node].sequences for node in ready if step.ledger.counts(node)]
         members = max(1, sum(done > 0 for done in work))
         return round_is_due(
             counted_sequences=sum(work),
@@ -303,12 +340,19 @@ class Matchmaking:
             max_round_seconds=rounds.parameters_at(own.outer_step).max_round_seconds,
         )
 
-    def _members(self, step: Step, nodes: Sequence[NodeId]) -> tuple[GroupMember, ...]:
-        """The members among these nodes whose wallets are known. In an open run only one per wallet."""
+    def _due_step(self, step: Step, nodes: Sequence[NodeId], now: float) -> DueStep:
+        """The step with the members among these nodes that count and whose wallets are known.
+
+        In an open run only one per wallet.
+        """
         members = [self.replica.member]
         for node in dict.fromkeys(nodes):
             wallet = None if node == self.replica.node_id else self.replica.wallet_of(node)
-            member = None if wallet is None else GroupMember(node, wallet)
+            member = None if wallet is None or not step.ledger.counts(node) else GroupMember(node, wallet)
             if member is not None and (not step.committee.is_open or has_one_node_per_wallet([*members, member])):
                 members.append(member)
-        return tuple(sorted(members))
+        due = DueStep(step, tuple(sorted(members)))
+        if not step.committee.is_open:
+            return due
+        invited = frozenset(node for node in nodes if not step.ledger.counts(node))
+        return replace(due, invited=invited, newcomer_seconds=NEWCOMER_SHARE * (now - self._round_ended))

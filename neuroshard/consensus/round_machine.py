@@ -151,7 +151,7 @@ class RoundStateMachine:
         )
         signed = self.setting.sign(intent)
         self._views.add_intent(signed)
-        effects: list[Effect] = [Say(self.setting.others, IntentSaid(signed))]
+        effects: list[Effect] = [Say(self.setting.others | self.setting.invited, IntentSaid(signed))]
         if self.view > 0:
             effects += self._say_new_view(())
         return [*effects, *self._propose(now)]
@@ -178,7 +178,7 @@ class RoundStateMachine:
         if self._views.is_over(now) and self._views.is_ahead:
             self._views.wait_again(now)
             return [*effects, *self._say_new_view(())]
-        if self._views.is_over(now):
+        if self._views.is_over(now) or (self._exchange and self._views.is_spoilt(self._exchange.missing(), now)):
             return [*effects, *self._give_up_view(now)]
         if self._views.must_redo(now) and self._exchange is not None:
             effects += self._exchange.redo()
@@ -317,7 +317,7 @@ class RoundStateMachine:
             self.setting.step, entries, said.evidence or EntryEvidence(), self.setting.reachable
         ):
             return False
-        return self._views.are_fit(said.intents) if said.intents else bool(entries)
+        return self._views.are_fit(said.intents, said.signed.body.view) if said.intents else bool(entries)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
         exchange = AllReduce(self.setting, round_id, said.intents, self._own_part(said))

@@ -175,6 +175,24 @@ class StageChain:
             raise ChainError("The stage has no foundation here.")
         await self._adopt(partial(chain.proven, proof))
 
+    async def learn_from(self, asking: ReplicaClient, stage: StageName, peers: Sequence[NodeId]) -> None:
+        """Ask these nodes for the chain, all at once, and continue from whatever any of them proves."""
+        known = self.chain
+        if known is None:
+            return
+
+        async def learn(peer: NodeId) -> None:
+            proof = await ask_chain(asking, stage, known, peer)
+            with asking.blaming(peer):
+                try:
+                    await self.learn(proof)
+                except ForkError:
+                    return  # it stays in `fork`
+                except ChainError as error:
+                    raise LyingDonorError(f"Its chain is not valid: {error.message}") from None
+
+        await ask_replicas(peers, learn, at_once=MOST_ASKED)
+
     async def _adopt(self, made: Callable[[], Chain]) -> None:
         before = self._chain
         try:

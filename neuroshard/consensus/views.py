@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from neuroshard.aggregation import statistics_size
 from neuroshard.consensus.effects import RoundConfig, ViewTiming
@@ -26,6 +26,7 @@ EARLY_SLICES = 3  # slices per sender, in multiples of a vector: one each of con
 # slices of all senders, in the same unit; a member's own share does not grow with the number of members
 EARLY_SLICES_OF_ALL = 6
 EARLY_OF_EACH = 4
+SPOILT_AFTER = 2.0  # times the wait for a newcomer's intent: the view is given up without its contribution
 _Part = ContributionSent | StatementSaid | ResultSaid
 
 
@@ -112,7 +113,19 @@ class Views:
         awaited = self._setting.awaited - self._accused()  # the proposal leaves these out anyway
         if not self._setting.step.is_quorum(here) or (is_patient and not here >= awaited):
             return False
-        return bool(self._locks) or self.are_fit(self.chosen_intents())
+        if self._setting.invited and now - self._begun < self._setting.newcomer_seconds and self._has_places(here):
+            return False
+        return bool(self._locks) or self.are_fit(self.chosen_intents(), self.view)
+
+    def _has_places(self, here: Collection[NodeId]) -> bool:
+        """Whether another member that does not count may join this view."""
+        known = sum(map(self._setting.step.may_reduce, here))
+        return self._setting.step.may_join(len(here) - known + 1, known, self.view)
+
+    def is_spoilt(self, missing: Collection[NodeId], now: float) -> bool:
+        """Whether only members that do not count are missing, for longer than a step waits for them."""
+        may_wait = now - self._begun < SPOILT_AFTER * self._setting.newcomer_seconds
+        return bool(missing) and not may_wait and not any(map(self._setting.step.ledger.counts, missing))
 
     def chosen_intents(self) -> tuple[VerifiedBody[Intent], ...]:
         """The intents for a proposal, without accused members if enough others remain.
@@ -121,9 +134,9 @@ class Views:
         """
         here = self._here() & self.intents.keys()
         without_accused = self._fitting(here - self._accused())
-        return without_accused if self.are_fit(without_accused) else self._fitting(here)
+        return without_accused if self.are_fit(without_accused, self.view) else self._fitting(here)
 
-    def are_fit(self, intents: Sequence[VerifiedBody[Intent]]) -> bool:
+    def are_fit(self, intents: Sequence[VerifiedBody[Intent]], view: int) -> bool:
         """Whether these intents can form a round: each member once, one of them a reducer, one node per wallet, and not
         too many newcomers.
         """
@@ -136,7 +149,7 @@ class Views:
             and step.may_meet(members)
             and all(one.body.step_id == step.id for one in intents)
             and known > 0
-            and step.may_join(len(members) - known, known)
+            and step.may_join(len(members) - known, known, view)
             # where members may lie, no proposer can leave out the work of the seats
             and (not step.committee.is_open or step.is_quorum(nodes))
         )
@@ -186,7 +199,7 @@ class Views:
         known = 0
         for node in order:
             members, is_known = [one.member for one in chosen], step.may_reduce(node)
-            is_free = len(chosen) < most and (is_known or step.may_join(len(chosen) - known + 1, known))
+            is_free = len(chosen) < most and (is_known or step.may_join(len(chosen) - known + 1, known, self.view))
             if is_free and step.may_meet([*members, self.intents[node].member]):
                 chosen.append(self.intents[node])
                 known += is_known

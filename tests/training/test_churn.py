@@ -87,7 +87,7 @@ def test_whose_clock_is_wrong_is_in_no_round_until_it_is_right() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         machine = ChurnMachine(network, 1, MEMBERS)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(machine.run, (CALM, late, *[CALM] * 13))
+            tasks.start_soon(machine.run, (CALM, late, *[CALM] * 16))
             await anyio.sleep(CLOCK_SECONDS)
             comer = machine.live[EVERYBODY[MEMBERS]]
             assert comer.clock_ahead > 0

@@ -56,7 +56,7 @@ def test_a_seat_that_is_silent_is_waited_for_once_its_intent_arrives() -> None:
         await for_seconds(5, a, b)
         matchmaking, step, later = a.group._matchmaking, a.group._present_step(), 100.0
         assert step is not None
-        matchmaking.looked(Look(a.replica_status(), {}, [B], step, later))
+        matchmaking.looked(Look(a.replica_status(), {}, step, later))
         assert matchmaking.is_alone(step, later)
         due = matchmaking.heard_intent(B, step, later)
         assert due is not None
