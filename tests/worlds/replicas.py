@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
 
 import anyio
 import torch
@@ -18,13 +20,22 @@ from trio.testing import MockClock
 from neuroshard.aggregation import MemberFacts
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
-from neuroshard.consensus.effects import AnyBody, Judge, MakeStatistics, Reduce
+from neuroshard.consensus.effects import AnyBody, Effect, Judge, MakeStatistics, Reduce
 from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
 from neuroshard.consensus.matchmaking import Replica, RoundTimes
-from neuroshard.consensus.round_messages import MAX_MEMBERS, VerifiedBody, signed_by
+from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_messages import (
+    MAX_MEMBERS,
+    Message,
+    VerifiedBody,
+    Vote,
+    VoteSaid,
+    signed_by,
+)
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
+from neuroshard.consensus.slices import Encoded
+from neuroshard.consensus.stage_chain import ChainStore, InMemoryChainStore, StageChain
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
@@ -34,9 +45,8 @@ from neuroshard.consensus.sync_strategies import (
     sequences_to_round,
     strategy_at,
 )
-from neuroshard.consensus.vote_log import InMemoryVoteLog
+from neuroshard.consensus.vote_log import InMemoryVoteLog, VoteLog
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
-from neuroshard.messages import EncodedFrame
 from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import CertifiedWork, OuterState
@@ -47,9 +57,10 @@ from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.training.outer_sync import included_work, keeps_weights
-from neuroshard.types import LayerRange, NodeId, RunId
+from neuroshard.types import LayerRange, NodeId, RunId, WalletId
 from neuroshard.waiting import first_of
 from tests.worlds.clock import at_once
+from tests.worlds.rounds import Twist
 
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
@@ -80,6 +91,12 @@ def founding_of(seats: Sequence[NodeId], *, is_open: bool = False) -> Founding:
     return Founding("f" * 64, 0, StageStart(0, committee), members[0].wallet_id)
 
 
+def wallet_of(node: NodeId) -> WalletId:
+    """Free names have a wallet each."""
+    known = IDENTITIES.get(node)
+    return WalletId(sha256(node.encode()).hexdigest()[:32]) if known is None else known.wallet_id
+
+
 DUE_SECONDS = OUTER.inner_steps  # of steps of a second each
 
 
@@ -102,13 +119,13 @@ class SimulatedReplica:
     wallet_rounds: int = 0
     is_open: bool = False  # to strangers
     seats: Sequence[NodeId] = (A, B, C)
-    store: InMemoryChainStore = field(default_factory=InMemoryChainStore)  # also on its disk
+    store: ChainStore = field(default_factory=InMemoryChainStore)  # also on its disk
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
     newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
     may_take_part: bool = True  # whether it agrees to rounds
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     dies_at_message: int | None = None  # of its rounds
-    book: InMemoryVoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
+    book: VoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
     times: RoundTimes | None = None
     objection: str = ""  # why it votes for nothing
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
@@ -118,36 +135,35 @@ class SimulatedReplica:
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
     residual: Tensor | None = None
     begun: list[tuple[Tensor, int]] = field(default_factory=list[tuple[Tensor, int]])  # what went into rounds beside it
+    lie: Twist | None = None  # what it does instead of what its rounds ask for
+    machines: dict[str, RoundStateMachine] = field(default_factory=dict[str, RoundStateMachine])  # of a liar, by step
+    votes: list[Vote] = field(default_factory=list[Vote])  # that it has sent
     anchors: dict[int, bytes] = field(default_factory=dict[int, bytes])  # and velocities, by outer step
 
     def __post_init__(self) -> None:
         self.weights = self.state.anchor.clone()
         self._generator = torch.Generator().manual_seed(self.seed)
         transport = self.network.join(self.name)
-        identity = IDENTITIES[self.name]
         replica = Replica(
-            GroupMember(self.name, identity.wallet_id),
+            self.member,
             STAGE,
             StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
             self._sequences_due,
             self._replica_status,
             self._peers,
-            lambda node: IDENTITIES[node].wallet_id,
+            wallet_of,
             lambda: self.may_take_part,
             self.now,
             lambda: self.newcomers,
             self.most_members,
         )
 
-        def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
-            return signed_by(identity, body, self.now())
-
         founding = founding_of(self.seats, is_open=self.is_open)
         self.group = GroupRounds(
             replica,
             ReplicaClient(transport, offload=at_once),
             self._alone,
-            sign,
+            self.signed,
             AcceptanceCheck(self._root_after, self._object),
             book=self.book,
             chain=StageChain(lambda: founding, self.store, at_once),
@@ -160,6 +176,10 @@ class SimulatedReplica:
         donor.offer(STAGE, self)  # type: ignore[arg-type]
         self._send = self.group.actor.mail.send
         self.group.actor.mail.send = self._send_or_die  # type: ignore[method-assign]
+        self._say = self.group.actor._say  # pyright: ignore[reportPrivateUsage]
+        self.group.actor._say = self._say_and_note  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+        self._put = self.group.actor._put  # pyright: ignore[reportPrivateUsage]
+        self.group.actor._put = self._put_or_lie  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
         donor.serve(transport)
         door.add(self.group)
         door.serve(transport)
@@ -168,6 +188,13 @@ class SimulatedReplica:
     def parameters(self) -> OuterOptimization:
         """Those that hold at the present outer step."""
         return self.outer if self.versions is None else self.versions(self.state.outer_step)
+
+    @property
+    def member(self) -> GroupMember:
+        return GroupMember(self.name, IDENTITIES[self.name].wallet_id)
+
+    def signed(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+        return signed_by(IDENTITIES[self.name], body, self.now())
 
     def now(self) -> float:
         """Seconds since 1970 by its own clock."""
@@ -246,12 +273,22 @@ class SimulatedReplica:
         self.outcomes.append(outcome)
         self.given_up.append(self.state.outer_step)
 
-    def _send_or_die(self, peer: NodeId, message: EncodedFrame) -> None:
+    def _send_or_die(self, peer: NodeId, message: Sequence[Encoded]) -> None:
         if self.dies_at_message == 0:
             self.network.kill(self.name)
         if self.dies_at_message is not None:
             self.dies_at_message -= 1
         self._send(peer, message)
+
+    def _say_and_note(self, to: frozenset[NodeId], message: Message) -> None:
+        if isinstance(message, VoteSaid):
+            self.votes.append(message.signed.body)
+        self._say(to, message)
+
+    def _put_or_lie(self, running: Any, effects: list[Effect]) -> None:
+        self.machines = {running.member.setting.step.id: running.member}
+        lie = self.lie
+        self._put(running, effects if lie is None else [said for effect in effects for said in lie(self, effect)])
 
     async def _root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
         await anyio.lowlevel.checkpoint()

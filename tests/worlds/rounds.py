@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -112,6 +112,10 @@ class Participant:
     attempts: int = 0
     objects: bool = False  # votes no
 
+    def signed(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+        """A liar signs what it likes, with its own key."""
+        return signed_as(self.member, body)
+
 
 class World:
     """What has been sent and not come is in `pending`."""
@@ -131,7 +135,7 @@ class World:
         self.pending: list[Envelope] = []
         self.side: dict[NodeId, int] = {}  # of a partition
         self.dies_after: dict[NodeId, int] = {}  # effects
-        self.twist: dict[NodeId, Callable[[Participant, Effect], list[Effect]]] = {}  # what a liar does instead
+        self.twist: dict[NodeId, Callable[[Liar, Effect], list[Effect]]] = {}  # what a liar does instead
         self.plan = plan
         self.calls_the_living = False  # only: who is dead is not called to rounds
         self.sequences: dict[NodeId, int] = {}  # that a member says it has trained on, where it is no round number
@@ -240,7 +244,7 @@ class World:
 
     def _setting(self, one: Participant, step: Step) -> RoundConfig:
         def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
-            return VerifiedBody.of(one.member, body, repr((one.member, body)).encode())
+            return signed_as(one.member, body)
 
         called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
         expected = frozenset(other.member.node_id for other in called if other.root == one.root)
@@ -311,11 +315,19 @@ def verdict_of(accepted: tuple[int, ...]) -> GateVerdict:
 
 
 def signed_as(member: GroupMember, body: AnyBody) -> VerifiedBody[AnyBody]:
-    """A liar signs what it likes, with its own key."""
     return VerifiedBody.of(member, body, repr((member, body)).encode())
 
 
-Twist = Callable[[Participant, Effect], list[Effect]]
+class Liar(Protocol):
+    """What a lie needs of its author."""
+
+    member: GroupMember
+    machines: dict[str, RoundStateMachine]
+
+    def signed(self, body: AnyBody) -> VerifiedBody[AnyBody]: ...
+
+
+Twist = Callable[[Liar, Effect], list[Effect]]
 
 
 def halves(to: frozenset[NodeId]) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
@@ -323,7 +335,7 @@ def halves(to: frozenset[NodeId]) -> tuple[frozenset[NodeId], frozenset[NodeId]]
     return frozenset(names[: len(names) // 2]), frozenset(names[len(names) // 2 :])
 
 
-def wrong_results(one: Participant, effect: Effect) -> list[Effect]:
+def wrong_results(one: Liar, effect: Effect) -> list[Effect]:
     """Every slice that it reduces comes out differently."""
     match effect:
         case Say(to, ResultSaid(signed, slices)):
@@ -331,24 +343,22 @@ def wrong_results(one: Participant, effect: Effect) -> list[Effect]:
             digests = tuple(
                 (index, sha256(f"lie {digest}".encode()).hexdigest()) for index, digest in signed.body.digests
             )
-            return [Say(to, ResultSaid(signed_as(one.member, ResultDigests(signed.body.round_id, digests)), lies))]
+            return [Say(to, ResultSaid(one.signed(ResultDigests(signed.body.round_id, digests)), lies))]
         case _:
             return [effect]
 
 
-def wrong_statistics(one: Participant, effect: Effect) -> list[Effect]:
+def wrong_statistics(one: Liar, effect: Effect) -> list[Effect]:
     match effect:
         case Say(to, StatementSaid(signed, statistics)):
             lies = {index: b"lie" + part for index, part in statistics.items()}
             digests = tuple((index, digest_of(part).hex()) for index, part in sorted(lies.items()))
-            return [
-                Say(to, StatementSaid(signed_as(one.member, StatisticsDigests(signed.body.round_id, digests)), lies))
-            ]
+            return [Say(to, StatementSaid(one.signed(StatisticsDigests(signed.body.round_id, digests)), lies))]
         case _:
             return [effect]
 
 
-def two_contributions(_one: Participant, effect: Effect) -> list[Effect]:
+def two_contributions(_one: Liar, effect: Effect) -> list[Effect]:
     """Other parts to every other reducer than it had promised."""
     match effect:
         case Say(to, ContributionSent(slices=slices) as message) if sum(map(ord, min(to))) % 2:
@@ -357,7 +367,7 @@ def two_contributions(_one: Participant, effect: Effect) -> list[Effect]:
             return [effect]
 
 
-def withheld_contribution(_one: Participant, effect: Effect) -> list[Effect]:
+def withheld_contribution(_one: Liar, effect: Effect) -> list[Effect]:
     match effect:
         case Say(message=ContributionSent()):
             return []
@@ -365,28 +375,28 @@ def withheld_contribution(_one: Participant, effect: Effect) -> list[Effect]:
             return [effect]
 
 
-def two_votes(one: Participant, effect: Effect) -> list[Effect]:
+def two_votes(one: Liar, effect: Effect) -> list[Effect]:
     """This value to one half, another one to the other."""
     match effect:
         case Say(to, VoteSaid(signed)):
             left, right = halves(to)
             other = structs.replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
-            return [Say(left, VoteSaid(signed)), Say(right, VoteSaid(signed_as(one.member, other)))]
+            return [Say(left, VoteSaid(signed)), Say(right, VoteSaid(one.signed(other)))]
         case _:
             return [effect]
 
 
-def both_votes(one: Participant, effect: Effect) -> list[Effect]:
+def both_votes(one: Liar, effect: Effect) -> list[Effect]:
     """Two values to everybody."""
     match effect:
         case Say(to, VoteSaid(signed)):
             other = structs.replace(signed.body, value=sha256(signed.body.value.encode()).hexdigest())
-            return [effect, Say(to, VoteSaid(signed_as(one.member, other)))]
+            return [effect, Say(to, VoteSaid(one.signed(other)))]
         case _:
             return [effect]
 
 
-def two_proposals(one: Participant, effect: Effect) -> list[Effect]:
+def two_proposals(one: Liar, effect: Effect) -> list[Effect]:
     """A round without the last member to one half."""
     match effect:
         case Say(to, ProposalSaid(signed, intents, None)) if len(intents) > 2:
@@ -397,41 +407,41 @@ def two_proposals(one: Participant, effect: Effect) -> list[Effect]:
             return [effect]
 
 
-def no_memory(_one: Participant, effect: Effect) -> list[Effect]:
+def no_memory(_one: Liar, effect: Effect) -> list[Effect]:
     """It writes nothing down."""
     return [] if isinstance(effect, Persist) else [effect]
 
 
-def far_views(one: Participant, effect: Effect) -> list[Effect]:
+def far_views(one: Liar, effect: Effect) -> list[Effect]:
     match effect:
         case Say(to, VoteSaid(signed)):
             far = NewView(signed.body.step_id, 9_000, ())
-            return [effect, Say(to, NewViewSaid(signed_as(one.member, far)))]
+            return [effect, Say(to, NewViewSaid(one.signed(far)))]
         case _:
             return [effect]
 
 
-def silence(_one: Participant, effect: Effect) -> list[Effect]:
+def silence(_one: Liar, effect: Effect) -> list[Effect]:
     return [] if isinstance(effect, Say) else [effect]
 
 
-def honesty(_one: Participant, effect: Effect) -> list[Effect]:
+def honesty(_one: Liar, effect: Effect) -> list[Effect]:
     return [effect]
 
 
-def votes_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
+def votes_far_ahead(one: Liar, effect: Effect) -> list[Effect]:
     """So many votes in views to come that there would be no room for others in the present one."""
     match effect:
         case Say(to, VoteSaid(signed)):
             far = [
                 structs.replace(signed.body, view=9_000 + view, phase=phase) for view in range(70) for phase in Phase
             ]
-            return [*(Say(to, VoteSaid(signed_as(one.member, vote))) for vote in far), effect]
+            return [*(Say(to, VoteSaid(one.signed(vote))) for vote in far), effect]
         case _:
             return [effect]
 
 
-def proposals_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
+def proposals_far_ahead(one: Liar, effect: Effect) -> list[Effect]:
     """Beside its statement it proposes the same round in a view near the last one."""
     match effect:
         case Say(to, StatementSaid()):
@@ -440,7 +450,7 @@ def proposals_far_ahead(one: Participant, effect: Effect) -> list[Effect]:
                 step, intents = machine.setting.step, machine._views.chosen_intents()  # pyright: ignore[reportPrivateUsage]
                 view = next(view for view in range(9_990, 0, -1) if step.proposer(view) == one.member.node_id)
                 body = RoundProposal(step.id, view, round_id_of(step.id, view, intents), None)
-                proposals.append(Say(to, ProposalSaid(signed_as(one.member, body), intents, None)))
+                proposals.append(Say(to, ProposalSaid(one.signed(body), intents, None)))
             return [*proposals, effect]
         case _:
             return [effect]
@@ -469,7 +479,7 @@ def anything(seed: int) -> Twist:
     """Another lie at every turn."""
     random = Random(seed)
 
-    def lie(one: Participant, effect: Effect) -> list[Effect]:
+    def lie(one: Liar, effect: Effect) -> list[Effect]:
         return random.choice([*LIARS.values(), honesty])(one, effect)
 
     return lie
