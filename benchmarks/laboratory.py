@@ -33,7 +33,7 @@ from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import flatten, initialise, load_vector
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.outer import CertifiedWork, LineProgress, fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
@@ -351,11 +351,11 @@ def _replica_step(executor: StageExecutor, texts: Texts, generator: torch.Genera
     inner_step(executor, texts.batch(BATCH, generator), step)
 
 
-def new_executor(seed: int) -> StageExecutor:
+def new_executor(seed: int, inner: InnerOptimization = INNER) -> StageExecutor:
     """The first weights of a seed, and fresh moments."""
     model = StageModel(SHAPE, LayerRange(0, SHAPE.layer_count))
     initialise(model, seed)
-    return StageExecutor(model, make_inner_optimizer(model, INNER), torch.device("cpu"))
+    return StageExecutor(model, make_inner_optimizer(model, inner), torch.device("cpu"))
 
 
 def inner_step(executor: StageExecutor, rows: Tensor, step: int) -> None:

@@ -12,11 +12,12 @@ from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.model.transformer import StageModel, rotary_angles, rotate
 from neuroshard.model.weights import flatten
 from neuroshard.optim.adamw import EPSILON
+from neuroshard.optim.inner_optimizer import MUON_MOMENTUM, muon_matrices, muon_update
 from neuroshard.types import Architecture
 
 
 class StackedReplicas:
-    """R replicas of one model with AdamW: `weights` (R, d) in the order of `flatten`. Each has its own data and rate.
+    """R replicas of one model: `weights` (R, d) in the order of `flatten`. Each has its own data and learning rate.
 
     The computation is that of StageModel and make_inner_optimizer; a test compares them.
     """
@@ -28,6 +29,8 @@ class StackedReplicas:
         self._inner = inner
         self._gradients, self._first, self._second = (torch.zeros_like(self.weights) for _ in range(3))
         self._decay = torch.zeros_like(self.weights[0])
+        self._matrices = dict[tuple[int, ...], list[slice]]()  # logical matrices of Muon by shape, in the vector
+        packed = muon_matrices(models[0]) if inner.optimizer == "muon" else {}
         self._leaves = dict[str, Tensor]()
         self._slots = list[Tensor]()  # of the leaves, in the gradients
         self._steps, start = 0, 0
@@ -38,7 +41,15 @@ class StackedReplicas:
             self._slots.append(self._gradients[:, start:stop].view(shape))
             self._leaves[name] = leaf
             self._decay[start:stop] = inner.weight_decay if parameter.dim() >= 2 else 0.0
+            for rows in packed.get(parameter, ()):
+                place = slice(start, start + rows * parameter.shape[1])
+                self._matrices.setdefault((rows, parameter.shape[1]), []).append(place)
+                start = place.stop
             start = stop
+        self._momentum = {
+            shape: torch.zeros(len(places), len(models), shape[0] * shape[1])
+            for shape, places in self._matrices.items()
+        }
 
     def step(self, rows: Tensor, rates: Tensor) -> None:
         """One inner step on inputs and labels in one, (R, b, t + 1), with a learning rate for each replica (R,)."""
@@ -49,7 +60,10 @@ class StackedReplicas:
                 slot.copy_(gradient)
             norms = self._gradients.norm(dim=1, keepdim=True)
             self._gradients.mul_((self._inner.max_grad_norm / (norms + 1e-6)).clamp_(max=1.0))
-            self._adamw(rates[:, None])
+            update = self._adamw_update(rates[:, None])
+            self._replace_by_muon(update, rates[:, None])
+            self.weights.mul_(1 - rates[:, None] * self._decay)
+            self.weights.sub_(update)
 
     def held_out_losses(self, rows: Tensor, at_once: int = 64) -> Tensor:
         """Nats per token (R,) of each replica on the same sequences (n, t + 1)."""
@@ -60,15 +74,25 @@ class StackedReplicas:
                 total += self._losses(part.expand(len(self.weights), *part.shape))
         return total / (len(rows) * (rows.shape[1] - 1))
 
-    def _adamw(self, rates: Tensor) -> None:
+    def _adamw_update(self, rates: Tensor) -> Tensor:
         inner, gradients = self._inner, self._gradients
         self._steps += 1
         self._first.lerp_(gradients, 1 - inner.beta1)
         self._second.mul_(inner.beta2).addcmul_(gradients, gradients, value=1 - inner.beta2)
         root = sqrt(1 - inner.beta2**self._steps)
         update = self._first / (self._second.sqrt().div_(root).add_(EPSILON))
-        self.weights.mul_(1 - rates * self._decay)
-        self.weights.sub_(update.mul_(rates / (1 - inner.beta1**self._steps)))
+        return update.mul_(rates / (1 - inner.beta1**self._steps))
+
+    def _replace_by_muon(self, update: Tensor, rates: Tensor) -> None:
+        """Put Muon's updates into the places of its matrices; equal shapes of all replicas are one product."""
+        for (rows, columns), places in self._matrices.items():
+            momenta = self._momentum[rows, columns]
+            gradients = torch.stack([self._gradients[:, place] for place in places])
+            momenta.lerp_(gradients, 1 - MUON_MOMENTUM)
+            mixed = gradients.lerp_(momenta, MUON_MOMENTUM)
+            found = muon_update(mixed.view(-1, rows, columns)).reshape(mixed.shape)
+            for place, each in zip(places, found, strict=True):
+                update[:, place] = each * rates
 
     def _losses(self, rows: Tensor) -> Tensor:
         """Summed loss (R,) of each replica on its sequences (R, b, t + 1)."""

@@ -21,7 +21,7 @@ from benchmarks.sizes import size
 from benchmarks.stacked import StackedReplicas, new_models
 from benchmarks.texts import TEXTS, real_texts
 from neuroshard.compression import make_codec, residual_decay
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import InnerOptimizerName, OuterOptimization
 from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rounds, strategy_at
 from neuroshard.model.weights import TensorSchema, initialise
 from neuroshard.optim.outer import CertifiedWork, Fragment, OuterState, fresh_outer_state
@@ -94,6 +94,7 @@ class Arm:
     data_of: int = 1  # replicas whose data each one trains on; more than 1 is a synchronous machine
     outer: OuterOptimization | None = None  # of the rounds
     is_earlier: bool = False  # the outer step of earlier versions, whose momentum rose over five rounds
+    optimizer: InnerOptimizerName = "adamw"
 
     def strategy(self, schema: TensorSchema, state: OuterState) -> FragmentStep:
         """The outer step from this state."""
@@ -176,9 +177,9 @@ class Group:
 def trained(corpus: Corpus, attempts: Sequence[Attempt], steps: int) -> dict[Attempt, Learnt]:
     """Train all attempts side by side for this number of inner steps; what each has learnt.
 
-    All must have the same amount of data per replica. Learning rates decay to a tenth along a cosine, which helps
-    every arm: without it, averaging looks better than it is, because it also reduces the noise of a constant rate.
-    Attempts with rounds end with one.
+    All must have the same amount of data per replica and optimizer. Learning rates decay to a tenth along a cosine,
+    which helps every arm: without it, averaging looks better than it is, because it also reduces the noise of a
+    constant rate. Attempts with rounds end with one.
     """
     decay = replace(INNER, schedule="cosine", decay_steps=steps - INNER.warmup_steps)
     sources = [
@@ -190,7 +191,8 @@ def trained(corpus: Corpus, attempts: Sequence[Attempt], steps: int) -> dict[Att
     models = new_models(SHAPE, len(owners))
     for model, owner in zip(models, owners, strict=True):
         initialise(model, owner.seed)
-    stack, schema = StackedReplicas(models, INNER), TensorSchema.of(models[0])
+    inner = replace(INNER, optimizer=attempts[0].arm.optimizer)
+    stack, schema = StackedReplicas(models, inner), TensorSchema.of(models[0])
     groups, start = dict[Attempt, Group](), 0
     for attempt in attempts:
         stop = start + attempt.arm.replicas
@@ -232,21 +234,29 @@ def _measured(
     return found
 
 
-def of_all(corpus: Corpus, seeds: Sequence[int], steps: int) -> dict[tuple[str, int, int], Learnt]:
+def of_all(
+    corpus: Corpus,
+    seeds: Sequence[int],
+    steps: int,
+    arms: Sequence[Arm] = ARMS,
+    rates: Mapping[str, float] = TUNED,
+) -> dict[tuple[str, int, int], Learnt]:
     """Every arm with its tuned rate, by name, seed and steps."""
-    attempts = [Attempt(arm, seed, TUNED[arm.name]) for arm in ARMS for seed in seeds]
+    attempts = [Attempt(arm, seed, rates[arm.name]) for arm in arms for seed in seeds]
     found = dict[tuple[str, int, int], Learnt]()
-    for amount in sorted({arm.data_of for arm in ARMS}):
-        same = [attempt for attempt in attempts if attempt.arm.data_of == amount]
+    for kind in sorted({(arm.data_of, arm.optimizer) for arm in arms}):
+        same = [attempt for attempt in attempts if (attempt.arm.data_of, attempt.arm.optimizer) == kind]
         found |= {(one.arm.name, one.seed, steps): got for one, got in trained(corpus, same, steps).items()}
     return found
 
 
-def tuned(corpus: Corpus, steps: int = QUICK_STEPS) -> dict[str, dict[float, float]]:
+def tuned(
+    corpus: Corpus, steps: int = QUICK_STEPS, arms: Sequence[Arm] = ARMS, rates: Sequence[float] = RATES
+) -> dict[str, dict[float, float]]:
     """Loss of every arm on the tuning windows at each rate, with the tuning seed."""
     found = dict[str, dict[float, float]]()
-    for arm in ARMS:
-        attempts = [Attempt(arm, TUNING_SEED, rate) for rate in RATES]
+    for arm in arms:
+        attempts = [Attempt(arm, TUNING_SEED, rate) for rate in rates]
         learnt = trained(corpus, attempts, steps)
         found[arm.name] = {one.rate: learnt[one].tuning for one in attempts}
     return found

@@ -34,6 +34,9 @@ def create(
     num_stages: Annotated[
         int | None, typer.Option(metavar="S", help="Cut the model into S parts for several computers; as in the file.")
     ] = None,
+    inner_optimizer: Annotated[
+        str | None, typer.Option(metavar="adamw|muon", help="Optimizer of the inner steps; as in the file.")
+    ] = None,
     update: Annotated[
         str | None,
         typer.Option(metavar="FILE-OR-ID", help="Sign a higher version of this run; --config names only the changes."),
@@ -62,6 +65,8 @@ def create(
     entries = read_run_config(config)
     if num_stages is not None:
         entries = {**entries, "num_stages": num_stages}
+    if inner_optimizer is not None:
+        entries = {**entries, "inner_optimizer": inner_optimizer}
     if update is not None:
         offer = named_offer(update, owner.data_dir)
         file = out or (Path(update) if Path(update).is_file() else _file_of(offer))

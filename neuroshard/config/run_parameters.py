@@ -17,6 +17,7 @@ from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, Posi
 
 MAX_SEEDS = 16
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk", "powersgd"]
+InnerOptimizerName: TypeAlias = Literal["adamw", "muon"]
 StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
 _Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _BelowOne: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
@@ -35,7 +36,7 @@ class GenesisPins:
 
 @dataclass(frozen=True)
 class InnerOptimization:
-    """Settings of AdamW and of its learning-rate schedule."""
+    """Settings of the inner optimizer and of its learning-rate schedule."""
 
     learning_rate: PositiveReal = 1e-4
     beta1: _BelowOne = 0.9
@@ -46,6 +47,8 @@ class InnerOptimization:
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     decay_steps: _Whole = 100_000
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # share of the learning rate that is left after the decay
+    # Muon trains the matrices of layers; AdamW, to which the betas belong, all other parameters
+    optimizer: InnerOptimizerName = field(default="adamw", metadata={"since": 5})
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config, aggregator_name
 from neuroshard.compression import has_outer_momentum, make_codec, next_residual, residual_decay, with_residual
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
 from neuroshard.consensus.vote_log import KEPT_STEPS
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
-from neuroshard.optim.adamw import EagerAdamW
+from neuroshard.optim.inner_optimizer import EagerAdamW, zero_moments
 from neuroshard.optim.outer import (
     SPARTA_SLICES,
     STREAMED_FRAGMENTS,
@@ -39,19 +39,23 @@ from neuroshard.optim.outer import (
     pseudo_gradient,
     strided_slice,
 )
-from neuroshard.state.stage_tensors import materialise_moments, stage_tensors
+from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.types import Architecture, LayerRange, RunId, WalletId
 
 
 def snapshot_layout(
-    architecture: Architecture, layers: LayerRange, outer: OuterOptimization | None = None
+    architecture: Architecture,
+    layers: LayerRange,
+    outer: OuterOptimization | None = None,
+    inner: InnerOptimization | None = None,
 ) -> TensorLayout:
-    """The layout of a stage's checkpoint in a run with this strategy; None for the default layout."""
+    """The layout of a stage's checkpoint in a run with this strategy and optimizer; None for the defaults."""
     with torch.device("meta"):
         model = StageModel(architecture, layers)
     optimizer = EagerAdamW(model.parameters())
-    materialise_moments(model, optimizer)
+    for parameter, moments in zero_moments(model, inner or InnerOptimization()).items():
+        optimizer.state[parameter] = moments
     schema = TensorSchema.of(model)
     sizes = schema.total_size, kept_length(outer or OuterOptimization(), schema)
     anchor, kept = (torch.empty(size) for size in sizes)  # their memory is never touched

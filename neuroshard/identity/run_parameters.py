@@ -41,6 +41,11 @@ def check_parameters(parameters: RunParameters) -> None:
             "routing must be lanes where strangers are admitted: balanced routing would let one hostile node touch "
             "the work of every driver"
         )
+    if parameters.inner.optimizer == "muon" and parameters.outer.strategy == "averaging":
+        raise ValueError(
+            "inner.optimizer must be adamw with strategy averaging: all replicas compute the step of AdamW on the "
+            "averaged gradient"
+        )
     if parameters.outer.strategy == "averaging" and parameters.admission == "strangers":
         raise ValueError(
             "strategy must not be averaging where strangers are admitted: the mean of gradients has no protection from "

@@ -6,16 +6,17 @@ Pure arithmetic, calibrated against measured peaks. It does not load PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from neuroshard.config.run_parameters import CodecName, OuterOptimization
+from neuroshard.config.run_parameters import CodecName, InnerOptimizerName, OuterOptimization
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.model.architecture import (
     LARGEST_DEPTH,
     SMALLEST_DEPTH,
     architecture_for,
     flops_per_token,
+    layer_parameter_count,
     parameter_count,
 )
 from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
@@ -63,11 +64,11 @@ class DeviceNeed:
     """Bytes on the device that computes."""
 
     weights: int
-    moments: int  # two of AdamW
+    moments: int  # two of AdamW; one of Muon for each matrix of a layer
     gradients: int
     low_precision_copies: int  # bf16 weights under autocast
     activations: int  # kept for the backward pass, for the whole batch
-    backward: int  # temporary gradients of the widest layer
+    backward: int  # temporary gradients of the widest layer, or Muon's products for its largest matrix
     logits: int  # row chunks of the head, and its gradient's inputs
     sessions: int  # inputs and outputs of microbatches between their forward and their backward pass
     generation: int  # key/value caches of texts
@@ -140,23 +141,30 @@ def memory_need(
     *,
     codec: CodecName = OuterOptimization.codec,
     averages_gradients: bool = False,
+    optimizer: InnerOptimizerName = "adamw",
 ) -> MemoryNeed:
     """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
 
-    Without `load` one microbatch at a time passes through all of them. `codec` is that of the run's rounds. With
-    `averages_gradients` moments and factors replace the velocity, and gradients are accumulated.
+    Without `load` one microbatch at a time passes through all of them. `codec` is that of the run's rounds, `optimizer`
+    that of its inner steps. With `averages_gradients` moments and factors replace the velocity, and gradients are
+    accumulated.
     """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number per parameter
     kept = int(MOMENTS_AND_FACTORS * vector) if averages_gradients else vector
+    on_device = _device_need(architecture, layers, batch_size, device=device, vector=vector, load=load)
+    if optimizer == "muon":
+        matrices = 4 * len(layers) * (layer_parameter_count(architecture) - 2 * architecture.hidden_size)
+        work = max(on_device.backward, _muon_bytes(architecture))
+        on_device = replace(on_device, moments=on_device.moments - matrices, backward=work)
     return MemoryNeed(
         device,
-        _device_need(architecture, layers, batch_size, device=device, vector=vector, load=load),
+        on_device,
         HostNeed(
             process=PROCESS_BYTES,
             anchor=vector,
             velocity=kept,
-            checkpoint_staging=3 * vector,
+            checkpoint_staging=vector + on_device.moments,
             contribution=(4 if averages_gradients else 2) * vector,
             exchange=vector + int(4 * ENCODED_SHARE[codec] * vector),
             next_outer_state=vector + kept,
@@ -201,6 +209,12 @@ def _device_need(
         generation=CACHED_TEXTS * 2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
         runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
     )
+
+
+def _muon_bytes(a: Architecture) -> int:
+    """Temporary memory of Muon's step: three matrices of the largest size of one layer and three of its products."""
+    largest = max(a.hidden_size, a.feed_forward_size) * a.hidden_size
+    return 4 * 3 * (largest + a.hidden_size**2)
 
 
 def _graph_layers(a: Architecture, layers: LayerRange, load: PipelineLoad | None) -> int:

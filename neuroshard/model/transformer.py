@@ -160,11 +160,15 @@ class KeyValueCache:
 
 
 class Projection(nn.Module):
-    """y = x W^T without a bias. W is (outputs, inputs), zero until it is initialised or loaded."""
+    """y = x W^T without a bias. W is (outputs, inputs), zero until it is initialised or loaded.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    With several numbers of outputs W has that many logical matrices, one below the other.
+    """
+
+    def __init__(self, inputs: int, *outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+        self.outputs = outputs
+        self.weight = nn.Parameter(torch.zeros(sum(outputs), inputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs)."""
@@ -206,8 +210,9 @@ class Attention(nn.Module):
         self._heads = architecture.head_count
         self._key_value_heads = architecture.key_value_head_count
         self._index = index
-        width = (self._heads + 2 * self._key_value_heads) * architecture.head_size
-        self.query_key_value = Projection(architecture.hidden_size, width)
+        key_value_size = self._key_value_heads * architecture.head_size
+        width = architecture.hidden_size
+        self.query_key_value = Projection(width, width, key_value_size, key_value_size)
         self.output = Projection(architecture.hidden_size, architecture.hidden_size)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
@@ -236,7 +241,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.gate_up = Projection(architecture.hidden_size, 2 * architecture.feed_forward_size)
+        self.gate_up = Projection(
+            architecture.hidden_size, architecture.feed_forward_size, architecture.feed_forward_size
+        )
         self.down = Projection(architecture.feed_forward_size, architecture.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Joining:
 
     def __post_init__(self) -> None:
         layers = self.identity.layers
-        self._layout = snapshot_layout(self.identity.architecture, layers, self.swarm.outer)
+        self._layout = snapshot_layout(self.identity.architecture, layers, self.swarm.outer, self.swarm.inner)
         file = StageFile(self.swarm.name_of(layers), self.identity.architecture, self._layout)
         self._stage = file.stage
         self._receiver = StateReceiver(self.swarm.asking, file)

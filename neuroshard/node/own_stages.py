@@ -57,6 +57,7 @@ def need_of(
         load,
         codec=outer.codec,
         averages_gradients=outer.strategy == "averaging",
+        optimizer=parameters.inner.optimizer,
     )
 
 

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import anyio
 import anyio.to_thread
 
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.config.settings import Settings
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.errors import StorageError
@@ -117,6 +117,7 @@ class _Duty:
     stage: StageName
     architecture: Architecture
     outer: OuterOptimization
+    inner: InnerOptimization
     single_since: float | None = None  # when its holder became the only one, by the event loop's clock
     tried_at: float | None = None
     has_trouble: bool = False
@@ -130,7 +131,7 @@ class _Duty:
     @cached_property
     def file(self) -> StageFile:
         """Layout that a received state must have."""
-        layout = snapshot_layout(self.architecture, self.stage.layers, self.outer)
+        layout = snapshot_layout(self.architecture, self.stage.layers, self.outer, self.inner)
         return StageFile(self.stage, self.architecture, layout)
 
 
@@ -154,6 +155,7 @@ class StageCopies:
                 self.swarm.name_of(layers),
                 self.architecture,
                 self.swarm.outer,
+                self.swarm.inner,
             )
             for layers in self.swarm.plan
         ]

@@ -100,6 +100,7 @@ class StageSwarm:
         self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
         self.membership = membership
         self.outer = parameters.outer  # no later version may change the kind of outer state
+        self.inner = parameters.inner  # nor the optimizer
         self._version = offer.initial.parameters.version  # no later version changes the protocol between stages
         self._options = options or StageClientOptions(WirePrecision(parameters.wire_precision))
         self._networking = networking

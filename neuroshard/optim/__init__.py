@@ -1,1 +1,1 @@
-"""Inner AdamW with its schedule, and DiLoCo's outer step: pure functions on tensors."""
+"""Inner optimizers with their schedule, and DiLoCo's outer step: pure functions on tensors."""

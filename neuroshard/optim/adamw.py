@@ -1,65 +1,15 @@
-"""AdamW with gradient clipping: the inner step of one stage, and the replicated form with the same bytes everywhere.
-
-`EagerAdamW` avoids PyTorch's compiler, which torch.optim loads at its first call: 85 MB and seconds for nothing."""
+"""AdamW as a step that all replicas make with the same bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from inspect import unwrap
 from math import sqrt
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
 
 from neuroshard.config.run_parameters import InnerOptimization
-
-
-class EagerAdamW(AdamW):
-    """torch.optim.AdamW whose methods are the plain functions under the decorators that load the compiler."""
-
-    add_param_group = unwrap(Optimizer.add_param_group)
-    load_state_dict = unwrap(Optimizer.load_state_dict)
-    state_dict = unwrap(Optimizer.state_dict)
-    step = torch.no_grad()(unwrap(AdamW.step))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    zero_grad = unwrap(Optimizer.zero_grad)
-
-
-def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> EagerAdamW:
-    """Fused AdamW with weight decay on matrices only: the embedding is a matrix, norm scales are not.
-
-    Parameters keep the order of `named_parameters()` within the two groups: matrices first, then vectors.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": parameters.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return EagerAdamW(
-        [group for group in groups if group["params"]],
-        lr=parameters.learning_rate,
-        betas=(parameters.beta1, parameters.beta2),
-        fused=True,
-    )
-
-
-def clipped_step(optimizer: AdamW, learning_rate: float, *, tokens: int, grad_norm: float, max_norm: float) -> None:
-    """Make one step of fused AdamW on the mean gradient per token, with its norm clipped to max_norm.
-
-    The parameters have the gradients of losses summed over `tokens`. `grad_norm` is the norm of their mean before it is
-    clipped; it must be finite.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    # Fused AdamW divides the gradients as it reads them, which saves a pass over them.
-    divisor = tokens * max(1.0, grad_norm / max_norm)
-    device = optimizer.param_groups[0]["params"][0].device
-    scale = torch.tensor(divisor, dtype=torch.float32, device=device)
-    optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
-    optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
-    optimizer.step()  # pyright: ignore[reportUnknownMemberType]
-
 
 EPSILON = 1e-8
 _CHUNK = 1 << 20  # numbers per pass: the only temporary memory of a step

@@ -20,7 +20,7 @@ from torch import Tensor
 from neuroshard.errors import NotReadyError
 from neuroshard.model.backward import backward_from_gradient
 from neuroshard.model.transformer import KeyValueCache, StageModel
-from neuroshard.optim.adamw import clipped_step
+from neuroshard.optim.inner_optimizer import clipped_step
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
 from neuroshard.state.stage_tensors import without_values
@@ -263,7 +263,7 @@ class StageExecutor:
         return self.model.logits(output[:, -1:])[0, 0].float() if self.model.is_last else output
 
     def step(self, learning_rate: float, max_norm: float, token_count: int) -> StepResult:
-        """Make one AdamW step on the accumulated gradients / token_count, with their norm clipped to max_norm.
+        """Make one optimizer step on the accumulated gradients / token_count, with their norm clipped to max_norm.
 
         A loss or gradient that is not finite changes no weights. The gradients are cleared in both cases. Raises
         ValueError without gradients.

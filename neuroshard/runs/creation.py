@@ -18,7 +18,15 @@ from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
-from neuroshard.runs.offer import MAX_OFFER_BYTES, MAY_CHANGE, OfferChoice, RunOffer, better_of, changed_fields
+from neuroshard.runs.offer import (
+    MAX_OFFER_BYTES,
+    MAY_CHANGE,
+    OPTIMIZER_REASON,
+    OfferChoice,
+    RunOffer,
+    better_of,
+    changed_fields,
+)
 from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_parameters
 from neuroshard.runs.stored_runs import JoinedRuns
 
@@ -109,9 +117,10 @@ def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
     changed = changed_fields(current, updated)
     fixed = [_name_in_file(field) for field in changed if field not in MAY_CHANGE]
     if fixed:
+        reason = f": {OPTIMIZER_REASON}" if "inner.optimizer" in changed else ""
         allowed = sorted(_name_in_file(field) for field in MAY_CHANGE - {"version", "holds_from_outer_step"})
         raise UsageError(
-            f"{', '.join(dict.fromkeys(fixed))} cannot change in a run that exists.",
+            f"{', '.join(dict.fromkeys(fixed))} cannot change in a run that exists{reason}.",
             f"Make a new run for that. A new version may change {', '.join(allowed)}.",
         )
     if set(changed) <= {"version", "holds_from_outer_step"}:

@@ -40,6 +40,8 @@ MAY_CHANGE = frozenset(
     }
 )
 
+OPTIMIZER_REASON = "the moments that the nodes keep would not fit another optimizer"
+
 
 class RunRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for the offer of a run."""
@@ -193,7 +195,8 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
         raise RunOfferError(f"A run continues with {versions}, but {', '.join(changed)} changed without one.")
     fixed = [name for name in changed if name not in MAY_CHANGE]
     if fixed:
-        raise RunOfferError(f"The newer version changes {', '.join(fixed)}, which no version may change.")
+        reason = f": {OPTIMIZER_REASON}" if "inner.optimizer" in fixed else ""
+        raise RunOfferError(f"The newer version changes {', '.join(fixed)}, which no version may change{reason}.")
     before, after = (_kept_beside(signed.parameters.outer) for signed in (initial, current))
     if before != after:
         raise RunOfferError(

@@ -100,6 +100,7 @@ NAMES: Mapping[str, str] = {
     "inner_steps": "outer.inner_steps",
     "interval": "outer.interval",
     "round_share": "outer.round_share",
+    "inner_optimizer": "inner.optimizer",
     "inner_lr": "inner.learning_rate",
     "beta1": "inner.beta1",
     "beta2": "inner.beta2",

@@ -14,18 +14,6 @@ from neuroshard.optim.outer import LineProgress, OuterState
 ANCHOR = "outer/anchor"
 VELOCITY = "outer/velocity"
 OUTER_TENSORS = frozenset({ANCHOR, VELOCITY})  # replaced by new ones at a round, never changed in place
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-
-
-def materialise_moments(model: StageModel, optimizer: torch.optim.AdamW) -> None:
-    """Create AdamW's zero moments now instead of in its first step, so that memory and checkpoints have one layout."""
-    for parameter in model.parameters():
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),  # on the device: it is fused
-            # not zeros_like: for a parameter without memory it loads 100 MB of symbolic mathematics
-            "exp_avg": torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device),
-            "exp_avg_sq": torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device),
-        }
 
 
 def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterState) -> dict[str, Tensor]:
@@ -36,8 +24,8 @@ def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterS
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()
-        for moment in _MOMENTS:
-            tensors[f"inner/{name}/{moment}"] = optimizer.state[parameter][moment]
+        for moment, tensor in optimizer.state[parameter].items():
+            tensors[f"inner/{name}/{moment}"] = tensor
     tensors[ANCHOR] = outer.anchor
     tensors[VELOCITY] = outer.velocity
     return tensors

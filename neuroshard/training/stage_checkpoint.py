@@ -18,7 +18,7 @@ from neuroshard.consensus.sync_strategies import first_outer_state, kept_length
 from neuroshard.errors import StorageError
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.executor import (
     ComputeThread,
@@ -32,7 +32,7 @@ from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver, StateCapture, WriteReport
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
 from neuroshard.state.outer_state import OuterProgress
-from neuroshard.state.stage_tensors import OUTER_TENSORS, load_stage_tensors, materialise_moments, stage_tensors
+from neuroshard.state.stage_tensors import OUTER_TENSORS, load_stage_tensors, stage_tensors
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.system_resources import trim_heap
 from neuroshard.state.tensor_file import TensorLayout
@@ -302,7 +302,6 @@ def build_stage(
     model = StageModel(identity.architecture, identity.layers)
     model.to(device)
     optimizer = make_inner_optimizer(model, parameters.inner)
-    materialise_moments(model, optimizer)
     schema = TensorSchema.of(model)
     sizes = schema.total_size, kept_length(parameters.outer, schema)
     anchor, kept = (torch.empty(size) for size in sizes)  # never written, so no physical memory is used

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from benchmarks.laboratory import INNER, SHAPE, new_executor
 from benchmarks.stacked import StackedReplicas
+from neuroshard.config.run_parameters import InnerOptimizerName
 from neuroshard.model.weights import flatten
 
 STEPS, BATCH = 5, 2
 RATES = (1e-3, 4e-3, 2e-3)
 
 
-def test_each_replica_of_a_stack_makes_the_steps_of_the_node() -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_each_replica_of_a_stack_makes_the_steps_of_the_node(optimizer: InnerOptimizerName) -> None:
+    inner = replace(INNER, optimizer=optimizer)
     generator = torch.Generator().manual_seed(1)
     shape = (STEPS, len(RATES), BATCH, SHAPE.sequence_length + 1)
     rows = torch.randint(SHAPE.vocabulary_size, shape, generator=generator)
-    executors = [new_executor(seed) for seed in range(len(RATES))]
-    stack = StackedReplicas([executor.model for executor in executors], INNER)
+    executors = [new_executor(seed, inner) for seed in range(len(RATES))]
+    stack = StackedReplicas([executor.model for executor in executors], inner)
     before = stack.weights.clone()
     for step in range(STEPS):
         stack.step(rows[step], torch.tensor(RATES))

@@ -84,6 +84,11 @@ def test_later_fields_are_written_only_when_they_say_something() -> None:
     assert isinstance(plain_outer, dict)
     assert outer == {**plain_outer, "overlap": True}
     assert "overlap" not in plain_outer
+    with_muon = replace(PARAMETERS, inner=replace(PARAMETERS.inner, optimizer="muon"))
+    inner, plain_inner = run_parameters_to_json(with_muon)["inner"], plain["inner"]
+    assert isinstance(plain_inner, dict)
+    assert inner == {**plain_inner, "optimizer": "muon"}
+    assert "optimizer" not in plain_inner
     assert run_id(OWNER.public_key, told) != run_id(OWNER.public_key, PARAMETERS)
 
 

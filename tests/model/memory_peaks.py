@@ -22,7 +22,7 @@ from neuroshard.model.architecture import architecture_for
 from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES
 from neuroshard.model.transformer import KeyValueCache, StageModel
 from neuroshard.model.weights import flatten, initialise, load_vector
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step, pseudo_gradient
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import MicrobatchKey

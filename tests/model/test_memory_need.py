@@ -84,6 +84,15 @@ def test_items_follow_the_contract() -> None:
     assert need.host_bytes >= PROCESS_BYTES + 44 * count
 
 
+def test_muon_needs_one_moment_for_each_matrix_of_a_layer() -> None:
+    architecture, layers = architecture_for(7, 8_192), LayerRange(1, 4)
+    adamw, muon = (memory_need(architecture, layers, optimizer=optimizer) for optimizer in ("adamw", "muon"))
+    count = parameter_count(architecture, layers) - 2 * 3 * architecture.hidden_size  # without the norms' scales
+    assert adamw.device.moments - muon.device.moments == 4 * count
+    assert adamw.host.checkpoint_staging - muon.host.checkpoint_staging == 4 * count
+    assert muon.device.backward >= adamw.device.backward
+
+
 def test_an_accelerator_takes_the_training_part() -> None:
     architecture = architecture_for(7, 8_192)
     on_cpu, on_gpu = memory_need(architecture), memory_need(architecture, device="cuda")

@@ -23,7 +23,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.network import InMemoryNetwork
 from neuroshard.node.pipeline_status import LOOK_SECONDS, Holding, pipeline_stages, pipeline_status, publish_stages
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.runs.exchange import RunVersions

@@ -27,6 +27,7 @@ initial_weights_seed = 3
 inner_steps = 50
 interval = "fixed"
 round_share = 0.2
+inner_optimizer = "muon"
 inner_lr = 1e-3
 beta1 = 0.8
 beta2 = 0.99
@@ -111,7 +112,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         sequences_per_step=16,
         initial_weights_seed=3,
         genesis=PINS,
-        inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2),
+        inner=InnerOptimization(1e-3, 0.8, 0.99, 0.0, 2.0, 5, "linear", 500, 0.2, "muon"),
         outer=OuterOptimization(
             50,
             0.5,
@@ -185,6 +186,7 @@ def test_a_run_that_averages_gradients(tmp_path: Path) -> None:
         ('codec = "powersgd"', 'codec = "topk"', "use codec = powersgd"),
         ('strategy = "averaging"', 'strategy = "diloco"', "codec must not be powersgd with strategy diloco"),
         ('codec = "powersgd"', 'codec = "powersgd"\noverlap = true', "overlap must be false with strategy averaging"),
+        ('codec = "powersgd"', 'codec = "powersgd"\ninner_optimizer = "muon"', "must be adamw with strategy averaging"),
         ('codec = "powersgd"', 'codec = "powersgd"\nadmission = "strangers"', "where strangers are admitted"),
         ("averager_rank = 8", "averager_rank = 0", r"Expected `int` >= 1 - at `\$\.outer\.rank`"),
         ("size = 256", "size = 0", r"Expected `int` >= 1 - at `\$\.outer\.averaged_sequences`"),

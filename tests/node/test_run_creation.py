@@ -113,6 +113,7 @@ def test_the_whole_file_may_be_given_again_with_a_change(owner: Owner, made: Run
         ({"num_stages": 2, "name": "x", "holds_from_outer_step": 5}, "name, num_stages cannot change"),
         ({"architecture": {"depth": 3}, "holds_from_outer_step": 5}, "architecture cannot change"),
         ({"outer_momentum": 0.5, "holds_from_outer_step": 5}, "outer_momentum cannot change"),
+        ({"inner_optimizer": "muon", "holds_from_outer_step": 5}, "inner_optimizer cannot change .*: the moments that"),
         ({"admission": "strangers", "holds_from_outer_step": 5}, "admission cannot change"),
         ({"outer_lr": -1, "holds_from_outer_step": 5}, "outer_lr = -1 cannot be used"),
     ],

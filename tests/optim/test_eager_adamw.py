@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 import torch
 from torch import nn
-from neuroshard.optim.adamw import EagerAdamW
+from neuroshard.optim.inner_optimizer import EagerAdamW
 
 torch.manual_seed(0)
 x = torch.randn(9, 50)

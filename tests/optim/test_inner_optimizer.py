@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from neuroshard.config.run_parameters import InnerOptimization
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.schedule import learning_rate_at, scaled_learning_rate, stage_clip_norm
 
 PARAMETERS = InnerOptimization(

@@ -13,7 +13,7 @@ from neuroshard.config.run_parameters import CodecName, InnerOptimization, Outer
 from neuroshard.consensus.gradient_averaging import BASIS, RIGHT, GradientAveraging, first_state
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import StageExecutor
 from neuroshard.state.outer_state import state_root

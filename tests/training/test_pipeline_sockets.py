@@ -12,7 +12,7 @@ import trio
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import StageError, StageGoneError
 from neuroshard.pipeline.microbatch_call import MicrobatchCall

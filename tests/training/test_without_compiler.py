@@ -19,7 +19,7 @@ MICROBATCH = """
 import sys
 import torch
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.config.run_parameters import InnerOptimization
 from neuroshard.pipeline.executor import StageExecutor
 from neuroshard.types import Architecture, LayerRange

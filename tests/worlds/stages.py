@@ -30,7 +30,7 @@ from neuroshard.data.tokenizer import Tokenizer, learn_merges
 from neuroshard.data.windows import Batch
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
-from neuroshard.optim.adamw import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.pipeline.driver import Feed
 from neuroshard.pipeline.executor import ComputeThread, Precision, Priority, StageExecutor
 from neuroshard.pipeline.microbatch import MicrobatchKey, StageBusyError
