@@ -99,6 +99,7 @@ class Crowd:
 
     def __init__(self, node: NodeProcess) -> None:
         self._address = ("127.0.0.1", int(node.url.rpartition(":")[2]))
+        self._headers = node.authorised()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._listen), threading.Thread(target=self._ask)]
         self.latencies: list[float] = []
@@ -117,7 +118,9 @@ class Crowd:
         with selectors.DefaultSelector() as selector, ExitStack() as stack:
             for _ in range(STREAMS):
                 stream = stack.enter_context(socket.create_connection(self._address))
-                stream.sendall(f"GET /api/events HTTP/1.1\r\nHost: localhost:{self._address[1]}\r\n\r\n".encode())
+                headers = {"Host": f"localhost:{self._address[1]}", **self._headers}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+                stream.sendall(f"GET /api/events HTTP/1.1\r\n{lines}\r\n".encode())
                 selector.register(stream, selectors.EVENT_READ, stream)
             while not self._stop.is_set():
                 for key, _ in selector.select(timeout=0.5):
@@ -129,7 +132,7 @@ class Crowd:
             count = 0
             while not self._stop.wait(1 / REQUESTS_A_SECOND):
                 start = time.perf_counter()
-                client.request("GET", PATHS[count % len(PATHS)])
+                client.request("GET", PATHS[count % len(PATHS)], headers=self._headers)
                 answer = client.getresponse()
                 answer.read()
                 if answer.status != 200:

@@ -142,9 +142,9 @@ async def _announced(network: Network, namespace: str) -> set[NodeId]:
 
 def _looked(client: httpx.Client, node: NodeProcess, first: NodeProcess) -> tuple[dict[str, Any], set[str]]:
     """What a newcomer says of itself, nothing while it does not answer, and whom the first node knows."""
-    peers = client.get(f"{first.url}/api/peers").raise_for_status().json()["peers"]
+    peers = client.get(f"{first.url}/api/peers", headers=first.authorised()).raise_for_status().json()["peers"]
     try:
-        said = client.get(f"{node.url}/api/status").raise_for_status().json()
+        said = client.get(f"{node.url}/api/status", headers=node.authorised()).raise_for_status().json()
     except httpx.TransportError:
         said = {}
     return said, {str(peer["node_id"]) for peer in peers}

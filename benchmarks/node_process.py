@@ -43,17 +43,21 @@ class NodeProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str) -> dict[str, Any]:
-        """JSON of a GET."""
-        response = httpx.get(self.url + path, timeout=20, trust_env=False, verify=NO_TLS).raise_for_status()
-        return cast("dict[str, Any]", response.json())
+        """JSON of an authorised GET."""
+        response = httpx.get(self.url + path, headers=self.authorised(), timeout=20, trust_env=False, verify=NO_TLS)
+        return cast("dict[str, Any]", response.raise_for_status().json())
+
+    def authorised(self) -> dict[str, str]:
+        """The header with the node's API secret; without one before the node has made it."""
+        file = self.data_dir / "api-secret"
+        return {"Authorization": f"Bearer {file.read_text(encoding='ascii').strip()}"} if file.exists() else {}
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """JSON of an authorised POST."""
-        secret = (self.data_dir / "api-secret").read_text(encoding="ascii").strip()
         response = httpx.post(
             self.url + path,
             json=body or {},
-            headers={"Authorization": f"Bearer {secret}"},
+            headers=self.authorised(),
             timeout=60,
             trust_env=False,
             verify=NO_TLS,

@@ -1,4 +1,4 @@
-"""Access to the API: the secret in its file, sessions derived from it, entry keys, and the decision per request.
+"""Access to the API: the secret and the keys derived from it, the page that opens a session, each request's decision.
 
 The decision is pure: it depends only on the headers of one request and the time."""
 
@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import html
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from neuroshard.api.address import HostPolicy, is_loopback_name, origin_of
 from neuroshard.api.problems import AccessDeniedError, MissingSecretError
 from neuroshard.config.folders import NodePaths
+from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
 
 SESSION_SECONDS: Final = 7 * 86_400
@@ -25,7 +27,7 @@ LONGEST_COOKIE: Final = 200
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """Makes and checks session cookies, CSRF tokens and entry keys. A new API secret makes all of them invalid."""
+    """Makes and checks cookies, CSRF tokens, entry keys and the read token. A new API secret ends all of them."""
 
     secret: str
     port: int
@@ -62,6 +64,15 @@ class SessionKeys:
         """Whether the CSRF token belongs to the cookie, compared in constant time."""
         return hmac.compare_digest(self.csrf_token(cookie).encode(), token.encode("utf-8", "replace"))
 
+    @property
+    def read_token(self) -> str:
+        """Token for programs that only read, such as Prometheus. It is the same until the secret changes."""
+        return f"read-{self._seal('read')}"
+
+    def is_read_token(self, candidate: str) -> bool:
+        """Whether the candidate is the read token, compared in constant time."""
+        return hmac.compare_digest(self.read_token.encode(), candidate.encode("utf-8", "replace"))
+
     def new_entry_key(self, now: float, seconds: int) -> str:
         """Make a key that opens a session instead of the secret, valid for this number of seconds."""
         expiry, nonce = str(int(now) + seconds), secrets.token_urlsafe(16)
@@ -87,8 +98,11 @@ READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 SESSION_PATH = "/api/session"
 CSRF_HEADER = "x-neuroshard-csrf"
+PUBLIC_NUMBERS = frozenset({"/api/training/verify", "/api/training/global"})
+HOW_TO_ENTER = "Run `neuroshard open`: it opens the dashboard with a new key."
 HOW_TO_AUTHORISE = (
-    "Send `Authorization: Bearer SECRET`; the secret is in the file api-secret in the node's data folder."
+    "Send `Authorization: Bearer SECRET`; the secret is in the file api-secret in the node's data folder. "
+    "In a browser, run `neuroshard open`."
 )
 
 
@@ -99,12 +113,14 @@ class RequestFacts:
     method: str
     path: str
     headers: tuple[tuple[str, str], ...]
+    is_local: bool = False  # sent from this computer
 
     @classmethod
-    def of(cls, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestFacts:
+    def of(cls, scope: Mapping[str, Any]) -> RequestFacts:
         """Read the facts of an ASGI request."""
-        decoded = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
-        return cls(method, path, decoded)
+        headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
+        client = scope.get("client")
+        return cls(scope["method"], scope["path"], headers, client is not None and is_loopback_name(client[0]))
 
     def all(self, name: str) -> list[str]:
         """Every value of a header; `name` is in lower case."""
@@ -140,43 +156,62 @@ class AccessPolicy:
     """Decides which requests one server accepts.
 
     A request that changes something needs the secret, or a session in the dashboard's own page with its CSRF token. A
-    request that reads needs one of both only if `secret_for_everything`. Requests from foreign pages, or for a host
-    name that is not this node's, are always refused.
+    request that reads needs the secret, a session or the read token, except for public paths and, from this computer,
+    public numbers. Requests from foreign pages, or for a host name that is not this node's, are always refused.
     """
 
     hosts: HostPolicy
     sessions: SessionKeys
-    secret_for_everything: bool  # true if other computers can reach the server, or if it shows a new wallet
-    public_paths: frozenset[str]  # the dashboard's own files, readable without a secret
+    public_paths: frozenset[str]  # the dashboard's own files and /health
+    is_setup: bool = False  # the wizard shows a new wallet: it has no public numbers and no read token
 
     @classmethod
-    def for_server(cls, host: str, port: int, secret: str, public_paths: Iterable[str]) -> AccessPolicy:
-        """Make the policy of a server bound to `host` and `port`."""
+    def for_server(
+        cls, host: str, port: int, secret: str, files: Iterable[str], *, is_setup: bool = False
+    ) -> AccessPolicy:
+        """Make the policy of a server bound to `host` and `port`; `files` are the paths of the dashboard's files."""
         hosts = HostPolicy.for_host(host, port)
-        return cls(
-            hosts, SessionKeys(secret, port), not is_loopback_name(host), frozenset({SESSION_PATH, *public_paths})
-        )
+        return cls(hosts, SessionKeys(secret, port), frozenset({"/health", *files}), is_setup)
 
-    def check(self, request: RequestFacts, now: float) -> None:
-        """Return if the request is allowed. Raises AccessDeniedError (403) or MissingSecretError (401) otherwise."""
+    def check(self, request: RequestFacts, now: float) -> bool:
+        """Return whether the request has a key; one without a key is allowed only where the answer is public.
+
+        Raises AccessDeniedError (403) or MissingSecretError (401) for a request that is not allowed.
+        """
         origin = self._own_origin(request)
         self._refuse_foreign_page(request, origin)
         if request.reads_only:
-            if self.secret_for_everything and request.path not in self.public_paths:
-                self._require_reader(request, origin, now)
-            return
+            may_read = self._is_reader(request) or self.is_owner(request, now)
+            if not (may_read or self._is_public(request)):
+                raise MissingSecretError("This call needs a session or the API secret.", HOW_TO_AUTHORISE)
+            return may_read
         if request.path == SESSION_PATH:
             self._refuse_form(request)
-            return  # the secret is in the body; the route compares it
+            return False  # the key is in the body; the route compares it
         self._require_owner(request, origin, now)
+        return True
 
-    def is_authenticated(self, request: RequestFacts, now: float) -> bool:
+    def is_owner(self, request: RequestFacts, now: float) -> bool:
         """Whether the request has the secret or a valid session. A wrong bearer secret fails despite a session."""
         if request.bearer is not None:
             return self.sessions.is_secret(request.bearer)
         cookie = request.cookie(self.sessions.cookie_name)
         host = request.one("host")
         return cookie is not None and host is not None and self.sessions.accepts(cookie, origin_of(host), now)
+
+    def _is_reader(self, request: RequestFacts) -> bool:
+        """Whether the request has the read token, which opens no session."""
+        return (
+            request.bearer is not None
+            and not self.is_setup
+            and request.path != SESSION_PATH
+            and self.sessions.is_read_token(request.bearer)
+        )
+
+    def _is_public(self, request: RequestFacts) -> bool:
+        """Whether everybody who reaches the server may read this path, or every program of this computer."""
+        is_number = request.path in PUBLIC_NUMBERS and not self.is_setup
+        return request.path in self.public_paths or (is_number and request.is_local)
 
     def _own_origin(self, request: RequestFacts) -> str:
         """Origin of pages under the request's Host. Raises AccessDeniedError if it does not name this node."""
@@ -200,18 +235,11 @@ class AccessPolicy:
         if kind in FORM_TYPES:
             raise AccessDeniedError("Forms are refused.", "Send JSON.")
 
-    def _require_reader(self, request: RequestFacts, origin: str, now: float) -> None:
-        if request.bearer is not None:
-            self._require_secret(request.bearer)
-            return
-        cookie = request.cookie(self.sessions.cookie_name)
-        if cookie is None or not self.sessions.accepts(cookie, origin, now):
-            raise MissingSecretError("This node answers only with its API secret.", HOW_TO_AUTHORISE)
-
     def _require_owner(self, request: RequestFacts, origin: str, now: float) -> None:
         """Raise unless the request has the secret, or comes from the dashboard's own page in a valid session."""
         if request.bearer is not None:
-            self._require_secret(request.bearer)
+            if not self.sessions.is_secret(request.bearer):
+                raise MissingSecretError("The API secret is wrong.", HOW_TO_AUTHORISE)
             return
         self._refuse_form(request)
         cookie = request.cookie(self.sessions.cookie_name)
@@ -220,13 +248,9 @@ class AccessPolicy:
         if request.one("origin") is None:
             raise AccessDeniedError("A session works only in the dashboard's own page.", HOW_TO_AUTHORISE)
         if not self.sessions.accepts(cookie, origin, now):
-            raise AccessDeniedError("The session is not valid or has ended.", "Reload the dashboard.")
+            raise MissingSecretError("The session is not valid or has ended.", HOW_TO_ENTER)
         if not self.sessions.accepts_csrf(cookie, request.one(CSRF_HEADER) or ""):
             raise AccessDeniedError("The X-NeuroShard-CSRF header is missing or wrong.", "Reload the dashboard.")
-
-    def _require_secret(self, bearer: str) -> None:
-        if not self.sessions.is_secret(bearer):
-            raise MissingSecretError("The API secret is wrong.", HOW_TO_AUTHORISE)
 
 
 SECRET_BYTES = 32
@@ -241,7 +265,7 @@ def load_or_create_secret(data_dir: Path) -> str:
     """
     path = NodePaths.below(data_dir).api_secret
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             _create(path, secrets.token_urlsafe(SECRET_BYTES))
         return _read(path)
@@ -280,7 +304,16 @@ def _read(path: Path) -> str:
 
 
 ENTRY_SECONDS = 600
-FRAGMENT = "setup-key="  # after the # of an address: browsers never send it, so no server logs it
+FRAGMENT = "key="  # after the # of an address: browsers never send it, so no server logs it
+ENTRANCE_FILE = "dashboard.html"  # below the data folder
+ENTRANCE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta name="color-scheme" content="light dark"><meta http-equiv="refresh" content="0; url={address}">
+<title>NeuroShard</title></head><body>
+<p><a href="{address}">Open the dashboard of NeuroShard</a></p>
+<p>This page works once, within ten minutes. For a new one, run <code>neuroshard open</code>.</p>
+</body></html>
+"""
 
 
 class EntryKeys:
@@ -300,6 +333,24 @@ class EntryKeys:
         return True
 
 
-def entry_address(url: str, secret: str, port: int, now: float) -> str:
-    """Make an address that opens the wizard at `url` once, within ENTRY_SECONDS. It needs only the API secret."""
-    return f"{url}/#{FRAGMENT}{SessionKeys(secret, port).new_entry_key(now, ENTRY_SECONDS)}"
+@dataclass(frozen=True)
+class Entrance:
+    """The owner's way into the dashboard: it opens one session, within ENTRY_SECONDS."""
+
+    address: str  # with the key
+    page: Path  # forwards to the address, so that the key is in no command line; mode 0600
+
+
+def new_entrance(data_dir: Path, url: str, now: float) -> Entrance:
+    """Make a key to the dashboard at `url`, and write its page into the data folder. It needs only the API secret.
+
+    Raises StorageError.
+    """
+    key = SessionKeys(load_or_create_secret(data_dir), port=0).new_entry_key(now, ENTRY_SECONDS)
+    entrance = Entrance(f"{url}/#{FRAGMENT}{key}", data_dir / ENTRANCE_FILE)
+    try:
+        write_atomically(entrance.page, ENTRANCE.format(address=html.escape(entrance.address)).encode())
+    except OSError as error:
+        action = "Free some space, or check the folder's rights."
+        raise StorageError(f"{entrance.page} cannot be written: {error.strerror}.", action) from error
+    return entrance

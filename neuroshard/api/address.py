@@ -68,8 +68,13 @@ def local_url(host: str, port: int) -> str:
 
 
 def dashboard_url(host: str, port: int) -> str:
-    """The URL of `local_url` for people, with localhost instead of 127.0.0.1."""
-    return local_url(host, port).replace("//127.0.0.1:", "//localhost:")
+    """The URL of `local_url` for people."""
+    return for_people(local_url(host, port))
+
+
+def for_people(url: str) -> str:
+    """The URL with localhost instead of 127.0.0.1: browsers keep the cookies of the two apart."""
+    return url.replace("//127.0.0.1:", "//localhost:")
 
 
 def is_address(name: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI
 
 from neuroshard import __version__
-from neuroshard.api.access import AccessPolicy, EntryKeys
+from neuroshard.api.access import AccessPolicy
 from neuroshard.api.completions import completion_routes
 from neuroshard.api.context import ApiContext, ApiLimits
 from neuroshard.api.dashboard import dashboard_files, dashboard_routes
@@ -29,14 +29,16 @@ from neuroshard.api.routes import (
 from neuroshard.api.setup import SetupDraft, setup_routes
 
 DESCRIPTION: Final = (
-    "Read-only routes answer from an immutable snapshot of the node. Routes that change something need "
-    "`Authorization: Bearer SECRET` with the secret from the file `api-secret` in the node's data folder. "
+    "Read-only routes answer from an immutable snapshot of the node. Every call needs `Authorization: Bearer SECRET` "
+    "with the secret from the file `api-secret` in the node's data folder, or a session of the dashboard; read-only "
+    "calls also accept the token that `neuroshard token read` prints. Public are `/health` and, from this computer, "
+    "`/api/training/verify` and the totals of `/api/training/global`. "
     "Numbers that are not finite are null. Errors are RFC 9457 problem documents."
 )
 
 WORDS: Final[dict[int, str]] = {
     400: "The request cannot be read",
-    401: "The API secret is missing or wrong",
+    401: "The key is missing, wrong or expired",
     403: "The request comes from a foreign page or names another host",
     404: "There is no such thing",
     405: "The route has no such method",
@@ -102,7 +104,7 @@ def create_app(context: ApiContext) -> FastAPI:
     return app
 
 
-SETUP_DESCRIPTION = "A node that waits to be set up. Every call needs the API secret or a session, reading ones too."
+SETUP_DESCRIPTION = "A node that waits to be set up. Every call but `/health` needs the API secret or a session."
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,7 @@ class SetupContext:
 def create_setup_app(context: SetupContext) -> FastAPI:
     """Make the application of a node without a token: the set-up wizard, its session and the dashboard's files."""
     static = dashboard_files()
-    policy = AccessPolicy.for_server(context.host, context.port, context.secret, static)
-    # Other users of this computer can also reach loopback: they must not read the words of a new wallet.
-    access = replace(policy, secret_for_everything=True, public_paths=policy.public_paths | {"/health"})
+    access = AccessPolicy.for_server(context.host, context.port, context.secret, static, is_setup=True)
     app = FastAPI(
         title="NeuroShard node, not set up yet",
         version=__version__,
@@ -133,7 +133,7 @@ def create_setup_app(context: SetupContext) -> FastAPI:
         responses=PROBLEM_RESPONSES,
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(session_routes(access, context.clock, EntryKeys(access.sessions)))
+    app.include_router(session_routes(access, context.clock))
     app.include_router(setup_routes(context.desk, context.stop))
     app.router.routes.extend(dashboard_routes(static))
     answer_errors(app)

@@ -47,10 +47,11 @@ class Guard:
         if scope["type"] != "http":  # the API has no WebSockets
             return
         response = GuardedResponse(send)
-        facts = RequestFacts.of(scope["method"], scope["path"], scope["headers"])
+        facts = RequestFacts.of(scope)
         try:
             refuse_long_headers(facts, self.limits)
-            self.access.check(facts, self.clock())
+            has_key = self.access.check(facts, self.clock())
+            scope.setdefault("state", {})["has_key"] = has_key  # `request.state.has_key` in the routes
             bounded = await bounded_body(facts, receive, self.limits)
             await self.app(scope, bounded, response.send)
         except Exception as error:

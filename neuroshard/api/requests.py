@@ -37,7 +37,7 @@ class CommandBody(ResponseBody):
 
 
 class SessionRequest(RequestBody):
-    """POST /api/session: the API secret that the owner entered."""
+    """POST /api/session: a key that works once, from the page of `neuroshard open`, or the API secret."""
 
     secret: str = Field(min_length=1, max_length=200)
 
@@ -45,9 +45,7 @@ class SessionRequest(RequestBody):
 class SessionBody(ResponseBody):
     """The session of the dashboard, with the token that it needs to send commands."""
 
-    authenticated: bool
-    secret_required: bool = Field(description="true: the owner must enter the API secret first")
-    csrf_token: str | None = Field(description="value of the X-NeuroShard-CSRF header; null when not authenticated")
+    csrf_token: str = Field(description="value of the X-NeuroShard-CSRF header")
     setup: bool = Field(description="true: the node waits to be set up; only the wizard's routes answer")
 
 

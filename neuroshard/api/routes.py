@@ -12,7 +12,7 @@ from pydantic import JsonValue, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import Response
 
-from neuroshard.api.access import AccessPolicy, EntryKeys, RequestFacts
+from neuroshard.api.access import HOW_TO_ENTER, SESSION_SECONDS, AccessPolicy, EntryKeys, RequestFacts
 from neuroshard.api.address import origin_of
 from neuroshard.api.context import ApiContext, carry_out, shut_down
 from neuroshard.api.metrics import CONTENT_TYPE, metrics_text
@@ -36,6 +36,7 @@ from neuroshard.status.summaries import (
     LossHistory,
     PeersSummary,
     PipelineSummary,
+    PublicRunSummary,
     RoundsSummary,
     RunSummary,
     SpanName,
@@ -45,6 +46,7 @@ from neuroshard.status.summaries import (
     loss_history,
     peers_summary,
     pipeline_summary,
+    public_run_summary,
     rounds_summary,
     run_summary,
     work_summary,
@@ -79,6 +81,7 @@ SNAPSHOT_ROUTES: Final[tuple[tuple[str, type, Summary], ...]] = (
     ("/api/data", DataSummary, data_summary),
     ("/api/checkpoints", CheckpointStatus, checkpoints),
 )
+PUBLIC_SUMMARIES: Final[dict[str, Summary]] = {"/api/training/global": public_run_summary}  # without a key
 WORK_OF_SPAN: Final[dict[SpanName, Summary]] = {span: partial(work_summary, name=span) for span in get_args(SpanName)}
 
 
@@ -87,8 +90,10 @@ def snapshot_routes(views: RenderedViews) -> APIRouter:
     router = APIRouter(tags=["status"])
 
     def add(path: str, summary: Summary) -> None:
+        public = PUBLIC_SUMMARIES.get(path, summary)
+
         async def answer(request: Request) -> Response:
-            return views.respond(request, summary)
+            return views.respond(request, summary if request.state.has_key else public)
 
         name = path.removeprefix("/api/").replace("/", "_")
         router.add_api_route(path, answer, name=name, description=summary.__doc__)
@@ -109,7 +114,8 @@ def describe_snapshot_routes(schema: dict[str, Any]) -> None:
 
     FastAPI would analyse these large types at every start of a node, although few readers ask for the document.
     """
-    kinds = {**{path: kind for path, kind, _ in SNAPSHOT_ROUTES}, "/api/contribution": WorkSummary}
+    kinds: dict[str, Any] = {path: kind for path, kind, _ in SNAPSHOT_ROUTES}
+    kinds |= {"/api/contribution": WorkSummary, "/api/training/global": RunSummary | PublicRunSummary}
     inputs: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
     inputs = [(path, "serialization", TypeAdapter[Any](kind)) for path, kind in kinds.items()]
     bodies, definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
@@ -226,52 +232,33 @@ def body_of(result: CommandResult) -> CommandBody:
     return CommandBody(state=result.state, message=result.message, details=details)
 
 
-def session_routes(access: AccessPolicy, clock: Callable[[], float], entries: EntryKeys | None = None) -> APIRouter:
-    """Make the routes that open a session; `Guard` has checked Host and Origin before.
-
-    `entries` is given for the set-up wizard, where an entry key also opens a session.
-    """
+def session_routes(access: AccessPolicy, clock: Callable[[], float]) -> APIRouter:
+    """Make the routes that open a session; `Guard` has checked Host, Origin and, for GET, the key before."""
     router = APIRouter(tags=["session"])
+    entries = EntryKeys(access.sessions)
 
     @router.get("/api/session", response_model=SessionBody)
     async def read_session(request: Request) -> Response:
-        """Open or renew the session. A node with --host only renews one that was opened with the API secret."""
-        facts = RequestFacts.of(request.method, request.url.path, request.headers.raw)
-        known = access.is_authenticated(facts, clock())
-        if access.secret_for_everything and not known:
-            return _respond(_body(authenticated=False, csrf_token=None))
-        return _open(facts)
+        """Renew the session of a page that was reloaded. It needs the session's cookie or the API secret."""
+        return _open(RequestFacts.of(request.scope))
 
     @router.post("/api/session", response_model=SessionBody)
     async def open_session(request: Request, body: SessionRequest) -> Response:
-        """Open a session with the API secret."""
-        enters = entries is not None and entries.admit(body.secret, clock())
-        if not (enters or access.sessions.is_secret(body.secret)):
-            raise MissingSecretError("The API secret is wrong.", "It is in the file api-secret in the data folder.")
-        return _open(RequestFacts.of(request.method, request.url.path, request.headers.raw))
+        """Open a session with a key that works once, or with the API secret."""
+        if not (entries.admit(body.secret, clock()) or access.sessions.is_secret(body.secret)):
+            raise MissingSecretError("The key is wrong, expired or was used before.", HOW_TO_ENTER)
+        return _open(RequestFacts.of(request.scope))
 
     def _open(facts: RequestFacts) -> Response:
         """Keep a valid cookie, so that several tabs share one session; otherwise set a new cookie."""
-        now, origin = clock(), origin_of(facts.one("host") or "")
-        known = facts.cookie(access.sessions.cookie_name)
+        now, origin, name = clock(), origin_of(facts.one("host") or ""), access.sessions.cookie_name
+        known = facts.cookie(name)
         cookie = known if known and access.sessions.accepts(known, origin, now) else None
         value = cookie or access.sessions.new_cookie(origin, now)
-        token = access.sessions.csrf_token(value)
-        response = _respond(_body(authenticated=True, csrf_token=token))
+        body = SessionBody(csrf_token=access.sessions.csrf_token(value), setup=access.is_setup)
+        response = Response(body.model_dump_json(), media_type=JSON)
         if cookie is None:
-            response.set_cookie(access.sessions.cookie_name, value, path="/", httponly=True, samesite="strict")
+            response.set_cookie(name, value, max_age=SESSION_SECONDS, path="/", httponly=True, samesite="strict")
         return response
 
-    def _body(*, authenticated: bool, csrf_token: str | None) -> SessionBody:
-        return SessionBody(
-            authenticated=authenticated,
-            secret_required=access.secret_for_everything,
-            csrf_token=csrf_token,
-            setup=entries is not None,
-        )
-
     return router
-
-
-def _respond(body: SessionBody) -> Response:
-    return Response(body.model_dump_json(), media_type=JSON)

@@ -148,6 +148,8 @@ def entered_wallet(text: str, *, is_text: bool, origin: WalletOrigin = "entered"
     except TokenError as error:
         raise WrongFieldsError(("phrase", f"{error.message} {error.action}".strip())) from None
     token = text.strip()
+    if token.startswith("-"):
+        raise WrongFieldsError(("phrase", "A token does not begin with -: commands would read it as an option."))
     if secret.kind == "text" and not is_text:
         count = len(token.split())
         has = f"{count} word{'' if count == 1 else 's'}"

@@ -19,6 +19,8 @@ from neuroshard.errors import NetworkRefusedError, NeuroShardError, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from neuroshard.api.access import Entrance
+
 
 READ_SECONDS = 30.0
 COMMAND_SECONDS = 70.0  # the node itself gives up on a command after at most 60 s
@@ -92,6 +94,14 @@ class NodeClient:
             raise NetworkRefusedError(f"The program at {self.base_url} is not a NeuroShard node.") from error
 
 
+def entrance_of(client: NodeClient) -> Entrance:
+    """Make a new way into the dashboard of this node. Raises StorageError."""
+    from neuroshard.api.access import new_entrance
+    from neuroshard.api.address import for_people
+
+    return new_entrance(client.folder, for_people(client.base_url), time.time())
+
+
 def no_node(base_url: str) -> NetworkRefusedError:
     """Make the error for an address at which no node answers."""
     return NetworkRefusedError(
@@ -115,7 +125,6 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
     Raises NetworkRefusedError if no node is running there, and UsageError if its secret cannot be read.
     """
     from neuroshard.api.address import local_url
-    from neuroshard.config.folders import NodePaths
     from neuroshard.config.instance_lock import LockOwner, read_lock_owner
 
     folder = node_folder(data_dir, demo=demo)
@@ -127,15 +136,21 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
             f"No node is running with the data folder {folder}.",
             f"Start one with `neuroshard{' demo' if demo else ''}`; {hint}name its --data-dir or --port.",
         )
+    return NodeClient(local_url(owner.host, chosen), read_secret(folder, demo=demo), folder)
+
+
+def read_secret(folder: Path, *, demo: bool = False) -> str:
+    """The API secret in a node's data folder. Raises UsageError."""
+    from neuroshard.config.folders import NodePaths
+
     secret_file = NodePaths.below(folder).api_secret
     try:
-        secret = secret_file.read_text(encoding="ascii").strip()
+        return secret_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         hint = "" if demo else " For a demo, add --demo."
         raise UsageError(
             f"Cannot read {secret_file}: {error}.", f"Name the node's folder with --data-dir.{hint}"
         ) from error
-    return NodeClient(local_url(owner.host, chosen), secret, folder)
 
 
 FOLLOW_SECONDS = 1.0

@@ -68,7 +68,7 @@ def failure_page(error: Exception, data_dir: Path | None) -> str:
     return PAGE.format(message=_escaped(message), action=_escaped(action), places=places, details=details)
 
 
-def serve_once(page: bytes, open_at: Callable[[str], None], seconds: float = FETCH_SECONDS) -> bool:
+def serve_once(page: bytes, open_at: Callable[[str], object], seconds: float = FETCH_SECONDS) -> bool:
     """Serve a page at a secret address, open it with `open_at`, and return whether a browser has fetched it in time."""
     path, fetched = f"/{secrets.token_urlsafe(16)}", Event()
 

@@ -1,4 +1,4 @@
-"""Commands for a running node: `status`, `pause`, `resume`, `stop`, `logs` and `generate`."""
+"""Commands for a running node: `status`, `open`, `pause`, `resume`, `stop`, `logs`, `generate` and `token`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, Port
+from neuroshard.cli.options import AsJson, DataDir, Port, node_folder
 from neuroshard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands, except `generate`, to the application."""
     for command in (status, pause, resume, stop, logs):
         app.command(command.__name__)(command)
+    app.command("open")(open_dashboard)
+    app.add_typer(token_app, name="token")
 
 
 def status(
@@ -59,6 +61,50 @@ def status(
         return
     for line in text.lines(answer, every_value=every_value):
         typer.echo(line)
+
+
+def open_dashboard(
+    data_dir: DataDir = None,
+    port: Port = None,
+    demo: DemoNode = False,
+    print_address: Annotated[
+        bool, typer.Option("--print", help="Print the address instead, for a browser that is not on this desktop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Open the running node's dashboard, or its wizard, in the browser. Only this way in has the key that it needs.
+
+    The key works once, within ten minutes; the browser then keeps its session for a week.
+    """
+    from neuroshard.cli.client import connect, entrance_of
+    from neuroshard.host.desktop import open_browser_at
+
+    entrance = entrance_of(connect(data_dir, port, demo=demo))
+    url = entrance.address.partition("#")[0]
+    if as_json:
+        typer.echo(json.dumps({"url": url, "address": entrance.address, "page": str(entrance.page)}))
+    elif not print_address and open_browser_at(entrance.page.as_uri()):
+        typer.echo(f"Your browser opens {url} (if it does not: `neuroshard open --print`).")
+    else:
+        typer.echo("Open this address in a browser within ten minutes. It works once:")
+        typer.echo(entrance.address)
+        typer.echo(f"A browser on this computer can also open the file {entrance.page}", err=True)
+
+
+token_app = typer.Typer(help="Keys for programs that use a node.", no_args_is_help=True)
+
+
+@token_app.command("read")
+def print_read_token(data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
+    """Print a token with which programs such as Prometheus read from the node, and change nothing.
+
+    Send it as `Authorization: Bearer TOKEN`. It is valid until the file api-secret in the data folder is deleted.
+    """
+    from neuroshard.api.access import SessionKeys
+    from neuroshard.cli.client import read_secret
+
+    token = SessionKeys(read_secret(node_folder(data_dir, demo=demo), demo=demo), port=0).read_token
+    typer.echo(json.dumps({"token": token}) if as_json else token)
 
 
 def pause(

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from neuroshard.cli.client import NodeClient, NodeRefusedError, connect
+from neuroshard.cli.client import NodeClient, NodeRefusedError, connect, entrance_of
 from neuroshard.errors import NetworkRefusedError, NeuroShardError, StorageError, UsageError
 
 PAUSE_SECONDS = 3600.0
@@ -83,7 +83,7 @@ class TrayNode:
     def open_dashboard(self) -> str:
         """Open the dashboard in the browser. Returns the reason if that fails."""
         try:
-            self._open_page(self._client().base_url)
+            self._open_page(entrance_of(self._client()).page.as_uri())
         except NeuroShardError as error:
             return str(error)
         return ""

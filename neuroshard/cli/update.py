@@ -15,6 +15,7 @@ import typer
 from neuroshard.cli.options import AsJson, DataDir, given
 
 if TYPE_CHECKING:
+    from neuroshard.config.loading import LoadedSettings
     from neuroshard.config.settings import Settings
     from neuroshard.update.applying import VersionChange
     from neuroshard.update.installation import Installation
@@ -31,7 +32,7 @@ def check(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     from neuroshard import __version__
     from neuroshard.update.checking import notice
 
-    update = _look(_settings(data_dir))
+    update = _look(_loaded(data_dir).settings)
     if as_json:
         found = {"version": update.version, "notes": update.notes, "bytes": update.artefact.size} if update else None
         typer.echo(json.dumps({"current": __version__, "available": found}))
@@ -53,7 +54,9 @@ def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -
     from neuroshard.update.applying import apply_update
 
     installation = _installation()
-    settings = _settings(data_dir)
+    loaded = _loaded(data_dir)
+    _refuse_stored_key(loaded)
+    settings = loaded.settings
     update = _look(settings)
     if update is None:
         _print_change(f"Version {__version__} is the newest.", None, as_json=as_json)
@@ -74,7 +77,7 @@ def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
     from neuroshard.update.applying import roll_back
 
     installation = _installation()
-    settings = _settings(data_dir)
+    settings = _loaded(data_dir).settings
     before = installation.previous()
     if before is not None:
         _confirm(f"Return from {installation.current()} to {before}?", yes=yes)
@@ -82,10 +85,22 @@ def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
     _print_change(_words(change), change, as_json=as_json)
 
 
-def _settings(data_dir: Path | None) -> Settings:
+def _loaded(data_dir: Path | None) -> LoadedSettings:
     from neuroshard.config.loading import load_settings
 
-    return load_settings(given(data_dir=data_dir), os.environ).settings
+    return load_settings(given(data_dir=data_dir), os.environ)
+
+
+def _refuse_stored_key(loaded: LoadedSettings) -> None:
+    """Raise UsageError for a publisher's key in config.toml: its programs run as the owner, who names it each time."""
+    from neuroshard.errors import UsageError
+
+    if loaded.sources["update_key"] == "config.toml":
+        raise UsageError(
+            f"{loaded.config_file} names a publisher's key. A file is not enough to install this publisher's programs.",
+            "If you trust this publisher, set NEUROSHARD_UPDATE_KEY for this command. Otherwise remove the line "
+            "update_key, and find out who wrote it.",
+        )
 
 
 def _look(settings: Settings) -> AvailableUpdate | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -104,16 +105,19 @@ def _named_elsewhere(config_file: Path) -> str | None:
 
 
 def prepare_data_dir(folder: Path) -> None:
-    """Create the folder (mode 0700) if it is missing, and check that it can be written.
+    """Create the folder if it is missing, check that it can be written, and close it for other users (mode 0700).
 
-    Raises StorageError, or DiskFullError when the disk does not have space for the small files.
+    Raises StorageError, also for a folder that all users share, such as /tmp, or DiskFullError when the disk does not
+    have space for the small files.
     """
     probe = folder / f".tmp-probe-{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe.write_bytes(bytes(PROBE_BYTES))
-        if os.name == "posix" and folder.stat().st_mode & 0o022:
-            folder.chmod(0o700)  # it contains keys: no other user may replace files
+        if os.name == "posix" and (mode := folder.stat().st_mode) & 0o077:
+            if mode & stat.S_ISVTX:
+                raise StorageError(f"All users share the folder {folder}.", "Name a folder of your own in it.")
+            folder.chmod(0o700)  # it contains keys, and the page that opens the dashboard
     except OSError as error:
         if is_disk_full(error):
             raise DiskFullError(

@@ -48,13 +48,14 @@ class LoadedSettings:
         return self.settings.paths.config_file
 
     def describe(self) -> dict[str, JsonValue]:
-        """Describe every setting: value, source, allowed values, and when a change takes effect. Without secrets."""
+        """Describe every setting, without secrets: value, source, allowed values, and how and when it changes."""
         return {
             key: {
                 "value": shown_value(key, getattr(self.settings, key)),
                 "source": self.sources[key],
                 "allowed": note_of(key).allowed,
                 "applies": str(note_of(key).applies),
+                "owner": note_of(key).owner,
             }
             for key in Settings.model_fields
         }
@@ -138,7 +139,10 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def read_token(loaded: LoadedSettings) -> SecretStr:
-    """The token of these settings, without surrounding white space. Raises TokenError if it is missing or empty."""
+    """The token of these settings, without surrounding white space.
+
+    Raises TokenError if it is missing or empty, and UsageError if it begins with "-", as an option does.
+    """
     token, source = loaded.settings.token, loaded.sources["token"]
     if token is None:
         raise TokenError(
@@ -150,6 +154,11 @@ def read_token(loaded: LoadedSettings) -> SecretStr:
     if not text:
         raise TokenError(
             f"The wallet token (from {source_name(source, 'token')}) is empty.", "Give your wallet's token."
+        )
+    if text.startswith("-"):
+        raise UsageError(
+            f"The wallet token (from {source_name(source, 'token')}) begins with -, as an option does.",
+            "Write the token after --token, or use --token-file; `neuroshard --help` lists the options.",
         )
     return SecretStr(text)
 

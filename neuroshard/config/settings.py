@@ -34,10 +34,11 @@ class Applies(StrEnum):
 
 @dataclass(frozen=True)
 class SettingNote:
-    """Explanation of a setting for users: the allowed values, and when a stored change takes effect."""
+    """Explanation of a setting for users: the allowed values, when a stored change takes effect, and who changes it."""
 
     allowed: str
     applies: Applies = Applies.AFTER_RESTART
+    owner: str = ""  # how the owner alone changes it, outside the dashboard and the API; empty: these change it too
 
 
 def _no_bool(value: Any) -> Any:
@@ -112,6 +113,7 @@ Addresses = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(
 Spans = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(checked_spans), Field(max_length=64)]
 Programs = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_program_names), Field(max_length=64)]
 _YES_NO = "true or false"
+IN_FILE = "a line in config.toml"
 
 
 class Settings(BaseModel):
@@ -120,14 +122,26 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     token: Annotated[SecretStr | None, SettingNote("a phrase of 12 or 24 words, 64 hex digits, or any text")] = None
-    token_file: Annotated[Folder | None, SettingNote("a file that holds the token")] = None
-    host: Annotated[str, AfterValidator(_bare_host), SettingNote("a host name or address without port")] = "127.0.0.1"
+    token_file: Annotated[
+        Folder | None, SettingNote("a file that holds the token", owner="`neuroshard --token-file FILE`")
+    ] = None
+    host: Annotated[
+        str,
+        AfterValidator(_bare_host),
+        SettingNote("a host name or address without port", owner="`neuroshard --host HOST`"),
+    ] = "127.0.0.1"
     port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 8000
-    data_dir: Annotated[Folder, SettingNote("a folder this user can write", Applies.NOT_STORED)] = Path()
+    data_dir: Annotated[
+        Folder,
+        SettingNote("a folder this user can write", Applies.NOT_STORED, owner="`neuroshard --data-dir FOLDER`"),
+    ] = Path()
     genesis: Annotated[
         str,
         AfterValidator(_known_source),
-        SettingNote("a folder, or an address that starts with https://, http:// or file://"),
+        SettingNote(
+            "a folder, or an address that starts with https://, http:// or file://",
+            owner="`neuroshard --genesis PLACE`",
+        ),
     ] = DEFAULT_GENESIS
     device: Annotated[Literal["auto", "cuda", "mps", "cpu"], SettingNote("auto, cuda, mps or cpu")] = "auto"
     memory: Annotated[Whole | None, Field(ge=1), SettingNote("megabytes, at least 1; unset: measured")] = None
@@ -155,12 +169,16 @@ class Settings(BaseModel):
     ] = 0
     run: Annotated[
         Annotated[str, AfterValidator(_run_id)] | None,
-        SettingNote("the 64 hex digits of a run's id; unset: the default run"),
+        SettingNote("the 64 hex digits of a run's id; unset: the default run", owner="`neuroshard --run RUN_ID`"),
     ] = None
     invite: Annotated[
         SecretStr | None, SettingNote("an invitation: its code, its link, or the path of its file", Applies.NOT_STORED)
     ] = None
-    peer: Annotated[Addresses, Field(max_length=64), SettingNote(f"at most 64 addresses like {MULTIADDR_FORM}")] = ()
+    peer: Annotated[
+        Addresses,
+        Field(max_length=64),
+        SettingNote(f"at most 64 addresses like {MULTIADDR_FORM}", owner="`neuroshard --peer MULTIADDR`"),
+    ] = ()
     p2p_port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes a free port and keeps it")] = 0
     p2p_host: Annotated[
         str,
@@ -210,13 +228,18 @@ class Settings(BaseModel):
         Whole | None, Field(ge=10, le=2000), SettingNote("10 to 2000 watts; unset: no limit", Applies.AT_ONCE)
     ] = None
     browser: Annotated[bool, SettingNote(_YES_NO)] = True
-    update_check: Annotated[bool, SettingNote("true or false; whether to ask once a day for a newer version")] = False
+    update_check: Annotated[
+        bool, SettingNote("true or false; whether to ask once a day for a newer version", owner=IN_FILE)
+    ] = False
     update_url: Annotated[
-        str | None, SettingNote("the https:// address of an update manifest; unset: that of this version's publisher")
+        str | None,
+        SettingNote(
+            "the https:// address of an update manifest; unset: that of this version's publisher", owner=IN_FILE
+        ),
     ] = None
     update_key: Annotated[
         Annotated[str, AfterValidator(_public_key)] | None,
-        SettingNote("the 64 hex digits of the key that signs the manifest at update_url"),
+        SettingNote("the 64 hex digits of the key that signs the manifest at update_url", owner=IN_FILE),
     ] = None
     log_json: Annotated[bool, SettingNote(_YES_NO)] = False
     verbose: Annotated[bool, SettingNote(_YES_NO)] = False

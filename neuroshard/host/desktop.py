@@ -15,12 +15,18 @@ OPENING_SECONDS = 5.0
 OUR_LAUNCHERS = frozenset({"neuroshard.exe", "python.exe", "pythonw.exe"})  # processes of our command on Windows
 
 
-def open_browser_at(url: str) -> None:
-    """Open the dashboard if there is a desktop; without one, a browser in the terminal would take it over."""
-    if has_desktop(sys.platform, os.environ):
-        opening = Thread(target=webbrowser.open, args=(url,), name="neuroshard-browser", daemon=True)
-        opening.start()
-        opening.join(OPENING_SECONDS)  # with some browsers the call waits until their window is closed
+def open_browser_at(url: str) -> bool:
+    """Open a page if there is a desktop, and return whether a browser took it.
+
+    Without a desktop, a browser in the terminal would take the terminal over.
+    """
+    if not has_desktop(sys.platform, os.environ):
+        return False
+    outcome: list[bool] = []
+    opening = Thread(target=lambda: outcome.append(webbrowser.open(url)), name="neuroshard-browser", daemon=True)
+    opening.start()
+    opening.join(OPENING_SECONDS)  # with some browsers the call waits until their window is closed
+    return outcome != [False]
 
 
 def has_desktop(platform: str, environment: Mapping[str, str]) -> bool:

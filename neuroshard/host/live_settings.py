@@ -7,7 +7,8 @@ from threading import Lock
 
 from neuroshard.config.loading import LoadedSettings, Source, shown_value, source_name
 from neuroshard.config.saving import SavedSettings, save_settings
-from neuroshard.config.settings import Settings
+from neuroshard.config.settings import IN_FILE, Applies, Settings, note_of
+from neuroshard.errors import UsageError
 from neuroshard.model.memory_limit import Bounds
 from neuroshard.status.board import CommandResult
 from neuroshard.types import JsonValue
@@ -47,10 +48,11 @@ class Configuration:
     def change(self, changes: Mapping[str, JsonValue], state: str) -> CommandResult:
         """Store changes in config.toml and apply those that can take effect at once.
 
-        Raises UsageError or StorageError; then nothing has changed.
+        Raises UsageError, also for a setting that only the owner changes, or StorageError; then nothing has changed.
         """
         with self._lock:
             loaded = self._loaded
+        _refuse_owner_settings(changes, loaded)
         saved = save_settings(loaded.settings.data_dir, changes, loaded.sources)
         live = {key: getattr(saved.checked, key) for key in saved.at_once if key not in saved.overridden}
         sources: dict[str, Source] = {key: "default" if saved.values[key] is None else "config.toml" for key in live}
@@ -78,6 +80,18 @@ class Configuration:
             if key not in saved.overridden and stored != shown_value(key, getattr(loaded.settings, key)):
                 later[key] = stored
         return later
+
+
+def _refuse_owner_settings(changes: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
+    """Raise UsageError for a setting that only the owner changes: a program with a session must not redirect it."""
+    for key in changes:
+        if key in Settings.model_fields and (way := note_of(key).owner):
+            line = f" or a line in {loaded.config_file}" if note_of(key).applies is not Applies.NOT_STORED else ""
+            ways = f"a line in {loaded.config_file}" if way == IN_FILE else f"{way}{line}"
+            raise UsageError(
+                f"{key} cannot be changed through the dashboard or the API.",
+                f"Change it with {ways}, and restart the node.",
+            )
 
 
 def limit_source(by: Bounds, source: Source) -> str:

@@ -238,7 +238,8 @@ async def _watch(number: int, folder: Path, process: Process) -> None:
     while process.returncode is None:
         owner = read_lock_owner(folder)
         if owner is not None and owner.port is not None:
-            _LOG.info("Node %d: %s", number, dashboard_url(owner.host, owner.port))
+            url = dashboard_url(owner.host, owner.port)
+            _LOG.info("Node %d: %s, opened by `neuroshard open --data-dir %s`", number, url, folder)
             break
         await anyio.sleep(LOOK_SECONDS)
     code = await process.wait()

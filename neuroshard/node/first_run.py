@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from neuroshard.api.access import entry_address, load_or_create_secret
+from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url, is_loopback_name
 from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.server import ApiServer, bind
@@ -93,20 +94,20 @@ def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:
     server.start()
     try:
         with outside_requests(run.stop, run.waker, ends_with_stdin=False):
-            _show_page(dashboard_url(host, port), secret, port)
+            _show_page(run.loaded.settings.data_dir, dashboard_url(host, port))
             run.wait()
     finally:
         server.stop()
 
 
-def _show_page(url: str, secret: str, port: int) -> None:
+def _show_page(data_dir: Path, url: str) -> None:
     """Open the page in the browser. Its key is printed only to a terminal, never into a log."""
-    address = entry_address(url, secret, port, time.time())
-    shown = address if sys.stdout.isatty() else url
+    entrance = new_entrance(data_dir, url, time.time())
+    shown = entrance.address if sys.stdout.isatty() else url
     sys.stdout.write(f"NeuroShard is not set up yet. Your browser opens {shown}\n")
     sys.stdout.write("Without a browser: give the token with --token-file, or see `neuroshard --help`.\n")
     sys.stdout.flush()
-    open_browser_at(address)
+    open_browser_at(entrance.page.as_uri())
 
 
 def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> socket.socket | None:
@@ -157,7 +158,7 @@ class _FirstRun:
         self.lock = lock  # lock of the chosen folder
         self.stored: LoadedSettings | None = None
         self.place = place  # host and port
-        self._loaded, self._load = loaded, load
+        self.loaded, self._load = loaded, load
         self._autostart = _places()
         self.desk = SetupDraft(loaded, surroundings_of(self._autostart), self._finish)
 
@@ -174,13 +175,15 @@ class _FirstRun:
         self.waker.wake()
 
     def _finish(self, first: FirstSettings, starts_with_computer: bool) -> Finished:
-        folder = self._loaded.settings.data_dir
-        carried = read_config(self._loaded.config_file) if first.data_dir != folder else {}
+        folder = self.loaded.settings.data_dir
+        carried = read_config(self.loaded.config_file) if first.data_dir != folder else {}
         kept = {key: value for key, value in carried.items() if key not in NOT_CARRIED}
         lock = self.lock if first.data_dir == folder else _locked(first)
         try:
             store_first_settings(replace(first, settings={**kept, **first.settings}))
             stored = self._load()
+            url = dashboard_url(stored.settings.host, stored.settings.port or self.place[1])
+            way_in = new_entrance(first.data_dir, url, time.time())  # another folder has another secret
         except BaseException:
             if lock is not self.lock:
                 lock.release()
@@ -189,7 +192,7 @@ class _FirstRun:
         self.lock = lock
         self.stored = stored  # last: the main thread takes over now, and reads both values
         self.waker.wake()
-        return Finished(dashboard_url(stored.settings.host, stored.settings.port or self.place[1]), warning)
+        return Finished(way_in.address, warning)
 
     def _start_with_computer(self, stored: LoadedSettings) -> str | None:
         """Turn autostart on; return the reason if that fails. The node runs in either case."""

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from neuroshard import __version__
-from neuroshard.api.access import load_or_create_secret
+from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url
 from neuroshard.api.app import create_app
 from neuroshard.api.context import ApiContext
@@ -110,9 +110,7 @@ def run_node(
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
-        _show_dashboard(
-            dashboard_url(settings.host, port), warnings, open_browser=settings.browser and handover is None
-        )
+        _show_dashboard(settings, port, warnings, open_browser=settings.browser and handover is None)
         stop = StopRequest()
         with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
@@ -148,12 +146,13 @@ def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...],
     )
 
 
-def _show_dashboard(url: str, warnings: tuple[str, ...], *, open_browser: bool) -> None:
+def _show_dashboard(settings: Settings, port: int, warnings: tuple[str, ...], *, open_browser: bool) -> None:
+    url = dashboard_url(settings.host, port)
     _LOG.info("NeuroShard %s. Dashboard: %s", __version__, url)
     for warning in warnings:
         _LOG.warning("%s", warning)
     if open_browser:
-        open_browser_at(url)
+        open_browser_at(new_entrance(settings.data_dir, url, time.time()).page.as_uri())
 
 
 def _prepare_native_threads() -> None:

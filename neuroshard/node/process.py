@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
-from neuroshard.api.access import entry_address, load_or_create_secret
+from neuroshard.api.access import new_entrance
 from neuroshard.api.address import dashboard_url
 from neuroshard.config.instance_lock import InstanceLock, LockOwner
 from neuroshard.host.desktop import open_browser_at
@@ -38,8 +38,7 @@ def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: boo
     does = "already waits for its set-up" if running.is_setup else "already runs"
     sys.stdout.write(f"A node {does} on this data folder (process {running.pid}): {url}\n")
     if open_browser and running.port:
-        keyed = entry_address(url, load_or_create_secret(data_dir), running.port, time.time())
-        open_browser_at(keyed if running.is_setup else url)
+        open_browser_at(new_entrance(data_dir, url, time.time()).page.as_uri())
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
@@ -84,8 +84,8 @@ class RunNode:
 
 
 @dataclass(frozen=True)
-class RunSummary:
-    """GET /api/training/global: totals over all nodes of the run, each node's numbers, and this node's own status."""
+class PublicRunSummary:
+    """GET /api/training/global without a key: totals over all nodes of the run."""
 
     training_nodes: int
     global_loss: Annotated[Number | None, about("mean weighted by tokens", "nats/token")]
@@ -99,7 +99,6 @@ class RunSummary:
         about("sum over the training nodes with the first layers", "tokens/s", stale=Stale.OLD_SNAPSHOT),
     ]
     hash_agreement_rate: Annotated[Number, about("1 when alone", "0..1")]
-    model_hashes: Annotated[dict[str, str], about("state root of each node that reported one")]
     loss_trend: LossTrend
     training_verified: bool
     is_converging: bool
@@ -107,12 +106,28 @@ class RunSummary:
     failed_syncs: int
     sync_success_rate: Annotated[Number | None, about("null without a round with others", "0..1")]
     diloco: DilocoStatus
+
+
+@dataclass(frozen=True)
+class RunSummary(PublicRunSummary):
+    """GET /api/training/global: totals over all nodes of the run, each node's numbers, and this node's own status."""
+
+    model_hashes: Annotated[dict[str, str], about("state root of each node that reported one")]
     nodes: tuple[RunNode, ...]
     local: TrainingStatus
 
 
+def public_run_summary(status: NodeStatus) -> PublicRunSummary:
+    """Totals over all nodes of the run; with a key also `model_hashes`, `nodes` and `local`."""
+    whole = run_summary(status)
+    return PublicRunSummary(**{field.name: getattr(whole, field.name) for field in fields(PublicRunSummary)})
+
+
 def run_summary(status: NodeStatus) -> RunSummary:
-    """Totals over all nodes of the run, each node's numbers, and this node's training status."""
+    """Totals over all nodes of the run, each node's numbers, and this node's training status.
+
+    Without a key, only the totals: neither `model_hashes` nor `nodes` nor `local`.
+    """
     data, diloco, verification, training = status.data, status.diloco, status.verification, status.training
     alone = SwarmStatus(  # before the first look at the network
         training_nodes=len(status.peers) + (status.state is NodeState.TRAINING),

@@ -1,4 +1,4 @@
-"""The security matrix: who is let in, who gets 401 and who 403."""
+"""The security matrix of foreign pages and sessions: who is let in, who gets 401 and who 403."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ CHANGING = sorted(
 
 
 def session(api: Api, base: str = HERE) -> dict[str, str]:
-    """Headers of the dashboard's own page in a session."""
+    """Headers of the dashboard's own page in a session, opened as the page of `neuroshard open` does."""
     host = base.removeprefix("http://")
-    response = api.get("/api/session", {"Host": host})
+    key = SessionKeys(SECRET, 0).new_entry_key(api.context.clock(), 1)
+    response = api.call("POST", "/api/session", headers={"Host": host, "Origin": base}, json={"secret": key})
     assert response.status_code == 200
     cookie = response.headers["set-cookie"].partition(";")[0]
     return {"Host": host, "Cookie": cookie, "Origin": base, "X-NeuroShard-CSRF": response.json()["csrf_token"]}
@@ -100,6 +101,7 @@ def test_nothing_that_changes_the_node_obeys_a_foreign_page(api: Api, method: st
             response = api.call(method, path, headers=headers, json=body)
             assert response.status_code == 403
             assert "set-cookie" not in response.headers
+            assert api.call("GET", "/api/session", headers=headers).status_code == 403
     assert api.call(method, path, headers=api.secret | {"Host": "evil.example:8000"}, json=body).status_code == 403
     assert api.node.taken == []
     assert api.node.board.versioned() == before
@@ -119,13 +121,13 @@ def test_the_own_page_may_command(api: Api) -> None:
 def test_the_cookie_says_what_browsers_need(api: Api) -> None:
     cookie = api.get("/api/session").headers["set-cookie"]
     assert cookie.startswith("neuroshard_session_8000=")
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={SESSION_SECONDS}"} <= set(cookie.split("; "))
     assert SECRET not in cookie
 
 
 def test_a_session_is_kept_and_shared_between_tabs(api: Api) -> None:
     first = session(api)
-    again = api.get("/api/session", {"Cookie": first["Cookie"]})
+    again = api.call("GET", "/api/session", headers={"Cookie": first["Cookie"]})
     assert "set-cookie" not in again.headers
     assert again.json()["csrf_token"] == first["X-NeuroShard-CSRF"]
 
@@ -148,10 +150,10 @@ def test_a_wrong_part_of_a_session_is_refused(api: Api) -> None:
     other_page = session(api, "http://localhost:8000")
     assert resume(api, {**good, "X-NeuroShard-CSRF": "0" * 64}) == 403
     assert resume(api, {**good, "X-NeuroShard-CSRF": "é"}) == 403
-    assert resume(api, {**good, "Cookie": good["Cookie"] + "0"}) == 403
-    assert resume(api, {**good, "Cookie": "neuroshard_session_8000=1.2.3"}) == 403
-    assert resume(api, {**good, "Cookie": 'neuroshard_session_8000="'}) in (401, 403)
-    assert resume(api, {**good, "Cookie": other_page["Cookie"]}) == 403  # bound to its origin
+    for cookie in (good["Cookie"] + "0", "neuroshard_session_8000=1.2.3", 'neuroshard_session_8000="'):
+        assert resume(api, {**good, "Cookie": cookie}) == 401, cookie
+        assert api.call("GET", "/api/status", headers={"Cookie": cookie}).status_code == 401, cookie
+    assert resume(api, {**good, "Cookie": other_page["Cookie"]}) == 401  # bound to its origin
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain"])
@@ -188,29 +190,13 @@ def test_security_headers(api: Api) -> None:
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
 
 
-def test_reachable_from_elsewhere_everything_needs_the_secret(open_api: Api) -> None:
-    here = {"Host": "192.168.1.5:8000"}
-    for path in ("/api/status", "/api/logs", "/api/events", "/metrics", "/health", "/v1/models", "/openapi.json"):
-        assert open_api.get(path, here).status_code == 401, path
-        if path != "/api/events":
-            assert open_api.get(path, here | open_api.secret).status_code == 200, path
-    assert open_api.get("/", here).status_code == 200
-    assert open_api.get("/api/status", {"Host": "evil.example:8000"} | open_api.secret).status_code == 403
-
-
-def test_reachable_from_elsewhere_the_cookie_needs_the_secret_first(open_api: Api) -> None:
+def test_from_another_computer_the_secret_opens_a_session(open_api: Api) -> None:
     here = {"Host": "192.168.1.5:8000", "Origin": "http://192.168.1.5:8000"}
-    closed = open_api.get("/api/session", here)
-    assert closed.json() == {"authenticated": False, "secret_required": True, "csrf_token": None, "setup": False}
-    assert "set-cookie" not in closed.headers
-    assert open_api.call("POST", "/api/session", headers=here, json={"secret": "wrong"}).status_code == 401
-    opened = open_api.call("POST", "/api/session", headers=here, json={"secret": SECRET})
-    assert opened.json()["authenticated"] is True
+    opened = open_api.call("POST", "/api/session", headers=here, json={"secret": SECRET}, sender="192.168.1.9")
     cookie = {"Cookie": opened.headers["set-cookie"].partition(";")[0]}
-    assert open_api.get("/api/status", here | cookie).status_code == 200
-    assert open_api.get("/api/session", here | cookie).json()["csrf_token"] == opened.json()["csrf_token"]
-    command = here | cookie | {"X-NeuroShard-CSRF": opened.json()["csrf_token"]}
-    assert resume(open_api, command) == 202
+    read = open_api.call("GET", "/api/status", headers=here | cookie, sender="192.168.1.9")
+    assert read.status_code == 200
+    assert resume(open_api, here | cookie | {"X-NeuroShard-CSRF": opened.json()["csrf_token"]}) == 202
 
 
 def test_sessions_end() -> None:

@@ -95,6 +95,6 @@ def test_without_a_log_file_it_says_so(api: Api) -> None:
 
 def test_it_needs_the_owner(api: Api) -> None:
     assert api.call("POST", "/api/diagnostics").status_code == 401
-    assert api.get("/api/diagnostics").status_code == 405
+    assert api.get("/api/diagnostics").status_code == 405  # with the secret
     foreign = {**api.secret, "Origin": "http://evil.example"}
     assert api.call("POST", "/api/diagnostics", headers=foreign).status_code == 403

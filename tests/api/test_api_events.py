@@ -72,14 +72,20 @@ def test_the_number_of_streams_is_limited(node: FakeNode) -> None:
 
 def test_streams_over_the_limit_get_503(serve: Callable[..., Api]) -> None:
     api = serve(ApiLimits(event_streams=1))
-    with httpx.Client(base_url=api.base_url, timeout=60) as client, client.stream("GET", "/api/events") as first:
+    with (
+        httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client,
+        client.stream("GET", "/api/events") as first,
+    ):
         assert first.status_code == 200
         assert client.get("/api/events").status_code == 503
 
 
 def test_a_stream_tells_what_happens(serve: Callable[..., Api], node: FakeNode) -> None:
     api = serve(FAST)
-    with httpx.Client(base_url=api.base_url, timeout=60) as client, client.stream("GET", "/api/events") as response:
+    with (
+        httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client,
+        client.stream("GET", "/api/events") as response,
+    ):
         assert response.headers["content-type"].startswith("text/event-stream")
         events = events_of(response)
         name, data = next(events)
@@ -98,7 +104,7 @@ def test_missed_log_lines_come_again(serve: Callable[..., Api], by_header: bool)
         api.context.log_ring.append(1.0, "INFO", "test", f"line {number}")
     headers = {"Last-Event-ID": "3"} if by_header else {}
     path = "/api/events" if by_header else "/api/events?after=3"
-    with httpx.Client(base_url=api.base_url, timeout=60) as client:
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client:
         with client.stream("GET", path, headers=headers) as response:
             events = events_of(response)
             seen = [next(events) for _ in range(3)]
@@ -112,7 +118,7 @@ def test_twenty_dashboards_cost_one_serialisation(serve: Callable[..., Api], nod
     with ExitStack() as stack:
         streams = []
         for _ in range(20):
-            client = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=60))
+            client = stack.enter_context(httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60))
             streams.append(events_of(stack.enter_context(client.stream("GET", "/api/events"))))
             assert next(streams[-1])[0] == "status"
         assert views.rendered == 1
@@ -120,7 +126,7 @@ def test_twenty_dashboards_cost_one_serialisation(serve: Callable[..., Api], nod
             node.train()
             for stream in streams:
                 assert next(stream)[0] == "status"
-            asker = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=60))
+            asker = stack.enter_context(httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60))
             for _ in range(4):
                 assert asker.get("/api/status").json()["training"]["steps"] == 20 + round_number
             assert views.rendered == 1 + round_number
@@ -128,18 +134,27 @@ def test_twenty_dashboards_cost_one_serialisation(serve: Callable[..., Api], nod
 
 def test_a_dashboard_that_opens_takes_no_status_from_the_others(serve: Callable[..., Api], node: FakeNode) -> None:
     api = serve(ApiLimits(events_per_second=5))
-    with httpx.Client(base_url=api.base_url, timeout=60) as first, first.stream("GET", "/api/events") as one:
+    with (
+        httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as first,
+        first.stream("GET", "/api/events") as one,
+    ):
         events = events_of(one)
         next(events)
         node.train()
-        with httpx.Client(base_url=api.base_url, timeout=60) as second, second.stream("GET", "/api/events") as other:
+        with (
+            httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as second,
+            second.stream("GET", "/api/events") as other,
+        ):
             assert next(events_of(other))[1]["training"]["steps"] == 21
             assert next(events)[1]["training"]["steps"] == 21
 
 
 def test_a_status_without_a_change_is_not_sent_again(serve: Callable[..., Api], node: FakeNode) -> None:
     api = serve(FAST)
-    with httpx.Client(base_url=api.base_url, timeout=60) as client, client.stream("GET", "/api/events") as response:
+    with (
+        httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client,
+        client.stream("GET", "/api/events") as response,
+    ):
         events = events_of(response)
         next(events)
         for _ in range(5):
@@ -152,7 +167,7 @@ def test_a_status_without_a_change_is_not_sent_again(serve: Callable[..., Api], 
 def test_a_closed_stream_is_forgotten(serve: Callable[..., Api], node: FakeNode) -> None:
     api = serve(FAST)
     broadcaster: Broadcaster = api.app.state.broadcaster
-    with httpx.Client(base_url=api.base_url, timeout=60) as client:
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client:
         with client.stream("GET", "/api/events") as response:
             events = events_of(response)  # kept: a generator that is thrown away closes the response
             assert next(events)[0] == "status"
@@ -171,7 +186,7 @@ def test_a_stop_ends_open_streams_within_two_seconds(node: FakeNode) -> None:
     with ExitStack() as stack:
         streams = []
         for _ in range(5):
-            client = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=60))
+            client = stack.enter_context(httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60))
             streams.append(events_of(stack.enter_context(client.stream("GET", "/api/events"))))
             next(streams[-1])
         began = time.monotonic()

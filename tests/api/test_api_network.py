@@ -192,7 +192,10 @@ def test_a_rating_is_a_word(score: float, word: str) -> None:
 def test_a_stream_tells_of_the_network(serve: Callable[..., Api], node: FakeNode) -> None:
     node.board.publish(among(1))
     api = serve(ApiLimits(events_per_second=100))
-    with httpx.Client(base_url=api.base_url, timeout=60) as client, client.stream("GET", "/api/events") as response:
+    with (
+        httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client,
+        client.stream("GET", "/api/events") as response,
+    ):
         events = events_of(response)
         name, status = next(events)
         assert (name, status["peer_count"]) == ("status", 1)

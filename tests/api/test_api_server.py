@@ -22,6 +22,7 @@ from neuroshard.errors import NetworkRefusedError, StorageError
 from tests.worlds.api import SECRET, Api, FakeNode, make_api
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+HISTORY = f"GET /api/training/history HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {SECRET}\r\n\r\n".encode()
 
 
 def connect(api: Api) -> socket.socket:
@@ -91,7 +92,7 @@ def test_a_hundred_megabytes_are_refused_unread(serve: Callable[..., Api], node:
         assert reply.startswith(b"HTTP/1.1 413")
         assert b"application/problem+json" in reply
     headers = {**api.secret, "Content-Type": "application/json"}
-    with httpx.Client(base_url=api.base_url, timeout=60) as client:
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client:
         with suppress(httpx.WriteError, httpx.ReadError):  # closed while we were still sending: refused as well
             assert client.post("/api/shutdown", headers=headers, content=body()).status_code == 413
         assert client.get("/health").status_code == 200
@@ -101,7 +102,7 @@ def test_a_hundred_megabytes_are_refused_unread(serve: Callable[..., Api], node:
 
 def test_chunks_above_the_limit_are_refused(serve: Callable[..., Api], node: FakeNode) -> None:
     api = serve(ApiLimits(body_bytes=1_000))
-    with httpx.Client(base_url=api.base_url, timeout=60) as client:
+    with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client:
         headers = {**api.secret, "Content-Type": "application/json"}
         response = client.post("/api/shutdown", headers=headers, content=iter([b" " * 600, b" " * 600]))
         assert response.status_code == 413
@@ -147,7 +148,7 @@ def test_five_hundred_silent_connections_do_not_stop_the_api(
         links = [stack.enter_context(closing(connect(api))) for _ in range(500)]
         for link in links[::3]:
             link.sendall(b"GET /health HT")  # and never the rest
-        with httpx.Client(base_url=api.base_url, timeout=60) as client:
+        with httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60) as client:
             began = time.monotonic()
             assert client.get("/health").status_code == 200
             assert time.monotonic() - began < 1
@@ -160,7 +161,7 @@ def test_the_longest_idle_connection_gives_way(serve: Callable[..., Api], monkey
     monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
     api = serve()
     with ExitStack() as stack:
-        busy = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=60))
+        busy = stack.enter_context(httpx.Client(base_url=api.base_url, headers=api.secret, timeout=60))
         stream = stack.enter_context(busy.stream("GET", "/api/events"))
         links = [stack.enter_context(closing(connect(api))) for _ in range(4)]
         assert answer(links[0]) == b""
@@ -195,7 +196,7 @@ def test_a_client_that_does_not_read_is_cut_off(
         link.settimeout(5)
         link.connect(("127.0.0.1", api.context.port))
         node.train(900)
-        link.sendall(b"GET /api/training/history HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
+        link.sendall(HISTORY * 500)
         assert was_reset(link)
 
 
@@ -209,7 +210,7 @@ def test_a_client_that_does_not_read_outlives_no_stop(node: FakeNode) -> None:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         link.settimeout(5)
         link.connect(("127.0.0.1", api.context.port))
-        link.sendall(b"GET /api/training/history HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
+        link.sendall(HISTORY * 500)
         pause = threading.Event()
         while not any(is_stalled(each) for each in list(server._server.server_state.connections)):
             pause.wait(0.02)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from neuroshard.api.access import ENTRY_SECONDS, entry_address
+from neuroshard.api.access import ENTRY_SECONDS, SessionKeys
 from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.setup import Finished, SetupDraft, SetupFacts
 from neuroshard.config.loading import load_settings
@@ -79,7 +79,7 @@ def wizard(tmp_path: Path) -> SetupApi:
 
 
 def key_of(wizard: SetupApi) -> str:
-    return entry_address("", SECRET, PORT, wizard.now).partition("=")[2]
+    return SessionKeys(SECRET, PORT).new_entry_key(wizard.now, ENTRY_SECONDS)
 
 
 def test_nobody_reads_or_changes_anything_without_the_secret(wizard: SetupApi) -> None:
@@ -88,14 +88,12 @@ def test_nobody_reads_or_changes_anything_without_the_secret(wizard: SetupApi) -
     for path, methods in paths.items():
         for method in methods:
             answer = wizard.call(method.upper(), path, {}, HERE)
-            allowed = path in {"/health", "/api/session"}
+            allowed = path == "/health" or (method, path) == ("post", "/api/session")
             assert answer.status_code == 401 or allowed, (method, path, answer.status_code)
-    assert wizard.call("GET", "/api/session", headers=HERE).json() == {
-        "authenticated": False,
-        "secret_required": True,
-        "csrf_token": None,
-        "setup": True,
-    }
+    read_token = {"Authorization": f"Bearer {SessionKeys(SECRET, PORT).read_token}"}
+    for path in ("/api/setup", "/api/session", "/api/training/verify", "/nothing"):
+        for headers in (HERE, read_token):  # a program that reads the node's numbers must not read a new wallet
+            assert wizard.call("GET", path, headers=headers).status_code == 401, path
     assert wizard.call("GET", "/").status_code == 200
     assert wizard.stopped == []
 
@@ -126,7 +124,7 @@ def test_old_forged_and_foreign_keys_open_nothing(wizard: SetupApi) -> None:
     later = str(int(expiry) + 600)
     for key in (old, f"{later}.{nonce}.{seal}", f"{later}.x.{'0' * 64}", "..", "é.é.é", "x" * 200):
         assert wizard.call("POST", "/api/session", {"secret": key}, HERE).status_code == 401, key
-    other = entry_address("", "another-secret-that-is-long-enough-too", PORT, wizard.now).partition("=")[2]
+    other = SessionKeys("another-secret-that-is-long-enough-too", PORT).new_entry_key(wizard.now, ENTRY_SECONDS)
     assert wizard.call("POST", "/api/session", {"secret": other}, HERE).status_code == 401
 
 

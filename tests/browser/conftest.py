@@ -62,5 +62,6 @@ def open_page(chromium: Browser) -> Iterator[Visits]:
     visits = Visits(chromium)
     yield visits
     visits.close()
-    assert [url for url in visits.requested if not url.startswith(("http://127.0.0.1:", "about:"))] == []
+    ours = ("http://127.0.0.1:", "http://localhost:", "file:", "about:")
+    assert [url for url in visits.requested if not url.startswith(ours)] == []
     assert visits.unexpected_complaints() == []

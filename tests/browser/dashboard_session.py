@@ -6,15 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TypeAlias
+from urllib.parse import urljoin
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, ViewportSize
 from swarm_snapshots import peer_id
 
-from tests.worlds.api import ServedNode
+from tests.worlds.api import SECRET, ServedNode
 
 StartNode: TypeAlias = Callable[..., ServedNode]
 PATIENCE_MS = 15_000  # of a computer that has other work
 DESKTOP = ViewportSize(width=1200, height=900)
+
+
+def sign_in(context: BrowserContext, url: str, secret: str = SECRET) -> None:
+    """Give the browser a session at a node, as the page of `neuroshard open` does."""
+    answer = context.request.post(urljoin(url, "/api/session"), data={"secret": secret})
+    assert answer.ok, answer.text()
 
 
 @dataclass
@@ -31,12 +38,16 @@ class Visits:
         self,
         url: str,
         *,
+        secret: str = SECRET,
         theme: str = "light",
         viewport: ViewportSize = DESKTOP,
         excused: str | None = None,
         still: bool = False,
     ) -> Page:
-        """Open a page; `still` asks for reduced motion; complaints that contain `excused` are expected."""
+        """Open a page, with a session if the API secret is given.
+
+        `still` asks for reduced motion; complaints that contain `excused` are expected.
+        """
         context = self.browser.new_context(
             viewport=viewport,
             color_scheme="dark" if theme == "dark" else "light",
@@ -49,6 +60,8 @@ class Visits:
         page.on("request", lambda request: self.requested.append(request.url))
         self.pages.append(page)
         self.excused = excused or self.excused
+        if secret and url.startswith("http:"):
+            sign_in(context, url, secret)
         page.goto(url)
         return page
 

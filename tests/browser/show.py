@@ -18,8 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import snapshots
 import swarm_snapshots
 
+from neuroshard.api.access import FRAGMENT, SessionKeys
 from neuroshard.status.snapshot import NodeState, NodeStatus
-from tests.worlds.api import ServedNode
+from tests.worlds.api import SECRET, ServedNode
+
+KEY_SECONDS = 86_400
 
 SCENARIOS: dict[str, Callable[[], NodeStatus]] = {
     "starting": snapshots.starting,
@@ -44,7 +47,8 @@ def main() -> None:
     options = parser.parse_args()
     node = ServedNode(SCENARIOS[options.scenario](), options.port)
     node.start()
-    sys.stdout.write(f"{node.url}\n")
+    key = SessionKeys(SECRET, node.port).new_entry_key(time.time(), KEY_SECONDS)
+    sys.stdout.write(f"{node.url}#{FRAGMENT}{key}\n")
     sys.stdout.flush()
     try:
         while True:

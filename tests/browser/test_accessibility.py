@@ -84,10 +84,13 @@ def test_the_page_for_an_unknown_address_is_clean(start_node: StartNode, open_pa
     assert violations(page) == []
 
 
-def test_asking_for_the_secret_is_clean(start_node: StartNode, open_page: OpenPage) -> None:
-    page = open_page("about:blank")
-    locked = {"authenticated": False, "secret_required": True, "csrf_token": None}
-    page.route("**/api/session", lambda route: route.fulfill(json=locked))
-    page.goto(start_node().url)
-    expect(page.get_by_role("heading", level=1)).to_have_text("This node asks for its secret")
+@pytest.mark.parametrize(("theme", "viewport"), [("light", DESKTOP), ("dark", PHONE)])
+def test_the_locked_page_is_clean(
+    theme: str, viewport: ViewportSize, start_node: StartNode, open_page: OpenPage
+) -> None:
+    page = open_page(
+        start_node().url, secret="", theme=theme, viewport=viewport, excused="responded with a status of 401"
+    )
+    expect(page.get_by_role("heading", level=1)).to_have_text("NeuroShard is locked")
     assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pytest
 import snapshots
-from dashboard_session import DESKTOP, OpenPage, StartNode
+from dashboard_session import DESKTOP, OpenPage, StartNode, sign_in
 from playwright.sync_api import Page, Route, ViewportSize, expect
 
 from neuroshard.status.snapshot import NodeState
@@ -89,6 +89,7 @@ def test_ten_thousand_points_are_drawn_quickly(start_node: StartNode, open_page:
 
     node = start_node(replace(snapshots.training(), history=()))
     page = open_page("about:blank")
+    sign_in(page.context, node.url)
     page.route("**/api/training/history", answer)
     page.goto(node.url)
     expect(page.get_by_role("img", name="at step 10,000")).to_be_visible()

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
-from dashboard_session import StartNode
+from dashboard_session import StartNode, sign_in
 from playwright.sync_api import Browser, Response, expect
 
 from neuroshard.status.snapshot import NodeState
@@ -102,6 +102,7 @@ def test_a_malicious_page_reads_and_commands_nothing(name: str, chromium: Browse
     context = chromium.new_context()
     try:
         dashboard = context.new_page()
+        sign_in(context, node.url)
         dashboard.goto(node.url)
         expect(dashboard.get_by_role("button", name="Pause")).to_be_enabled()
         assert any(cookie["name"].startswith("neuroshard") for cookie in context.cookies()), (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import snapshots
 import swarm_snapshots
-from dashboard_session import StartNode
+from dashboard_session import StartNode, sign_in
 from playwright.sync_api import Browser, CDPSession, Page, expect
 
 from neuroshard.api.rendering import as_python
@@ -64,6 +64,7 @@ def test_memory_stays_bounded(chromium: Browser, start_node: StartNode) -> None:
     try:
         page = context.new_page()
         page.add_init_script(FAKE_STREAM)
+        sign_in(context, node.url)
         page.goto(node.url)
         expect(page.get_by_role("button", name="Pause")).to_be_enabled()
         session = context.new_cdp_session(page)

@@ -23,7 +23,8 @@ def test_a_demo_starts_dies_and_comes_back_before_the_readers_eyes(open_page: Op
     port = free_port()
     with running_node(tmp_path, [], demo=True, port=port) as node:
         node.first_answer_seconds()
-        page = open_page(node.url, excused="Failed to load resource")
+        secret = (node.data_dir / "api-secret").read_text().strip()
+        page = open_page(node.url, secret=secret, excused="Failed to load resource")
         headline = page.get_by_role("heading", level=1)
         expect(headline).to_have_text("Your computer is getting ready to train.")
         # it comes once PyTorch is loaded, which the page says meanwhile

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import snapshots
 import swarm_snapshots
-from dashboard_session import MOST_ROWS, OpenPage, StartNode, rows, shown, stat
+from dashboard_session import MOST_ROWS, OpenPage, StartNode, rows, shown, sign_in, stat
 from playwright.sync_api import expect
 from swarm_snapshots import JOIN_LINE, among, peer_id
 
@@ -101,9 +101,10 @@ def test_the_join_line_is_copied_where_pages_may_not_use_the_clipboard(
     start_node: StartNode, open_page: OpenPage
 ) -> None:
     """As when the page comes from another computer without https: there is no navigator.clipboard."""
-    page = open_page("about:blank")
+    node, page = start_node(among(4)), open_page("about:blank")
+    sign_in(page.context, node.url)
     page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', { get: () => undefined })")
-    page.goto(f"{start_node(among(4)).url}#swarm")
+    page.goto(f"{node.url}#swarm")
     copied = "new Promise((done) => addEventListener('copy', () => done(String(getSelection())), { once: true }))"
     page.evaluate(f"window.copied = {copied}; null")
     page.get_by_role("button", name="Copy: Join line").click()

@@ -239,7 +239,9 @@ def test_the_board_asks_only_for_metrics_that_a_node_has(reader: Reader) -> None
     assert len(asked) > 20
 
     def are_all_there(_status: object) -> bool:  # a rate is absent until the node trains
-        text = httpx.get(f"{reader.node.url}/metrics", trust_env=False, timeout=20).text
+        text = httpx.get(
+            f"{reader.node.url}/metrics", headers=reader.node.authorised(), trust_env=False, timeout=20
+        ).text
         return asked <= set(re.findall(r"^(neuroshard_[a-z_]+)", text, re.MULTILINE))
 
     reader.node.post("/api/training/resume")  # a page may have paused it

@@ -34,7 +34,7 @@ def test_a_pause_survives_a_kill_and_rules_hold_at_once(trained_folder: Path, qu
         )
         assert "outside the training schedule" in held["state_reason"]
         assert held["paused_until"] == held["owner_policy"]["decision"]["until"] > time.time()
-        metrics = httpx.get(f"{node.url}/metrics", trust_env=False).text
+        metrics = httpx.get(f"{node.url}/metrics", headers=node.authorised(), trust_env=False).text
         assert 'neuroshard_training_allowed{action="pause"} 1.0' in metrics
         change(node, {"training_schedule": None, "cpu_percent": 50})
         slow = node.wait_for("throttled training", lambda status: status["state"] == "training")

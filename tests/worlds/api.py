@@ -244,7 +244,7 @@ class ServedNode(FakeNode):
             board=self.board,
             commands=self.commands,
             log_ring=self.ring,
-            secret="a" * 43,
+            secret=SECRET,
             config_view=self._configuration.view,
             host="127.0.0.1",
             port=self.port,
@@ -540,10 +540,11 @@ class Api:
         headers: dict[str, str] | None = None,
         json: object = None,
         content: bytes | None = None,
+        sender: str = "127.0.0.1",
     ) -> httpx.Response:
 
         async def request() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
+            transport = httpx.ASGITransport(self.app, client=(sender, 50_000))
             async with httpx.AsyncClient(transport=transport, base_url=self.base_url) as client:
                 raw = {name: value.encode("latin-1") for name, value in (headers or {}).items()}
                 return await client.request(method, path, headers=raw, json=json, content=content)
@@ -551,7 +552,7 @@ class Api:
         return anyio.run(request)
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
-        return self.call("GET", path, headers=headers)
+        return self.call("GET", path, headers=self.secret | (headers or {}))
 
     def command(self, method: str, path: str, json: object = None) -> httpx.Response:
         return self.call(method, path, headers=self.secret, json=json)

@@ -5,14 +5,15 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "./api/actions";
 import { Banners } from "./components/Banners";
 import { Controls } from "./components/Controls";
+import { Locked } from "./components/Locked";
 import { ThemeToggle } from "./components/ThemeToggle";
 import { Trouble } from "./components/Trouble";
-import { Unlock } from "./components/Unlock";
 import { runningFor, shortId } from "./format";
 import type { SetupCalls } from "./setup/setup";
 import { Wizard } from "./setup/Wizard";
 import type { Dashboard, Store } from "./state/store";
 import { useDashboard, useNow } from "./state/store";
+import { KEY_HASH } from "./state/connection";
 import { Checkpoints } from "./views/Checkpoints";
 import { Contribution } from "./views/Contribution";
 import { Data } from "./views/Data";
@@ -47,14 +48,21 @@ interface Message {
   failed: boolean;
 }
 
-export function App({ store, actions, setup }: { store: Store; actions: NodeActions; setup: SetupCalls }) {
+interface Props {
+  store: Store;
+  actions: NodeActions;
+  setup: SetupCalls;
+  enter: (key: string) => Promise<void>;
+}
+
+export function App({ store, actions, setup, enter }: Props) {
   const dashboard = useDashboard(store);
   const now = useNow();
   const view = useView();
   const tabs = useShownTab(view);
   const [message, setMessage] = useMessage();
-  if (dashboard.link.kind === "setup") return <Wizard authenticated={dashboard.link.authenticated} calls={setup} />;
-  if (dashboard.link.kind === "locked") return <Unlock actions={actions} />;
+  if (dashboard.link.kind === "locked") return <Locked enter={enter} />;
+  if (dashboard.link.kind === "setup") return <Wizard calls={setup} />;
   const { status } = dashboard;
   const reachable = dashboard.link.kind === "live";
   const nodeNow = reachable ? now + dashboard.clockOffset : dashboard.receivedAt + dashboard.clockOffset;
@@ -187,7 +195,7 @@ function wantedView(): string {
 
 function viewFromHash(): View {
   const wanted = wantedView().toLowerCase();
-  return wanted === "" ? "Overview" : (VIEWS.find((name) => name.toLowerCase() === wanted) ?? null);
+  return wanted === "" || location.hash.startsWith(KEY_HASH) ? "Overview" : (VIEWS.find((name) => name.toLowerCase() === wanted) ?? null);
 }
 
 function useView(): View {

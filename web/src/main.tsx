@@ -13,13 +13,9 @@ if (root) {
   const client = new Client();
   const store = new Store();
   const connection = new Connection(client, store);
-  const actions = nodeActions(
-    client,
-    (stopRequested) => store.update({ stopRequested }),
-    () => void connection.connect(),
-  );
+  const actions = nodeActions(client, (stopRequested) => store.update({ stopRequested }));
   const setup = setupCalls(client, () => void connection.connect());
   root.replaceChildren();
-  render(<App store={store} actions={actions} setup={setup} />, root);
+  render(<App store={store} actions={actions} setup={setup} enter={(key) => connection.enterWith(key)} />, root);
   connection.start();
 }

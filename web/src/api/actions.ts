@@ -25,7 +25,6 @@ export interface NodeActions {
   downloadReport: () => Promise<Download>;
   readSettings: () => Promise<Record<string, Setting>>;
   changeSetting: (name: string, value: unknown) => Promise<string>;
-  unlock: (secret: string) => Promise<boolean>;
 }
 
 export interface Download {
@@ -33,7 +32,7 @@ export interface Download {
   content: Blob;
 }
 
-export function nodeActions(client: Client, onStop: (asked: boolean) => void, onUnlocked: () => void): NodeActions {
+export function nodeActions(client: Client, onStop: (asked: boolean) => void): NodeActions {
   const send = async (path: string, body: unknown = {}) => (await client.command<CommandBody>(path, body)).message;
   return {
     pause: (seconds) => send("/api/training/pause", seconds === undefined ? {} : { duration_seconds: seconds }),
@@ -56,10 +55,5 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void, on
     downloadReport: () => client.download("/api/diagnostics"),
     readSettings: () => client.get<Record<string, Setting>>("/api/config"),
     changeSetting: async (name, value) => (await client.command<CommandBody>("/api/config", { [name]: value }, "PATCH")).message,
-    unlock: async (secret) => {
-      const session = await client.openSession(secret);
-      if (session.authenticated) onUnlocked();
-      return session.authenticated;
-    },
   };
 }

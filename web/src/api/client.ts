@@ -26,9 +26,9 @@ export class Client {
   private csrfToken: string | null = null;
   private readonly known = new Map<string, { tag: string; answer: unknown }>();
 
-  /** Opens or renews the session: the cookie comes with it, the token goes back with every command. */
-  async openSession(secret?: string): Promise<SessionBody> {
-    const init = secret === undefined ? {} : { method: "POST", body: JSON.stringify({ secret }) };
+  /** Opens a session with a key, or renews that of the cookie; the token goes back with every command. */
+  async openSession(key?: string): Promise<SessionBody> {
+    const init = key === undefined ? {} : { method: "POST", body: JSON.stringify({ secret: key }) };
     const session = await this.json<SessionBody>("/api/session", init);
     this.csrfToken = session.csrf_token;
     return session;
@@ -73,7 +73,7 @@ export class Client {
     return response;
   }
 
-  /** When the node was restarted and knows this session no more, a new one is opened, once. */
+  /** When another tab has opened a new session, its token is read, once. */
   private async renewed<T>(call: () => Promise<T>): Promise<T> {
     try {
       return await call();

@@ -295,7 +295,6 @@ export interface RunSummary {
   /** sum over the training nodes with the first layers [tokens/s]; null: the snapshot is older than 30 s */
   tokens_per_second: number | null;
   hash_agreement_rate: number | null; // 1 when alone [0..1]
-  model_hashes: Record<string, string>; // state root of each node that reported one
   loss_trend: LossTrend;
   training_verified: boolean;
   is_converging: boolean;
@@ -303,6 +302,7 @@ export interface RunSummary {
   failed_syncs: number;
   sync_success_rate: number | null; // null without a round with others [0..1]
   diloco: DilocoStatus;
+  model_hashes: Record<string, string>; // state root of each node that reported one
   nodes: RunNode[];
   local: TrainingStatus;
 }
@@ -317,9 +317,7 @@ export interface SamplesStatus {
 
 /** The session of the dashboard, with the token that it needs to send commands. */
 export interface SessionBody {
-  authenticated: boolean;
-  secret_required: boolean; // true: the owner must enter the API secret first
-  csrf_token: string | null; // value of the X-NeuroShard-CSRF header; null when not authenticated
+  csrf_token: string; // value of the X-NeuroShard-CSRF header
   setup: boolean; // true: the node waits to be set up; only the wizard's routes answer
 }
 

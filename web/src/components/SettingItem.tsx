@@ -68,10 +68,17 @@ export function SettingItem({ row, reachable, save }: Props) {
           After a restart: <b>{row.later}</b>. Until then {row.shown}.
         </p>
       )}
-      {!row.editable && <p class="small muted">{row.name.startsWith("token") ? "A secret: it is never typed into a page." : `Set ${row.applies}.`}</p>}
+      {!row.editable && <p class="small muted">{elsewhere(row)}</p>}
       {isOpen && <Field {...{ row, text, problem, reachable, setText, submit, close }} />}
     </li>
   );
+}
+
+/** Why a page cannot change this setting, and how its owner does. */
+function elsewhere({ name, owner, applies }: SettingRow): string {
+  if (name === "token") return "A secret: it is never typed into a page.";
+  if (owner === "") return `Set ${applies}.`;
+  return `No page can change it. Use ${owner.replaceAll("`", "")}${owner.includes("config.toml") ? "" : ", or config.toml"}.`;
 }
 
 interface FieldProps {

@@ -90,7 +90,7 @@ function whenStarted(url: string, calls: SetupCalls, onLate: () => void): () => 
   const ask = async () => {
     if (new URL(url).port !== location.port) return location.assign(url);
     if (await calls.isNode()) {
-      location.replace("#/overview"); // unlike replaceState it notifies the page, which would look for a view named as the step
+      location.replace(new URL(url).hash); // the node's key: another data folder has another secret than the wizard
       return calls.openDashboard();
     }
     if (Date.now() > end) onLate();

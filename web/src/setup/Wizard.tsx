@@ -8,7 +8,6 @@ import { Banner } from "../components/parts";
 import { ThemeToggle } from "../components/ThemeToggle";
 import { CheckStep, WordsStep } from "./BackupSteps";
 import { ComputerStep } from "./ComputerStep";
-import { Locked } from "./Locked";
 import type { SetupCalls, Step } from "./setup";
 import { allowedStep, STEPS } from "./setup";
 import { StartStep } from "./StartStep";
@@ -32,11 +31,10 @@ export interface StepProps {
   onChange: (setup: SetupBody, next?: Step) => void;
 }
 
-export function Wizard({ authenticated, calls }: { authenticated: boolean; calls: SetupCalls }) {
+export function Wizard({ calls }: { calls: SetupCalls }) {
   const [setup, setSetup] = useState<SetupBody | null>(null);
   const wanted = useWantedStep();
-  const { gone, problem } = useHeartbeat(authenticated, calls, setSetup);
-  if (!authenticated) return <Frame>{<Locked calls={calls} />}</Frame>;
+  const { gone, problem } = useHeartbeat(calls, setSetup);
   if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const step = allowedStep(setup, wanted);
   const onChange = (changed: SetupBody, next?: Step) => {
@@ -59,11 +57,10 @@ export function Wizard({ authenticated, calls }: { authenticated: boolean; calls
  * Asks at once and again and again, so that the program knows of the page and the page of the program: whether that is
  * gone, and what was wrong last. The first answer, and that of a program that came back, is handed on.
  */
-function useHeartbeat(authenticated: boolean, calls: SetupCalls, onAnswer: (setup: SetupBody) => void): { gone: boolean; problem: string } {
+function useHeartbeat(calls: SetupCalls, onAnswer: (setup: SetupBody) => void): { gone: boolean; problem: string } {
   const [gone, setGone] = useState(false);
   const [problem, setProblem] = useState("");
   useEffect(() => {
-    if (!authenticated) return;
     let isAwaited = true;
     const beat = async () => {
       try {
@@ -82,7 +79,7 @@ function useHeartbeat(authenticated: boolean, calls: SetupCalls, onAnswer: (setu
     void beat();
     const timer = setInterval(() => void beat(), BEAT_MS);
     return () => clearInterval(timer);
-  }, [authenticated, calls]);
+  }, [calls]);
   return { gone, problem };
 }
 

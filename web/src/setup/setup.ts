@@ -2,7 +2,6 @@
 
 import type { FinishedBody, SetupBody } from "../api/responses";
 import type { Client } from "../api/client";
-import { NodeError } from "../api/client";
 
 export interface Choices {
   data_dir?: string;
@@ -18,7 +17,6 @@ export interface SetupCalls {
   finish: () => Promise<FinishedBody>;
   isNode: () => Promise<boolean>; // whether the node answers in the wizard's place
   openDashboard: () => void;
-  unlock: (secret: string) => Promise<boolean>;
 }
 
 export function setupCalls(client: Client, openDashboard: () => void): SetupCalls {
@@ -32,12 +30,11 @@ export function setupCalls(client: Client, openDashboard: () => void): SetupCall
     isNode: async () => {
       try {
         return (await client.get<{ status: string }>("/health")).status !== "setup";
-      } catch (error) {
-        return error instanceof NodeError && error.status === 401; // a node with --host asks for its secret
+      } catch {
+        return false;
       }
     },
     openDashboard,
-    unlock: async (secret) => (await client.openSession(secret)).authenticated,
   };
 }
 

@@ -12,7 +12,7 @@ const HIDDEN_MS = 60_000; // a tab nobody looks at gives its connection back aft
 const READ_MS = 2_000; // between two readings of the curve, the peers and the numbers of the run
 const MAX_LOGS = 1_000;
 const LONGEST_WAIT_SECONDS = 10;
-const SETUP_KEY = "#setup-key=";
+export const KEY_HASH = "#key="; // of an address that opens a session, once
 
 export class Connection {
   private source: EventSource | null = null;
@@ -33,6 +33,15 @@ export class Connection {
     setInterval(() => void this.watch(), 3_000);
     setInterval(() => void this.refresh(), READ_MS);
     document.addEventListener("visibilitychange", () => this.onVisibility());
+    addEventListener("hashchange", () => {
+      if (location.hash.startsWith(KEY_HASH)) void this.connect();
+    });
+  }
+
+  /** Opens a session with a key that its reader has pasted: the key alone, or an address that contains it. */
+  async enterWith(text: string): Promise<void> {
+    await this.client.openSession(text.trim().split(KEY_HASH).pop());
+    await this.connect();
   }
 
   /** First answers over plain calls, then the event stream. Also after the node was gone. */
@@ -44,11 +53,7 @@ export class Connection {
     try {
       const session = await this.enter();
       if (session.setup) {
-        this.store.update({ link: { kind: "setup", authenticated: session.authenticated } });
-        return;
-      }
-      if (session.secret_required && !session.authenticated) {
-        this.store.update({ link: { kind: "locked", message: "" } });
+        this.store.update({ link: { kind: "setup" } });
         return;
       }
       await this.readEverything();
@@ -62,9 +67,9 @@ export class Connection {
     }
   }
 
-  /** With the key that the program has put into the address, which is good for once, or with the cookie. */
+  /** With the key in the address, which works once, or with the cookie. */
   private async enter(): Promise<SessionBody> {
-    const key = location.hash.startsWith(SETUP_KEY) ? location.hash.slice(SETUP_KEY.length) : null;
+    const key = location.hash.startsWith(KEY_HASH) ? location.hash.slice(KEY_HASH.length) : null;
     if (key !== null) {
       history.replaceState(null, "", location.pathname);
       try {
@@ -145,7 +150,9 @@ export class Connection {
     try {
       await this.readSummaries();
     } catch (error) {
-      if (error instanceof NodeError && error.status === 0) await this.checkHealth();
+      if (!(error instanceof NodeError)) return;
+      if (error.status === 0) await this.checkHealth();
+      if (error.status === 401) this.onFailure(error); // the session has ended
     }
   }
 
@@ -163,11 +170,11 @@ export class Connection {
   }
 
   private onFailure(error: unknown): void {
+    this.close();
     if (error instanceof NodeError && error.status === 401) {
-      this.store.update({ link: { kind: "locked", message: error.message } });
+      this.store.update({ link: { kind: "locked" } });
       return;
     }
-    this.close();
     this.failures += 1;
     const wait = Math.min(2 ** (this.failures - 1), LONGEST_WAIT_SECONDS);
     const now = Date.now() / 1000;
@@ -185,6 +192,7 @@ export class Connection {
   private onVisibility(): void {
     clearTimeout(this.hiddenTimer);
     if (document.hidden) this.hiddenTimer = setTimeout(() => this.close(), HIDDEN_MS);
+    else if (this.store.current.link.kind === "locked") void this.connect(); // another tab may have opened a session
     else if (this.source === null && this.store.current.link.kind === "live") void this.connect();
   }
 

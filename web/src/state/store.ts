@@ -9,8 +9,8 @@ import { emptyCurve } from "../curve/series";
 export type Link =
   | { kind: "connecting" }
   | { kind: "live" }
-  | { kind: "setup"; authenticated: boolean } // it has no token yet
-  | { kind: "locked"; message: string } // started with --host: the secret is wanted first
+  | { kind: "setup" } // it has no token yet
+  | { kind: "locked" } // this browser has no session
   | { kind: "gone"; since: number; nextTry: number };
 
 export interface Dashboard {

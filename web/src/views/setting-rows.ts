@@ -7,6 +7,7 @@ export interface Setting {
   source: string;
   allowed: string;
   applies: string;
+  owner: string; // how its owner changes it, where a page may not; otherwise empty
   after_restart?: unknown; // what is stored, where another value holds until then
 }
 
@@ -25,7 +26,6 @@ export interface SettingGroup {
 }
 
 const IN_CAPITALS = /\b(cpu|gb|gpu|lan|json|url)\b/g;
-const NEVER_HERE = new Set(["token", "token_file"]); // secrets are not typed into a page
 const REST = "More";
 const GROUPS: readonly (readonly [string, RegExp])[] = [
   ["When it works", /^(train|idle_|pause_|cpu_percent|gpu_)/],
@@ -57,7 +57,7 @@ function settingRows(config: Record<string, Setting>): SettingRow[] {
     title: titleOf(name),
     shown: shownSetting(setting.value, setting.allowed),
     later: "after_restart" in setting ? shownSetting(setting.after_restart, setting.allowed) : null,
-    editable: !NEVER_HERE.has(name) && !setting.applies.startsWith("only"),
+    editable: setting.owner === "" && name !== "token" && !setting.applies.startsWith("only"),
     choices: choicesOf(setting),
   }));
 }
