@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 5.0
 REPORT_SECONDS = 0.5
 FRESH_SECONDS = 30.0  # largest age of a donor's snapshot; instead of an older one the donor makes a new one
 MOST_DONORS = 4
-MOST_ASKED = 16  # nodes that may keep a copy
+MOST_ASKED = 16  # nodes that may keep a copy, and candidates without a seat at a time
 PARTIAL_FILE, PARTIAL_NAME = "incoming.part", "incoming.snapshot"
 
 ReportWait = Callable[[str], None]
@@ -61,6 +61,8 @@ class Joining:
     offload: BlockingRunner = anyio.to_thread.run_sync
     report_percent: Callable[[int], None] = lambda _: None  # receives the part of the state fetched, 0..100
     _liars: set[NodeId] = field(default_factory=set[NodeId])
+    _failed: set[NodeId] = field(default_factory=set[NodeId])  # donors whose state did not come
+    _turns: int = 0  # candidates that have had their turn to be asked
     _waits_since: float | None = None  # start of the wait for the next averaged step
     _chain: Chain | None = None  # the newest that any node proved; None while the stage has no foundation here
 
@@ -81,12 +83,10 @@ class Joining:
         if own is None and self.expects_others:
             await self._hear_of_others()
         while True:
-            asked = candidates(self.swarm, self.identity.layers)
-            statuses = await query_statuses(self.swarm.asking, self._stage, asked)
+            statuses = await query_statuses(self.swarm.asking, self._stage, self._to_ask())
             statuses |= local_copy(self.swarm, self._stage)
             await self._learn_chain(list(statuses))
-            fitting = {node: status for node, status in statuses.items() if node not in self._liars}
-            best = choose_donor(self._on_chain(fitting), own)
+            best = self._choose_donor(self._on_chain(statuses), own)
             if best is None:
                 if own is not None or not was_trained(self.swarm):
                     return own is not None
@@ -96,6 +96,35 @@ class Joining:
             ):
                 return True
             await anyio.sleep(LOOK_SECONDS)
+
+    def _to_ask(self) -> list[NodeId]:
+        """The seats of the stage and some other candidates, different ones each time."""
+        nodes, founding, chain = candidates(self.swarm, self.identity.layers), self._founding(), self._chain
+        if founding is None:
+            return nodes
+        committee = founding.start.committee if chain is None else chain.committee
+        seats = {seat.node_id for seat in committee.seats}
+        others, start = [node for node in nodes if node not in seats], self._turns
+        self._turns += MOST_ASKED
+        others = others[start % max(1, len(others)) :] + others[: start % max(1, len(others))]
+        return [*(node for node in nodes if node in seats), *others[:MOST_ASKED]]
+
+    def _choose_donor(self, statuses: Mapping[NodeId, ReplicaStatus], own: ReplicaStatus | None) -> NodeId | None:
+        """A donor that has not failed since all were tried: an established member if possible, as others may be names
+        that cost nothing.
+        """
+        established = frozenset[NodeId]() if self._chain is None else self._chain.ledger.established
+        honest = {node: status for node, status in statuses.items() if node not in self._liars}
+        live = {node: status for node, status in honest.items() if status.is_live and status.steps > 0}
+        for failed in (self._failed, ()):
+            left = {node: status for node, status in (live or honest).items() if node not in failed}
+            first = {node: status for node, status in left.items() if node in established}
+            best = choose_donor(first or left, own)
+            best = choose_donor(left) if best is None and own is None else best
+            if best is not None:
+                return best
+            self._failed.clear()
+        return None
 
     async def _learn_chain(self, peers: Sequence[NodeId]) -> None:
         """Ask for the newest certified state, starting from the one that this disk knows. A fork is only reported.
@@ -188,6 +217,7 @@ class Joining:
             self._liars.add(first)
             _LOG.warning("Node %s sent an unusable state of %s: %s", first, _named(self.identity.layers), error)
         except DonorError as error:
+            self._failed.add(first)
             self.report(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
             _LOG.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
         else:
@@ -207,6 +237,8 @@ class Joining:
         await self.offload(partial(_note, name, manifests[first].snapshot))
         line = statuses[first].line
         others = [node for node, status in statuses.items() if status.line == line and status.is_live and node != first]
+        if self._chain is not None:  # the whole download would wait for the manifests of silent names
+            others = list(self._chain.ledger.established.intersection(others))
         async with anyio.create_task_group() as tasks:
             for node in sorted(others)[: MOST_DONORS - 1]:
                 tasks.start_soon(self._add_manifest, node, manifests)

@@ -11,21 +11,10 @@ from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Complete
 from neuroshard.consensus.round_messages import Phase, Quorum
 from neuroshard.consensus.slices import digest_of
-from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
-from neuroshard.state.outer_state import line_from_json, outer_root
-from tests.worlds.nodes import HeldStage, StageWorld, living, play
+from tests.worlds.nodes import StageWorld, living, play, root_on_disk
 from tests.worlds.rounds import value_of
-
-
-def root_on_disk(stage: HeldStage) -> str:
-    (newest,) = stage.store.generations()[:1]
-    path = Path(newest.path)
-    manifest = stage.store.read_manifest(path)
-    tensors, line = path.with_name(manifest.tensors.file), line_from_json(manifest.meta.extra.get("outer"))
-    layout = snapshot_layout(stage.identity.architecture, stage.identity.layers)
-    return outer_root(tensors, layout, newest.outer_step, line)
 
 
 def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:

@@ -412,12 +412,14 @@ def play(folder: Path, scenario: Callable[[StageWorld], Awaitable[None]], **chan
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def root_of(store: CheckpointStore, stage: HeldStage) -> str:
+def root_on_disk(stage: HeldStage) -> str:
     """Of the newest checkpoint's outer state."""
-    generation = store.generations()[0]
-    file = Path(generation.path).with_suffix(".safetensors")
-    line = line_from_json(store.read_manifest(Path(generation.path)).meta.extra.get("outer"))
-    return outer_root(file, snapshot_layout(SHAPE, stage.identity.layers), generation.outer_step, line)
+    (newest,) = stage.store.generations()[:1]
+    path = Path(newest.path)
+    manifest = stage.store.read_manifest(path)
+    tensors, line = path.with_name(manifest.tensors.file), line_from_json(manifest.meta.extra.get("outer"))
+    layout = snapshot_layout(stage.identity.architecture, stage.identity.layers)
+    return outer_root(tensors, layout, newest.outer_step, line)
 
 
 @asynccontextmanager
