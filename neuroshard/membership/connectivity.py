@@ -187,7 +187,7 @@ def _addresses_in(
     )
 
 
-WANTED_CONNECTIONS = 8
+WANTED_CONNECTIONS = 8  # in a run of friends, with its members: strangers that connect take no place away
 DIALS_AT_ONCE = 4
 DIAL_SECONDS = 20.0
 LOOK_SECONDS = 1.0
@@ -363,14 +363,16 @@ class Networking:
                     self.book.try_all_again()
                 now = anyio.current_time()
                 connected = network.transport.peers()
-                for address in self._to_dial(now, connected, dialling):
+                served = [peer for peer in connected if not network.gate.refusal(peer)]
+                for address in self._to_dial(now, connected, dialling, has_enough=len(served) >= WANTED_CONNECTIONS):
                     dialling.add(address.text)
                     tasks.start_soon(self._dial, network, address, limiter, dialling)
                 await sleep_to_tick(LOOK_SECONDS)
 
-    def _to_dial(self, now: float, connected: frozenset[NodeId], dialling: set[str]) -> list[KnownAddress]:
+    def _to_dial(
+        self, now: float, connected: frozenset[NodeId], dialling: set[str], *, has_enough: bool
+    ) -> list[KnownAddress]:
         """Addresses to dial now: all that are due while connections are missing, then only given ones."""
-        has_enough = len(connected) >= WANTED_CONNECTIONS
         due = self.book.given_due(now, connected) if has_enough else self.book.due(now, connected)
         return [address for address in due if address.text not in dialling][:DIALS_AT_ONCE]
 

@@ -26,6 +26,7 @@ from neuroshard.network.libp2p.gossip_messages import (
     message_id,
 )
 from neuroshard.network.limits import TokenBucket
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.types import NodeId
 
 DEGREE, LEAST_DEGREE, MOST_DEGREE = 4, 3, 6  # low: the busiest node of a tree sends one copy over each of its links
@@ -93,8 +94,10 @@ def _flood(peer: _Peer) -> ItemOutcome:
 class GossipRouter:
     """The gossip decisions of one node."""
 
-    def __init__(self, random: Random, max_bytes: int = GOSSIP_BYTES) -> None:
+    def __init__(self, random: Random, max_bytes: int = GOSSIP_BYTES, gate: MembershipGate | None = None) -> None:
+        """Without `gate` every peer is served. A peer that the gate refuses takes no link away from another one."""
         self._random = random
+        self._gate = gate or MembershipGate()
         self._peers: dict[NodeId, _Peer] = {}
         self._topics: dict[TopicId, _Topic] = {}
         self._seen = SeenIds(max_bytes // 4)
@@ -141,9 +144,9 @@ class GossipRouter:
         """Send a message to this node's links. A node that does not listen itself sends it to a few listeners."""
         message = message_id(topic, data)
         self._remember(message, topic, data, now)
-        if topic in self._topics and self._topics[topic].links:
+        if topic in self._topics and self._served(self._topics[topic].links):
             return self._passed_on(topic, message, data, None)
-        listeners = [peer for peer, known in self._peers.items() if topic in known.topics]
+        listeners = self._listeners(topic)
         chosen = self._random.sample(listeners, min(DEGREE, len(listeners)))
         return [(peer, Item(ItemKind.MESSAGE, topic, data)) for peer in chosen]
 
@@ -300,7 +303,8 @@ class GossipRouter:
             return [(peer, Item(ItemKind.PRUNE, topic))]
         sends: Sends = []
         if len(mine.links) >= MOST_DEGREE:
-            if mine.has_made_room:
+            has_needless = len(self._served(mine.links)) < len(mine.links)
+            if self._gate.refusal(peer) or (mine.has_made_room and not has_needless):
                 return [(peer, Item(ItemKind.PRUNE, topic))]
             sends = self._room(topic, mine, now)
         if len(known.topics) < MAX_TOPICS_OF_PEER:
@@ -313,19 +317,23 @@ class GossipRouter:
 
         Otherwise the first few nodes of a swarm would fill each other's links, and later ones would not get any.
         """
-        mine.has_made_room = True
-        ended = self._random.choice([p for p, link in mine.links.items() if link.is_lazy] or list(mine.links))
+        needless = [peer for peer in mine.links if self._gate.refusal(peer)]
+        mine.has_made_room = mine.has_made_room or not needless
+        ended = self._random.choice(
+            needless or [peer for peer, link in mine.links.items() if link.is_lazy] or list(mine.links)
+        )
         self._end_link(ended, topic, now)
         return [(ended, Item(ItemKind.PRUNE, topic))]
 
     def _filled(self, topic: TopicId, now: float) -> Sends:
         """New links while there are too few."""
         known = self._topics.get(topic)
-        if known is None or len(known.links) >= LEAST_DEGREE:
+        linked = 0 if known is None else len(self._served(known.links))
+        if known is None or linked >= LEAST_DEGREE:
             return []
         known.backoff = {peer: until for peer, until in known.backoff.items() if until > now}
         free = [p for p in self._listeners(topic) if p not in known.links and p not in known.backoff]
-        chosen = self._random.sample(free, min(DEGREE - len(known.links), len(free)))
+        chosen = self._random.sample(free, min(DEGREE - linked, len(free)))
         known.links.update({peer: _Link() for peer in chosen})
         return [(peer, Item(ItemKind.GRAFT, topic)) for peer in chosen]
 
@@ -335,7 +343,7 @@ class GossipRouter:
         if len(links) <= MOST_DEGREE:
             return []
         shuffled = self._random.sample(list(links), len(links))
-        needless = sorted(shuffled, key=lambda peer: not links[peer].is_lazy)
+        needless = sorted(shuffled, key=lambda peer: (not self._gate.refusal(peer), not links[peer].is_lazy))
         ended = needless[: len(links) - DEGREE]
         for peer in ended:
             self._end_link(peer, topic, now)
@@ -347,7 +355,11 @@ class GossipRouter:
             known.backoff[peer] = now + BACKOFF_SECONDS
 
     def _listeners(self, topic: TopicId) -> list[NodeId]:
-        return [peer for peer, known in self._peers.items() if topic in known.topics]
+        return self._served(peer for peer, known in self._peers.items() if topic in known.topics)
+
+    def _served(self, peers: Iterable[NodeId]) -> list[NodeId]:
+        """The peers that the gate lets in: the others get no message."""
+        return [peer for peer in peers if not self._gate.refusal(peer)]
 
     def _link(self, peer: NodeId, topic: TopicId) -> _Link | None:
         known = self._topics.get(topic)

@@ -124,7 +124,7 @@ class _Node:
             own_addresses=self._addresses,
             report=self.report,
         )
-        router = GossipRouter(SystemRandom(), parts.gossip_bytes)
+        router = GossipRouter(SystemRandom(), parts.gossip_bytes, self.gate)
         self.gossip = Libp2pGossip(self.connections, self.report, tasks, router, self.gate)
         self.directory = KademliaDirectory(
             self.transport,
