@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median_low
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
 from neuroshard.consensus.chain import Step
-from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import (
     Accuse,
     Effect,
@@ -89,10 +89,10 @@ class AllReduce:
         self._setting = setting
         self._own = own
         self._intents = {one.member.node_id: one.body for one in intents}
-        self._order = [member.node_id for member in self.members]
+        self._order = list(map(attrgetter("node_id"), self.members))
         self._everybody = setting.everybody | set(self._order)
         step = setting.step
-        self._facts = _facts(step, [(one.member, one.body) for one in intents])
+        self._facts = _facts(step, intents)
         upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
         if step.committee.is_open:
             reducers = draw(setting.plan, upload, step.ledger.seed, AMONG_STRANGERS)
@@ -113,8 +113,8 @@ class AllReduce:
     @property
     def aggregate(self) -> tuple[Encoded, ...] | None:
         """The encoded aggregate, once enough reducers of every slice agree and its bytes are here."""
-        found = [one.agreed_result for one in self._slices]
-        return None if any(one is None for one in found) else tuple(one for one in found if one is not None)
+        found = [result for one in self._slices if (result := one.agreed_result) is not None]
+        return tuple(found) if len(found) == len(self._slices) else None
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -357,13 +357,13 @@ class AllReduce:
         return [Accuse(node, what, proof)]
 
 
-def _facts(step: Step, intents: Sequence[tuple[GroupMember, Intent]]) -> MemberFacts:
-    commitments, are_friends = [intent.commitment for _, intent in intents], not step.committee.is_open
+def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
+    commitments = list(map(attrgetter("body.commitment"), intents))
     return MemberFacts(
-        work=tuple(float(intent.sequences) for _, intent in intents),
-        established=tuple(step.ledger.counts(member.node_id) for member, _ in intents),
-        originals=tuple(commitments.index(one) for one in commitments),
-        are_friends=are_friends,
+        work=tuple(map(float, map(attrgetter("body.sequences"), intents))),
+        established=tuple(map(step.ledger.counts, map(attrgetter("member.node_id"), intents))),
+        originals=tuple(map(commitments.index, commitments)),
+        are_friends=not step.committee.is_open,
     )
 
 

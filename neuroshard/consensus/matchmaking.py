@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 
 from neuroshard.consensus.chain import Chain, ChainLedger, Step, has_one_node_per_wallet
 from neuroshard.consensus.committee import GroupMember
@@ -158,7 +159,8 @@ class Matchmaking:
 
     def asked(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Replicas whose answers a look waits for: they have answered lately, and they count."""
-        return [node for node in self.responsive(now) if ledger is None or ledger.counts(node)]
+        here = self.responsive(now)
+        return here if ledger is None else list(filter(ledger.counts, here))
 
     def unproven(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Some of the other replicas, different ones each time: they are asked next to the others, never awaited."""
@@ -166,11 +168,12 @@ class Matchmaking:
 
     def _some(self, nodes: Collection[NodeId], ledger: ChainLedger | None) -> list[NodeId]:
         """The seats among these nodes and some others, different ones each time: no number of names hides a seat."""
-        seats = frozenset[NodeId]() if ledger is None else {seat.node_id for seat in ledger.committee.seats}
-        rest = sorted(node for node in nodes if node not in seats)
+        seats = () if ledger is None else ledger.committee.seats
+        first = set(map(attrgetter("node_id"), seats)).intersection(nodes)
+        rest = sorted(set(nodes) - first)
         start = self._turns % max(1, len(rest))
         self._turns += ASKED_AT_ONCE
-        return [*sorted(seats.intersection(nodes)), *(rest[start:] + rest[:start])[:ASKED_AT_ONCE]]
+        return [*sorted(first), *(rest[start:] + rest[:start])[:ASKED_AT_ONCE]]
 
     def note_probed(self, found: Mapping[NodeId, ReplicaStatus], now: float) -> None:
         """Record the answers of `unproven` replicas."""
@@ -181,8 +184,8 @@ class Matchmaking:
         self, asked: Sequence[NodeId], answers: Mapping[NodeId, ReplicaStatus], now: float
     ) -> Mapping[NodeId, ReplicaStatus]:
         """The answers of a look, with the last ones of replicas that no look waits for."""
-        here = set(self.responsive(now)).difference(asked)
-        self._probed = {node: status for node, status in self._probed.items() if node in here}
+        for node in self._probed.keys() - set(self.responsive(now)).difference(asked):
+            del self._probed[node]
         return {**self._probed, **answers}
 
     def note_answers(self, nodes: Sequence[NodeId], now: float) -> None:

@@ -87,12 +87,12 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence
     if not upload:
         raise ValueError("a slice has a reducer")
     order = sorted(upload, key=partial(hash_parts, "neuroshard/reducer", seed))
-    quotas = _quotas([upload[node] for node in order], plan.count)
-    chosen = [node for node, quota in zip(order, quotas, strict=True) for _ in range(quota)]
-    spares = (
-        [node for node in order[index % len(order) :] + order if node != chosen[index]] for index in range(plan.count)
-    )
-    return [Reducers((node,), others[0] if others else None) for node, others in zip(chosen, spares, strict=True)]
+    quotas, chosen = _quotas(list(map(upload.__getitem__, order)), plan.count), list[Reducers]()
+    for place, node in enumerate(order):
+        others = order[place + 1 :] + order[:place]
+        for index in range(quotas[place]):
+            chosen.append(Reducers((node,), others[index % len(others)] if others else None))
+    return chosen
 
 
 def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> Sequence[Reducers]:
@@ -134,7 +134,9 @@ def _quotas(uploads: Sequence[int], total: int) -> list[int]:
     quotas = [0] * len(uploads)
     weights = [max(1, upload) for upload in uploads]
     for _ in range(total):  # each to the member furthest below its share
-        open_places = [place for place in range(len(uploads)) if quotas[place] < cap]
-        place = max(open_places, key=lambda place: (weights[place] / (quotas[place] + 1), -place))
+        place = max(
+            range(len(uploads)),
+            key=lambda place: (quotas[place] < cap, weights[place] / (quotas[place] + 1), -place),
+        )
         quotas[place] += 1
     return quotas
