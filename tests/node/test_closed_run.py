@@ -13,13 +13,19 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from benchmarks.friends import befriend, invitation_to
+from benchmarks.friends import BEFORE_EVERY_TEST, befriend, invitation_to
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.consensus.stage_chain import CHAIN
 from neuroshard.exchange.data_files import DATA
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
-from neuroshard.identity.invitations import Invitation, InvitationError
+from neuroshard.identity.invitations import (
+    Invitation,
+    InvitationError,
+    InvitationTerms,
+    InvitedPlaces,
+    invite,
+)
 from neuroshard.membership.announcements import Announcement, report_topic
 from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
@@ -36,7 +42,7 @@ from neuroshard.runs.offer import RunAnswer, RunOffer, RunRequest
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus, TrainingStatus
-from neuroshard.types import Architecture, LayerRange, NodeId
+from neuroshard.types import Architecture, LayerRange, NodeId, RunId
 from tests.worlds.claims import identity_of
 
 START = 1_800_000_000.0
@@ -202,18 +208,55 @@ def said(member_pass: bytes | None = None) -> Announcement:
     return Announcement(OFFER.run_id, 1, None, None, START, 500, False, "1", member_pass=member_pass)
 
 
-def test_a_pass_of_another_wallet_opens_nothing(tmp_path: Path) -> None:
+def one_use(*, owner: Wallet = OWNER, run: RunId = OFFER.run_id, days: float = 1.0) -> Invitation:
+    terms = InvitationTerms(START + 86_400 * days, 1, "once")
+    return invite(owner, run, terms, InvitedPlaces("friends"), seed=bytes(32))
+
+
+FOREIGN = Wallet.from_secret(TokenSecret("hex", bytes([77] * 32)))
+MEMBER, GUEST = (identity_of(number).delegation.grant.wallet_public_key for number in (1, STRANGER))
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (invitation_to(OFFER.run_id, OWNER).pass_for(MEMBER, BEFORE_EVERY_TEST), ASK),  # the pass of another wallet
+        (one_use(days=-1).pass_for(GUEST, BEFORE_EVERY_TEST), "expired"),
+        (one_use(owner=FOREIGN).pass_for(GUEST, BEFORE_EVERY_TEST), "another run"),
+        (one_use(run=RunId("ab" * 32)).pass_for(GUEST, BEFORE_EVERY_TEST), "another run"),
+        (one_use().pass_for(GUEST, BEFORE_EVERY_TEST), "used up"),
+        (invitation_to(OFFER.run_id, OWNER).pass_for(GUEST, BEFORE_EVERY_TEST), "revoked"),
+        (b"no pass at all", "cannot be read"),
+    ],
+    ids=["stolen", "expired", "foreign owner", "foreign run", "used up", "revoked", "damaged"],
+)
+def test_a_pass_that_is_not_valid_opens_nothing(tmp_path: Path, shown: bytes, reason: str) -> None:
+    """The only use of the invitation is taken, and the owner has revoked the one for everybody."""
+
     async def scenario(world: Friends, tasks: Any) -> None:
         await serving(world, tasks, [0])
-        line = world.network.join(identity_of(STRANGER).node_id)
-        friend = identity_of(1).delegation.grant.wallet_public_key
-        stolen = invitation_to(OFFER.run_id, OWNER).pass_for(friend, START)
-        announced = signed_announcement(identity_of(STRANGER), said(stolen), now())
         (owner,) = ids(0)
-        await anyio.sleep(1)
-        hello = Frame(HANDSHAKE, HandshakeMessage(announced, None, ()))
-        with pytest.raises(PeerRefusedError, match=ASK):
+        await anyio.sleep(PAPERS_SECONDS + 1)
+
+        async def knock(number: int, member_pass: bytes) -> None:
+            line = world.network.join(identity_of(number).node_id)
+            announced = signed_announcement(identity_of(number), said(member_pass), now())
+            hello = Frame(HANDSHAKE, HandshakeMessage(announced, None, ()))
             await line.request(owner, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=5)
+
+        for number, invitation in ((3, one_use()), (4, invitation_to(OFFER.run_id, OWNER))):
+            await knock(
+                number, invitation.pass_for(identity_of(number).delegation.grant.wallet_public_key, BEFORE_EVERY_TEST)
+            )
+        await anyio.sleep(PAPERS_SECONDS + 1)
+        StoredPasses(tmp_path / "node-0", OFFER).revoke(OWNER, "everybody")
+        await anyio.sleep(PAPERS_SECONDS + 20)
+        with pytest.raises(PeerRefusedError, match=reason):
+            await knock(STRANGER, shown)
+        with pytest.raises(PeerRefusedError, match=ASK):
+            await world.network.network_of(identity_of(STRANGER).node_id).transport.request(
+                owner, Frame(REPLICA_STATUS), timeout_seconds=5
+            )
 
     play(tmp_path, scenario)
 
