@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "learning": ("learning", ()),
     "codecs": ("codecs", ()),
     "together": ("together", ()),
+    "muon": ("muon", ()),
     "real_together": ("real_together", ()),
     "diloco": ("diloco", ()),
     "diloco_long": ("diloco", ("long",)),

@@ -64,8 +64,8 @@ def measure() -> Report:
     conditions = (
         f"{SHAPE.layer_count} layers of {SHAPE.hidden_size}; {BATCH} x {SHAPE.sequence_length} bytes per inner step "
         f"and replica, {REPLICAS} replicas, from nothing; a warm-up of {INNER.warmup_steps} steps, then a cosine "
-        f"down to a tenth of a tuned rate: {chosen}. Arms without the name of an optimizer have AdamW. Held-out text; seeds "
-        f"{', '.join(map(str, SEEDS))}; means with their 95 % interval (Student's t), differences paired by seed. "
+        f"down to a tenth of a tuned rate: {chosen}. Arms without the name of an optimizer have AdamW. Held-out text; "
+        f"seeds {', '.join(map(str, SEEDS))}; means with their 95 % interval (Student's t), paired by seed. "
         f"{time.monotonic() - began:,.0f} s."
     )
     return Report("muon", "Muon as the inner optimizer", tuple(rows), (conditions,))

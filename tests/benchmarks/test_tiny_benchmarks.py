@@ -35,7 +35,7 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
 }
 GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
     "learning": (
-        *("together", "diloco", "schemes", "rare_rounds", "overlap", "churn", "attacks"),
+        *("together", "muon", "diloco", "schemes", "rare_rounds", "overlap", "churn", "attacks"),
         "pipeline_quality",
     ),
     "parts": (

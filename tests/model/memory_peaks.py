@@ -1,6 +1,6 @@
 """A program that does the work of a node, or of a middle stage with open microbatches, and prints its peak bytes.
 
-memory_peaks.py training DEPTH VOCABULARY SEQUENCE BATCH THREADS BF16
+memory_peaks.py training DEPTH VOCABULARY SEQUENCE BATCH THREADS BF16 MUON
 memory_peaks.py stage DEPTH VOCABULARY SEQUENCE BATCH OPEN KEPT
 """
 
@@ -63,7 +63,7 @@ def stage(model: StageModel, optimizer: torch.optim.AdamW, buffer: Tensor) -> No
     position = 0
     for parameter in model.parameters():
         moments = optimizer.state[parameter]
-        for tensor in (parameter.detach(), moments["exp_avg"], moments["exp_avg_sq"]):
+        for tensor in (parameter.detach(), *(moment for moment in moments.values() if moment.dim())):
             buffer[position : position + tensor.numel()] = tensor.flatten()
             position += tensor.numel()
     with Path(os.devnull).open("wb") as sink:
@@ -80,15 +80,16 @@ def evaluate_and_generate(model: StageModel, batch: int) -> None:
         model.logits(model(tokens[:1, :-1], cache)[:, -1:])
 
 
-def train(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool) -> None:
+def train(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool, muon: bool) -> None:
     for name in LIBRARIES.split():
         importlib.import_module(name)
     torch.set_num_threads(threads)
     model = StageModel(architecture_for(depth, vocabulary, sequence))
     initialise(model, 0)
-    optimizer = make_inner_optimizer(model, InnerOptimization())
+    optimizer = make_inner_optimizer(model, InnerOptimization(optimizer="muon" if muon else "adamw"))
     state = fresh_outer_state(flatten(model))
-    buffer = torch.zeros(3 * len(state.anchor))
+    moments = [moment for held in optimizer.state.values() for moment in held.values()]
+    buffer = torch.zeros(len(state.anchor) + sum(moment.numel() for moment in moments if moment.dim()))
     for _ in range(2):
         train_step(model, optimizer, batch, bf16)
         train_step(model, optimizer, batch, bf16)
@@ -147,8 +148,8 @@ def drive_stage(
 if __name__ == "__main__":
     values = [int(text) for text in sys.argv[2:]]
     if sys.argv[1] == "training":
-        *shape, threads_, bf16_ = values
-        train(*shape, threads=threads_, bf16=bool(bf16_))
+        *shape, threads_, bf16_, muon_ = values
+        train(*shape, threads=threads_, bf16=bool(bf16_), muon=bool(muon_))
     else:
         *shape, open_, kept = values
         drive_stage(*shape, open_at_a_time=open_, kept_graphs=kept)

@@ -21,8 +21,10 @@ SCRIPT = Path(__file__).with_name("memory_peaks.py")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as on Linux")
 
 
-def measured_peak(depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool) -> int:
-    return peak_of("training", depth, vocabulary, sequence, batch, threads, bf16)
+def measured_peak(
+    depth: int, vocabulary: int, sequence: int, batch: int, *, threads: int, bf16: bool = False, muon: bool = False
+) -> int:
+    return peak_of("training", depth, vocabulary, sequence, batch, threads, bf16, muon)
 
 
 def peak_of(work: str, *values: int) -> int:
@@ -52,6 +54,14 @@ def test_measured_peaks_stay_under_the_need_and_the_limit(
     need = memory_need(architecture, None, batch).host_bytes
     assert peak < need <= limit_mb * 1e6
     assert need < 1.6 * peak
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_the_measured_peak_with_muon_stays_under_its_need() -> None:
+    architecture = architecture_for(8, 2_000, 64)
+    peak = measured_peak(architecture.layer_count, 2_000, 64, 1, threads=1, muon=True)
+    assert peak < memory_need(architecture, None, 1, optimizer="muon").host_bytes < 1.6 * peak
 
 
 @pytest.mark.parametrize("kept_graphs", [8, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 0))])

@@ -110,6 +110,7 @@ def test_a_later_version_may_change_what_is_listed(changes: dict[str, Any]) -> N
         (replace(FIRST, version=2, genesis=replace(FIRST.genesis, root="12" * 32)), "genesis.root"),
         (replace(FIRST, version=2, inner=replace(FIRST.inner, schedule="linear")), "inner.schedule"),
         (replace(FIRST, version=2, inner=replace(FIRST.inner, warmup_steps=1)), "inner.warmup_steps"),
+        (replace(FIRST, version=2, inner=replace(FIRST.inner, optimizer="muon")), "inner.optimizer, .* moments .* not"),
         (replace(FIRST, version=2, inner=replace(FIRST.inner, decay_steps=2)), "inner.decay_steps"),
         (replace(FIRST, version=2, inner=replace(FIRST.inner, final_fraction=0.5)), "inner.final_fraction"),
         (replace(FIRST, version=2, outer=replace(FIRST.outer, momentum=0.5)), "outer.momentum"),
