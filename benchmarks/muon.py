@@ -43,8 +43,8 @@ MUON_ARMS = (
     Arm(MUON_SYNCHRONOUS, data_of=REPLICAS, optimizer="muon"),
 )
 # `python -m benchmarks.muon` prints the loss of every arm at each of these rates; MUON_TUNED has the rates in use.
-MUON_RATES = (2e-3, 4e-3, 8e-3, 16e-3)
-MUON_TUNED = {MUON_ALONE: 4e-3, MUON_TOGETHER: 4e-3, MUON_SHORT: 4e-3, MUON_SYNCHRONOUS: 8e-3}
+MUON_RATES = (4e-3, 8e-3, 12e-3, 16e-3)
+MUON_TUNED = {MUON_ALONE: 8e-3, MUON_TOGETHER: 8e-3, MUON_SHORT: 8e-3, MUON_SYNCHRONOUS: 12e-3}
 
 
 def measure() -> Report:

@@ -170,7 +170,8 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     architecture = _architecture(config["architecture"], pins.next_merge_id)
     if "genesis" not in config and architecture.vocabulary_size >= FIRST_MERGE_ID:  # fewer ids than the data set has
         pins = replace(pins, next_merge_id=min(pins.next_merge_id, architecture.vocabulary_size))
-    inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
+    optimizer = "muon" if config.get("inner_optimizer") == "muon" else "adamw"  # apply_config reports any other value
+    inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size, optimizer))
     base = run_parameters(Proposal(architecture, BATCH_SIZE, inner), pins, name="run")
     derived: dict[str, JsonValue] = {}
     batch, is_staged = config.get("batch_size", BATCH_SIZE), config.get("num_stages", 1) != 1

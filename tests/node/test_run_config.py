@@ -234,6 +234,8 @@ def test_what_is_left_out_is_as_in_a_run_of_ones_own(tmp_path: Path) -> None:
     parameters = new_parameters(read(tmp_path, "architecture = { depth = 4 }"), PINS)
     assert parameters.architecture == architecture_for(4, 512, 512)
     assert parameters.inner.learning_rate == scaled_learning_rate(parameters.architecture.hidden_size)
+    muon = new_parameters(read(tmp_path, 'inner_optimizer = "muon"\narchitecture = { depth = 4 }'), PINS)
+    assert muon.inner == replace(parameters.inner, optimizer="muon", learning_rate=2 * parameters.inner.learning_rate)
     assert (parameters.batch_size, parameters.sequences_per_step, parameters.outer.inner_steps) == (4, 4, 100)
     assert (parameters.admission, parameters.outer.trim_fraction) == ("friends", 0.1)
     assert run_parameters_from_json(run_parameters_to_json(parameters)) == parameters

@@ -9,12 +9,14 @@ from pathlib import Path
 import anyio
 import pytest
 
+from neuroshard.config.run_parameters import InnerOptimization, InnerOptimizerName
 from neuroshard.network import Link
 from neuroshard.node.stage_copies import CopyTimes, copy_is_due
 from tests.worlds.nodes import StageWorld, copies_of, living, play, steps_of, until_held
 
 
-def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path, optimizer: InnerOptimizerName) -> None:
     async def scenario(world: StageWorld) -> None:
         async with living(world, [0, 1, 2, 0]) as (first, _second, third, spare):
             await anyio.sleep(100)
@@ -33,7 +35,7 @@ def test_a_lost_stage_is_taken_over_from_its_copy(tmp_path: Path) -> None:
             await anyio.sleep(60)
             assert steps_of(taker) > taker.began_steps[-1] + 40
 
-    play(tmp_path, scenario)
+    play(tmp_path, scenario, inner=InnerOptimization(optimizer=optimizer))
 
 
 def test_the_first_copy_is_made_with_the_first_steps(tmp_path: Path) -> None:
@@ -155,7 +157,8 @@ def test_a_newcomer_that_is_told_to_hold_a_lost_stage_waits_and_says_so(tmp_path
     play(tmp_path, scenario)
 
 
-def test_a_newcomer_begins_where_the_others_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_newcomer_begins_where_the_others_are(tmp_path: Path, optimizer: InnerOptimizerName) -> None:
     async def scenario(world: StageWorld) -> None:
         async with living(world, [0, 1, 2], moves=False):
             await anyio.sleep(100)
@@ -164,7 +167,7 @@ def test_a_newcomer_begins_where_the_others_are(tmp_path: Path) -> None:
             await anyio.sleep(25)
             assert newcomer.began_steps[0] > 60
 
-    play(tmp_path, scenario)
+    play(tmp_path, scenario, inner=InnerOptimization(optimizer=optimizer))
 
 
 def test_a_new_run_begins_at_once(tmp_path: Path) -> None:

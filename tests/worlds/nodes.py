@@ -18,7 +18,7 @@ import trio
 from anyio.abc import TaskGroup
 from trio.testing import MockClock
 
-from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
+from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
@@ -76,13 +76,13 @@ SINGLE = tuple(StageRange(index, index + 1) for index in range(3))
 SAVE_STEPS = 10
 
 
-def offer_of(shape: Architecture, outer: OuterOptimization = OuterOptimization()) -> RunOffer:  # noqa: B008 - frozen
+def offer_of(shape: Architecture, inner: InnerOptimization, outer: OuterOptimization) -> RunOffer:
     """A run of this model in three stages."""
-    parameters = RunParameters("test", 1, shape, 3, 1, 4, 7, PINS, outer=outer)
+    parameters = RunParameters("test", 1, shape, 3, 1, 4, 7, PINS, inner, outer)
     return RunOffer.of_new_run(SignedRunParameters.sign(OWNER, parameters))
 
 
-OFFER = offer_of(SHAPE)
+OFFER = offer_of(SHAPE, InnerOptimization(), OuterOptimization())
 
 
 def now() -> float:
@@ -99,6 +99,7 @@ class HeldStage:
     clock: Callable[[], float]
     save_steps: int = SAVE_STEPS
     outer: OuterOptimization | None = None
+    inner: InnerOptimization | None = None
     steps: int = 0
     outer_step: int = 0
     is_wanted: bool = False
@@ -106,7 +107,8 @@ class HeldStage:
     may_be_taken: Callable[[float], bool] = lambda _waited_seconds: True
 
     def __post_init__(self) -> None:
-        self._staging = StagingBuffers(snapshot_layout(self.identity.architecture, self.identity.layers, self.outer))
+        layout = snapshot_layout(self.identity.architecture, self.identity.layers, self.outer, self.inner)
+        self._staging = StagingBuffers(layout)
         self._saved = 0
 
     def restore(self) -> None:
@@ -269,7 +271,8 @@ class StageNode:
         is_invited = self.number != 0
         joining = Joining(self.swarm, identity, store, self.told.append, is_invited, self.may_catch_up, offload=at_once)
         await joining.prepare()
-        stage = HeldStage(index, identity, store, self.now, self.world.save_steps, self.world.outer)
+        world = self.world
+        stage = HeldStage(index, identity, store, self.now, world.save_steps, world.outer, world.inner)
         stage.restore()
         self.began_steps.append(stage.steps)
         return stage
@@ -364,6 +367,7 @@ class StageWorld:
     folder: Path
     shape: Architecture = SHAPE
     save_steps: int = SAVE_STEPS  # a checkpoint, when nobody asks for one
+    inner: InnerOptimization = field(default_factory=InnerOptimization)
     outer: OuterOptimization = field(default_factory=OuterOptimization)
     leave_seconds: float = 0.0  # from the decision to go elsewhere until everything is saved and let go
     nodes: list[StageNode] = field(default_factory=list[StageNode])
@@ -371,7 +375,7 @@ class StageWorld:
 
     def __post_init__(self) -> None:
         self.tasks: TaskGroup
-        self.offer = offer_of(self.shape, self.outer)
+        self.offer = offer_of(self.shape, self.inner, self.outer)
 
     def add_again(self, node: StageNode) -> StageNode:
         """The same node, started again on its disk."""
