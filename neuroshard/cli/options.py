@@ -20,7 +20,7 @@ Host = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Address to serve on; any other than loopback requires the API secret. (default: 127.0.0.1)",
+        help="Address to serve on; one that is not loopback lets other computers connect. (default: 127.0.0.1)",
     ),
 ]
 GenesisSource = Annotated[

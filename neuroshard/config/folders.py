@@ -10,6 +10,7 @@ An installation made by the installers keeps several versions side by side:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import stat
@@ -25,6 +26,7 @@ from neuroshard.errors import DiskFullError, StorageError, UsageError
 
 CONFIG_FILE = "config.toml"
 PROBE_BYTES = 65_536  # minimum space for a node's lock, keys and settings
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,7 @@ def prepare_data_dir(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe.write_bytes(bytes(PROBE_BYTES))
         if os.name == "posix" and (mode := folder.stat().st_mode) & 0o077:
-            if mode & stat.S_ISVTX:
-                raise StorageError(f"All users share the folder {folder}.", "Name a folder of your own in it.")
-            folder.chmod(0o700)  # it contains keys, and the page that opens the dashboard
+            _close_for_others(folder, mode)
     except OSError as error:
         if is_disk_full(error):
             raise DiskFullError(
@@ -131,6 +131,18 @@ def prepare_data_dir(folder: Path) -> None:
     finally:
         with contextlib.suppress(OSError):  # the probe may not exist
             probe.unlink(missing_ok=True)
+
+
+def _close_for_others(folder: Path, mode: int) -> None:
+    """Take the rights of other users: it contains keys, and the page that opens the dashboard. Raises OSError."""
+    if mode & stat.S_ISVTX:
+        raise StorageError(f"All users share the folder {folder}.", "Name a folder of your own in it.")
+    try:
+        folder.chmod(0o700)
+    except PermissionError:
+        if mode & 0o022:  # others could replace files
+            raise
+        _LOG.warning("Other users can read the data folder %s, because its disk does not support modes.", folder)
 
 
 POINTER = "current"

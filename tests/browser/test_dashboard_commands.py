@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ import snapshots
 from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import Page, expect
 
+from neuroshard.api.access import SessionKeys
 from neuroshard.status.board import Generate, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
-from tests.worlds.api import ServedNode
+from tests.worlds.api import SECRET, ServedNode
 
 pytestmark = pytest.mark.browser
 
@@ -76,17 +78,18 @@ def test_a_refusal_is_shown_in_words(start_node: StartNode, open_page: OpenPage)
     page = open_page(node.url, excused="responded with a status of")
     pause = page.get_by_role("button", name="Pause")
     expect(pause).to_be_enabled()
-    page.context.clear_cookies()
     node.publish(lambda status: replace(status, state=NodeState.FAILED, state_reason="The model was lost."))
     pause.click()
     expect(page.get_by_text("The node has failed: The model was lost.")).to_be_visible()
 
 
-def test_a_lost_session_is_renewed(start_node: StartNode, open_page: OpenPage) -> None:
+def test_a_page_goes_on_in_the_session_that_another_tab_has_opened(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(node.url, excused="responded with a status of")
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()
-    page.context.clear_cookies()
+    keys, origin = SessionKeys(SECRET, node.port), node.url.rstrip("/")
+    cookie = keys.new_cookie(origin, time.time())  # the page has the token of the session before
+    page.context.add_cookies([{"name": keys.cookie_name, "value": cookie, "url": origin}])
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
     assert node.taken == [Pause()]

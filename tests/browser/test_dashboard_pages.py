@@ -17,6 +17,7 @@ from playwright.sync_api import Page, expect
 from neuroshard.status.board import Pause
 from neuroshard.status.owner_policy import OwnerPolicyStatus, SensorReading, TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeState
+from tests.worlds.api import SECRET
 
 pytestmark = pytest.mark.browser
 
@@ -102,7 +103,7 @@ def begin_to_change(page: Page, name: str):
 
 def test_the_report_is_downloaded_and_holds_no_secret(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
-    node.ring.append(1.0, "INFO", "neuroshard", f"a secret {'a' * 43} in {Path.home()}/x")
+    node.ring.append(1.0, "INFO", "neuroshard", f"a secret {SECRET} in {Path.home()}/x")
     page = open_page(f"{node.url}#log")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download the report").click()

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -74,13 +73,15 @@ class FirstRun:
         return self.opened.read_text(encoding="utf-8").splitlines() if self.opened.exists() else []
 
     def wait_for_page(self, count: int = 1) -> str:
-        """The newest address once so many were opened, as a browser without a desktop's names reaches it."""
+        """The newest address once so many were opened: always the page of the key, so that no command line has it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(self.addresses()) < count:
             assert time.monotonic() < deadline, "no page was opened"
             time.sleep(0.02)
-        parts = urlsplit(self.addresses()[-1])
-        return parts._replace(netloc=f"127.0.0.1:{parts.port}").geturl()
+        address = self.addresses()[-1]
+        assert address.startswith("file:")
+        assert "key=" not in address
+        return address
 
     def health(self) -> str:
         """What answers at the port: `setup`, `ok`, or nothing."""
@@ -126,7 +127,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.process]
 PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 WALLET = Wallet.from_secret(parse_token(PHRASE)).wallet_id
 REFUSALS = "Failed to load resource"  # by the node, or because it is not there
-WAITING = {"api-secret": "0o600", "instance.lock": "0o600"}  # what lies in the data folder before the end
+WAITING = {"api-secret": "0o600", "dashboard.html": "0o600", "instance.lock": "0o600"}  # until it is finished
 SLOW_MS = 30_000
 
 
@@ -174,11 +175,18 @@ def check_second_start(desktop: FirstRun, words: str) -> None:
     assert (second.returncode, words in told) == (0, True), told
 
 
+def check_other_browser(address: str, open_page: OpenPage) -> None:
+    """The page of a second start opens the dashboard in another browser of the owner."""
+    page = open_page(address, excused=REFUSALS)
+    check_dashboard(page)
+    page.goto("about:blank")
+
+
 def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, open_page: OpenPage) -> None:
     with started(desktop) as process:
         page = open_page(desktop.wait_for_page(), excused=REFUSALS)
         heading(page, "Welcome. Which wallet?")
-        assert "setup-key" not in page.url
+        assert "key=" not in page.url
         check_page(page)
         press(page, "Next")
         heading(page, "Write these words down")
@@ -222,7 +230,7 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         check_dashboard(page)
         assert (desktop.health(), process.poll()) == ("ok", None)
         check_second_start(desktop, "already runs")
-        assert desktop.addresses()[-1] == f"http://localhost:{desktop.port}"
+        check_other_browser(desktop.addresses()[-1], open_page)
         page.goto("about:blank")
         process.terminate()
         log, _ = process.communicate(timeout=60)
@@ -310,13 +318,14 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
         press(page, "Next")
         heading(page, "What may it use?")
         stranger = open_page(url, excused=REFUSALS)  # the same address in another browser: its key is used up
-        heading(stranger, "NeuroShard waits to be set up")
+        heading(stranger, "NeuroShard is locked")
         check_page(stranger)
         check_second_start(desktop, "already waits for its set-up")
         with started(desktop, "generate", "Once") as command:
             told, _ = command.communicate(timeout=60)
         assert (command.returncode, "`neuroshard` opens it again" in told) == (1, True), told
         stranger.goto(desktop.wait_for_page(2))
+        heading(stranger, "What may it use?")
         stranger.reload()
         heading(stranger, "What may it use?")  # the same set-up, further on
         stranger.goto("about:blank")

@@ -135,6 +135,21 @@ def test_a_phrase_with_a_wrong_word_is_3_and_is_not_repeated(neuroshard: Command
     assert wrong not in outcome.err
 
 
+def test_an_option_in_place_of_the_token_is_2(neuroshard: Command, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("--verbose\n")
+    folder = ("--data-dir", tmp_path / "node", "--headless")
+    for outcome in (
+        neuroshard(*folder, "--token", "--help"),
+        neuroshard(*folder, "--token=-v"),
+        neuroshard(*folder, "--token-file", tmp_path / "token"),
+        neuroshard("wallet", "show", "--token", "--json"),
+        neuroshard.having(NEUROSHARD_TOKEN="-x")(*folder),
+    ):
+        assert outcome.code == 2, outcome.err
+        assert "begins with -, as an option does" in outcome.err
+    assert not (tmp_path / "node").exists()
+
+
 def test_an_unreadable_token_file_is_3(neuroshard: Command, tmp_path: Path) -> None:
     outcome = neuroshard("--data-dir", tmp_path, "--token-file", tmp_path / "nowhere")
     assert outcome.code == 3

@@ -70,7 +70,7 @@ def test_states_are_listed_and_gone_back_to(owner: Command, trained_folder: Path
     assert "resumes from step" in run_without_torch(owner, *restore)
 
 
-@pytest.mark.parametrize("command", [["status"], ["stop"], ["pause"], ["logs"], ["generate", "x"]])
+@pytest.mark.parametrize("command", [["status"], ["open"], ["stop"], ["pause"], ["logs"], ["generate", "x"]])
 def test_nobody_waits_to_hear_that_no_node_runs(owner: Command, command: list[str]) -> None:
     assert run_without_torch(owner, *command, code=4) == ""
 

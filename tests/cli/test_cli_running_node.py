@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import stat
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from benchmarks.node_process import NodeProcess, free_port, running_node
@@ -89,6 +91,43 @@ def test_status_tells_people_and_programs_the_same(neuroshard: Command, node: No
     assert facts["wallet_id"] == Wallet.from_secret(parse_token(SECRET_TOKEN)).wallet_id
     assert (rows["state"], rows["reason"]) == ("paused", "Paused by the user.")
     assert rows["a kill could lose"].startswith("at most")
+
+
+def test_open_prints_the_way_in_where_no_browser_can_be_opened(neuroshard: Command, node: NodeProcess) -> None:
+    shown, facts = neuroshard("open"), neuroshard("open", "--json").json()
+    assert shown.code == 0, shown.err
+    page, address = Path(facts["page"]), shown.out.splitlines()[1]
+    assert (page.parent, f"file {page}" in shown.err) == (node.data_dir, True)
+    assert facts["address"] in page.read_text()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (page, page.parent)] == [0o600, 0o700]
+    for keyed in (address, facts["address"]):
+        url, _, key = keyed.partition("#key=")
+        assert url == f"http://localhost:{node.port}/"
+        asked = [httpx.post(f"{node.url}/api/session", json={"secret": key}, trust_env=False) for _ in range(2)]
+        assert [answer.status_code for answer in asked] == [200, 401]
+
+
+def test_open_gives_the_browser_a_page_and_no_command_line_the_key(
+    neuroshard: Command, node: NodeProcess, tmp_path: Path
+) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$@" >> "{opened}"\n')
+    browser.chmod(0o755)
+    shown = neuroshard.having(DISPLAY=":9", BROWSER=str(browser))("open")
+    assert (shown.code, "Your browser opens" in shown.out) == (0, True), shown.err
+    assert opened.read_text().split() == [(node.data_dir / "dashboard.html").as_uri()]
+    assert "key=" not in shown.out
+
+
+def test_a_token_for_programs_reads_and_changes_nothing(neuroshard: Command, node: NodeProcess) -> None:
+    headers = {"Authorization": f"Bearer {neuroshard('token', 'read').out.strip()}"}
+    with httpx.Client(base_url=node.url, headers=headers, trust_env=False) as program:
+        assert "neuroshard_tokens_total" in program.get("/metrics").text
+        assert program.patch("/api/config", json={"memory": 900}).status_code == 401
+        assert program.get("/api/session").status_code == 401
+    assert httpx.get(f"{node.url}/metrics", trust_env=False).status_code == 401
+    lost = neuroshard.having(NEUROSHARD_DATA_DIR=str(node.data_dir / "nothing"))("token", "read")
+    assert (lost.code, "--data-dir" in lost.err) == (2, True)
 
 
 def test_pause_and_resume(neuroshard: Command, node: NodeProcess) -> None:

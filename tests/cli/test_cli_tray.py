@@ -61,7 +61,9 @@ def test_the_menu_drives_a_real_node(quick: list[str], tmp_path: Path) -> None:
         assert node.resume() == "Training resumes."
         started.wait_for("training", lambda status: status["state"] == "training")
         assert node.open_dashboard() == ""
-        assert pages == [started.url]
+        assert pages == [(started.data_dir / "dashboard.html").as_uri()]
+        content = (started.data_dir / "dashboard.html").read_text()
+        assert f"http://localhost:{started.port}/#key=" in content
     assert not node.look().is_running
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,27 @@ def test_data_dir_is_private_and_an_unusable_one_says_what_to_do(tmp_path: Path)
     blocked.write_text("")
     with pytest.raises(StorageError, match="--data-dir"):
         prepare_data_dir(blocked / "data")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes of files")
+def test_a_data_dir_that_others_can_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    for mode in (0o755, 0o750, 0o701, 0o777, 0o700):
+        folder.chmod(mode)
+        prepare_data_dir(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o1777)  # as /tmp: closing it would harm every other program
+    with pytest.raises(StorageError, match="share the folder"):
+        prepare_data_dir(folder)
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+
+    def no_modes(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    folder.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", no_modes)
+    prepare_data_dir(folder)  # a disk for all systems, which has no modes: nobody else can write there
 
 
 def test_every_setting_has_a_note_and_an_application_time() -> None:

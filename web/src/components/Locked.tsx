@@ -48,9 +48,11 @@ export function Locked({ enter }: { enter: (key: string) => Promise<void> }) {
           Open the dashboard
         </button>
       </form>
-      <p class="text-bad small" role="alert">
-        {problem}
-      </p>
+      {problem && (
+        <p class="text-bad small" role="alert">
+          {problem}
+        </p>
+      )}
     </main>
   );
 }
