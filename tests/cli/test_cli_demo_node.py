@@ -26,13 +26,14 @@ def demo_of_text(neuroshard: Command, small_text: Path) -> Iterator[NodeProcess]
     neuroshard.home.mkdir()
     port = free_port()
     meant_for_a_node = neuroshard.having(NEUROSHARD_RUN="ab" * 32, NEUROSHARD_PEER=PEER)
+    folder = demo_folder(neuroshard.home / ".local/share/neuroshard", DemoOptions(text_folder=small_text))
     limits = ("--cpu-threads", 1, "--inner-steps", 7, "--max-storage", 50, "--no-training")
     command = neuroshard.arguments("demo", "--text", small_text, "--headless", "--port", port, *limits)
     with subprocess.Popen(
         command, env=meant_for_a_node.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            yield NodeProcess(process, port, neuroshard.home, 0.0)
+            yield NodeProcess(process, port, folder, 0.0)
         finally:
             process.kill()
 
