@@ -27,8 +27,12 @@ OWNER_SETTINGS = {key for key in Settings.model_fields if note_of(key).owner}
 TAKEOVER: dict[str, object] = {"update_url": "https://evil.example/update.json", "update_key": "ab" * 32}
 # All that a user can try without a key: files, processes, and every request of the dashboard's page.
 ATTACK = """
-import json, os, sys, urllib.error, urllib.request
-folder, url, takeover = sys.argv[1:]
+import encodings.idna, json, os, sys, urllib.error, urllib.request
+folder, url, takeover, user = sys.argv[1:]
+if user:  # from here on, all that this user may do; the modules may lie where only the owner reads
+    os.setgroups([])
+    os.setgid(int(user))
+    os.setuid(int(user))
 found = {}
 for name in ("", "api-secret", "dashboard.html", "config.toml"):
     try:
@@ -83,13 +87,9 @@ def node(folder: Path) -> Iterator[ServedNode]:
 
 def attack(node: ServedNode, folder: Path, user: int | None) -> dict[str, object]:
     """What the attacker's program finds, as this user."""
-    command = [sys.executable, "-I", "-c", ATTACK, str(folder), node.url.rstrip("/"), json.dumps(TAKEOVER)]
-    other = {} if user is None else {"user": user, "group": user, "extra_groups": list[int]()}
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/", **other)
-    except PermissionError:
-        pytest.skip("another user may not run this Python")
-    said = json.loads(ran.stdout)
+    arguments = [str(folder), node.url.rstrip("/"), json.dumps(TAKEOVER), "" if user is None else str(user)]
+    command = [sys.executable, "-I", "-c", ATTACK, *arguments]
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
     assert said["user"] == (os.getuid() if user is None else user)
     return dict(said["found"])
 
