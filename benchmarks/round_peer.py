@@ -25,17 +25,19 @@ from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
 from neuroshard.consensus.chain import Chain, Step
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
-from neuroshard.consensus.effects import AnyBody, Check, Checked, Complete, EncodedContribution, RoundConfig, ViewTiming
+from neuroshard.consensus.effects import AnyBody, Complete, EncodedContribution, RoundConfig, ViewTiming
 from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
 from neuroshard.consensus.round_messages import Quorum, VerifiedBody, most_message_bytes, signed_by
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import SlicePlan
+from neuroshard.consensus.sync_strategies import AcceptanceCheck
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity import NodeIdentity
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, RunId
 
@@ -58,7 +60,7 @@ class Peer:
             lambda received: RoundMessageQueue(STAGE, network.transport, most_message_bytes(4 * NUMBERS), received),
             RoundDependencies(
                 FileVoteLog(folder / identity.node_id),
-                self._check,
+                AcceptanceCheck(self._root_after, lambda: 1),
                 lambda _message: None,
                 self._certified,
             ),
@@ -116,10 +118,10 @@ class Peer:
     def _sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(self._identity, body, time.time())
 
-    async def _check(self, job: Check, _work: RoundWork) -> Checked:
-        """Its digest stands for the root: what the outer step costs is no part of a round's comparison."""
+    async def _root_after(self, aggregate: torch.Tensor, _outer_step: int, _work: CertifiedWork) -> str:
+        """Some numbers stand for the root: what the outer step costs is no part of a round's comparison."""
         await anyio.lowlevel.checkpoint()
-        return Checked(sha256("".join(job.digests).encode()).hexdigest())
+        return sha256(aggregate[:64].numpy().tobytes()).hexdigest()
 
 
 async def main() -> None:

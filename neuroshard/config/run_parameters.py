@@ -74,6 +74,8 @@ class OuterOptimization:
     round_share: Annotated[float, Meta(gt=0, le=1)] = field(
         default=0.1, metadata={"since": 5}
     )  # of the time, that exchanges take at most
+    # of the outer step: by its "law", or "measured" by the seats among that, half the momentum and the plain mean
+    choice: Literal["law", "measured"] = field(default="law", metadata={"since": 5})
 
 
 @dataclass(frozen=True)

@@ -293,8 +293,8 @@ class AllReduce:
         self._is_judging = True
         return [Judge(self.round_id, statistics, self._facts)]
 
-    def accepted_work(self, rows: Collection[int]) -> CertifiedWork:
-        """The lower medians of the claims that the established members make in these rows.
+    def accepted_work(self, rows: Collection[int], choices: Collection[tuple[NodeId, int]]) -> CertifiedWork:
+        """The lower medians of the claims that the established members make in these rows, and of the seats' choices.
 
         So no minority can raise it. At least one of the rows must be established.
         """
@@ -303,6 +303,7 @@ class AllReduce:
             median_low([intent.sequences for intent in intents]),
             _median([intent.exchange for intent in intents]),
             _median([intent.sequence for intent in intents]),
+            _median([choice for _, choice in choices]),
         )
 
     def uploads_and_seconds(self) -> tuple[tuple[tuple[NodeId, int], ...], int]:
@@ -378,7 +379,7 @@ def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -
     return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}
 
 
-def _median(codes: Iterable[int | None]) -> int | None:
-    """Lower median of the known codes; None without one."""
-    known = [code for code in codes if code is not None]
+def _median(numbers: Iterable[int | None]) -> int | None:
+    """Lower median of the known numbers; None without one."""
+    known = [number for number in numbers if number is not None]
     return median_low(known) if known else None

@@ -90,6 +90,7 @@ class RoundConfig:
     is_part: Callable[[int, Encoded], bool]  # whether bytes can be this slice of a contribution
     is_result: Callable[[int, Encoded], bool]  # whether bytes can be this slice of an aggregate
     timing: ViewTiming = ViewTiming()
+    candidates: int = 1  # for the outer step, that the seats measure; 1: they measure none
     most_members: int = MAX_MEMBERS  # at most, with a contribution
     may_vote: bool = True  # False: this node does not know which votes it has sent
     invited: frozenset[NodeId] = frozenset()  # strangers that may join and get this member's intent
@@ -217,6 +218,21 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Choose:
+    """Measure the candidates for the outer step on an aggregate. Answered with Chosen."""
+
+    round_id: str
+    aggregate: tuple[Encoded, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The answer to Choose."""
+
+    choice: int
+
+
+@dataclass(frozen=True)
 class Check:
     """Compute the state that an aggregate and the members' work lead to, and decide whether to vote for it.
 
@@ -261,8 +277,8 @@ class GiveUp:
 
 
 Computation: TypeAlias = MakeStatistics | Judge | Reduce
-Job: TypeAlias = Computation | Check
-JobResult: TypeAlias = Mapping[int, bytes] | Judged | Checked
+Job: TypeAlias = Computation | Choose | Check
+JobResult: TypeAlias = Mapping[int, bytes] | Judged | Chosen | Checked
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp
 
 

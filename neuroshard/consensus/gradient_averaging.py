@@ -8,7 +8,7 @@ there is no first phase.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, sqrt
@@ -30,7 +30,7 @@ from neuroshard.compression.power_sgd import (
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.adamw import AdamWState, replicated_adamw_step
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import PLAIN_MEAN, Nesterov, OuterState
 from neuroshard.optim.schedule import learning_rate_at
 
 FIRST_MOMENT, SECOND_MOMENT, RIGHT, BASIS = "first moment", "second moment", "right", "basis"
@@ -196,7 +196,12 @@ class AveragingStep:
     def terms(self) -> str:
         return self.averaging.phase(self.outer_step).terms
 
-    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
+    @property
+    def candidates(self) -> Sequence[Nesterov]:
+        return (PLAIN_MEAN,)
+
+    def next_state(self, state: OuterState, aggregate: Tensor, choice: int) -> OuterState:
+        """The state after the step, which has no other candidate."""
         return self.averaging.next_state(state, aggregate)
 
     @property

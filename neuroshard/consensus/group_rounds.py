@@ -16,11 +16,9 @@ from anyio.abc import TaskGroup
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
-from neuroshard.compression import MalformedVectorError, make_codec
+from neuroshard.compression import make_codec
 from neuroshard.consensus.chain import Chain, ChainError, ChainLedger, ForkError, Step
 from neuroshard.consensus.effects import (
-    Check,
-    Checked,
     Complete,
     EncodedContribution,
     RoundConfig,
@@ -98,7 +96,6 @@ class GroupRounds:
         self._matchmaking = Matchmaking(replica, times)
         self._asking = asking
         self._sign = sign
-        self.judging = judging
         self._earlier_life = ContributionRecovery(book, offload)
         self._offload = offload
         self._sent: _Sent | None = None
@@ -122,7 +119,7 @@ class GroupRounds:
             lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
             RoundDependencies(
                 book,
-                self._check,
+                judging,
                 self._heard,
                 self._extend,
                 asking.report,
@@ -491,19 +488,19 @@ class GroupRounds:
     def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[RoundConfig, RoundWork]:
         work = self._work(step.number)
         timing = ViewTiming.after(self._durations, work.encoded_bytes)
-        own, most = self._replica.member, self._replica.most_members
-        return RoundConfig(step, work.plan, own, expected, self._sign, work.is_part, work.is_result, timing, most), work
-
-    async def _check(self, job: Check, work: RoundWork) -> Checked:
-        try:
-            aggregate = await self._offload(partial(work.decoded, job.aggregate))
-        except MalformedVectorError as error:
-            return Checked("", str(error))
-        root = await self.judging.root_after(aggregate, work.outer_step, job.work)
-        if not root:
-            return Checked("", "This node has continued to another step.")
-        objection = "" if self.judging.objection is None else await self.judging.objection(aggregate, root)
-        return Checked(root, objection)
+        setting = RoundConfig(
+            step,
+            work.plan,
+            self._replica.member,
+            expected,
+            self._sign,
+            work.is_part,
+            work.is_result,
+            timing,
+            self.actor.judging.candidates(),
+            self._replica.most_members,
+        )
+        return setting, work
 
     async def _agreed(self, complete: Complete) -> Agreed:
         """The meaning of the end of this replica's step, including a contribution from before a restart."""

@@ -6,6 +6,7 @@ One view, as the methods here see it:
 
     GATHER    enter -> intents; the proposer's `_propose` -> _take_proposal
     EXCHANGE  _begin_exchange -> AllReduce: parts, statistics, Judge, results; `_look` when the aggregate is whole
+    CHOOSE    if a measurement is due: Choose -> choices to the proposer -> those of a quorum to all
     VOTE      Check -> _checked -> Voting.prepare -> (quorum) commit -> (quorum) Complete
     too late  tick -> _give_up_view -> the next view, whose proposal repeats the highest lock if there is one
 """
@@ -23,6 +24,8 @@ from neuroshard.consensus.committee import Entry
 from neuroshard.consensus.effects import (
     Check,
     Checked,
+    Choose,
+    Chosen,
     Complete,
     Effect,
     EncodedContribution,
@@ -44,6 +47,7 @@ from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
     CertificateSaid,
+    ChoicesSaid,
     ContributionSent,
     EntryEvidence,
     EvidenceSaid,
@@ -52,6 +56,7 @@ from neuroshard.consensus.round_messages import (
     Message,
     NewView,
     NewViewSaid,
+    OuterChoice,
     ProposalSaid,
     Quorum,
     ResultSaid,
@@ -93,6 +98,8 @@ class RoundStateMachine:
         self._ask_after = -inf
         self._proof: Quorum | None = None  # why the current view votes on an earlier value again
         self._judged: Judged | None = None
+        self._is_measuring = False  # the candidates for the outer step
+        self._choices: dict[NodeId, VerifiedBody[OuterChoice]] = {}  # of this round
         self._objection = ""
         # by digests and work: the same bytes with other claims lead to another state
         self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Callable[[Checked], Value | None]] = {}
@@ -115,7 +122,7 @@ class RoundStateMachine:
         exchange = self._exchange
         if self.completed is not None:
             phase = RoundPhase.ENDED
-        elif self._checking or self._proof is not None:
+        elif self._is_measuring or self._checking or self._proof is not None:
             phase = RoundPhase.VOTE
         else:
             phase = RoundPhase.GATHER if exchange is None else RoundPhase.EXCHANGE
@@ -192,7 +199,7 @@ class RoundStateMachine:
         match message:
             case IntentSaid() | NewViewSaid() | ProposalSaid():
                 effects += self._hear_of_views(message, now)
-            case ContributionSent() | StatementSaid() | ResultSaid():
+            case ContributionSent() | StatementSaid() | ResultSaid() | ChoicesSaid():
                 effects += self._take_part(sender, message)
             case VoteSaid() | CertificateSaid():
                 # ask the sender of a certificate for its aggregate first, and others only after some time
@@ -225,6 +232,11 @@ class RoundStateMachine:
                 effects = exchange.made_statistics(answer)
             case Reduce(), Mapping():
                 effects = exchange.reduced(answer)
+            case Choose(), Chosen(choice):
+                said = ChoicesSaid((self.setting.sign(OuterChoice(job.round_id, choice)),))
+                proposer = self.setting.step.proposer(self.view)
+                is_mine = proposer == self.setting.self_id
+                effects = self._take_choices(proposer, said) if is_mine else [Say(frozenset({proposer}), said)]
             case _:
                 raise TypeError(f"{type(answer).__name__} is not an answer to {type(job).__name__}")
         return [*effects, *self._look()]
@@ -353,8 +365,9 @@ class RoundStateMachine:
 
     def _enter_view(self, view: int, now: float) -> None:
         self._exchange = self._proof = self._judged = None
-        self._objection, self._proposed_entries = "", ()
+        self._objection, self._proposed_entries, self._is_measuring = "", (), False
         self._checking.clear()
+        self._choices.clear()
         self._views.begin(view, now)
 
     def _say_new_view(self, missing: tuple[NodeId, ...]) -> list[Effect]:
@@ -366,9 +379,12 @@ class RoundStateMachine:
 
     # The exchange and its result
 
-    def _take_part(self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid) -> list[Effect]:
+    def _take_part(
+        self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid | ChoicesSaid
+    ) -> list[Effect]:
         exchange = self._exchange
-        round_id = message.round_id if isinstance(message, ContributionSent) else message.signed.body.round_id
+        is_plain = isinstance(message, ContributionSent | ChoicesSaid)
+        round_id = message.round_id if is_plain else message.signed.body.round_id
         if exchange is None or exchange.round_id != round_id:
             self._views.keep_early(sender, message, round_id)
             return []
@@ -379,16 +395,45 @@ class RoundStateMachine:
                 effects = exchange.take_statement(message)
             case ResultSaid():
                 effects = exchange.take_result(message)
+            case ChoicesSaid():
+                effects = self._take_choices(sender, message)
         return [*effects, *self._look()]
 
+    def _take_choices(self, sender: NodeId, said: ChoicesSaid) -> list[Effect]:
+        """Collect the seats' choices as the proposer, and send those of a quorum; or take these from the proposer."""
+        setting, step, exchange = self.setting, self.setting.step, self._exchange
+        proposer, seats = step.proposer(self.view), step.committee.members
+        are_fit = all(one.member in seats and one.body.choice < setting.candidates for one in said.choices)
+        if exchange is None or self._has_chosen or not are_fit or proposer not in {setting.self_id, sender}:
+            return []
+        found = {one.member.node_id: one for one in said.choices}
+        if proposer == setting.self_id:
+            found |= self._choices  # the first choice of a seat counts
+        elif not step.is_quorum(found):
+            return []
+        self._choices = found
+        if proposer != setting.self_id or not self._has_chosen:
+            return []
+        return [Say(exchange.others, ChoicesSaid(tuple(found[node] for node in sorted(found))))]
+
+    @property
+    def _has_chosen(self) -> bool:
+        """Whether the choices of a quorum are here."""
+        return self.setting.step.is_quorum(self._choices)
+
     def _look(self) -> list[Effect]:
-        """Check the aggregate once it is complete."""
+        """Check the aggregate once it is complete, and the choices of a quorum are here if they are due."""
         exchange = self._exchange
         if exchange is None or exchange.verdict is None or (aggregate := exchange.aggregate) is None:
             return []
-        verdict = exchange.verdict
+        verdict, choices = exchange.verdict, tuple[tuple[NodeId, int], ...]()
+        if self.setting.candidates > 1:
+            if not self._has_chosen:
+                measures, self._is_measuring = self.setting.is_seat and not self._is_measuring, True
+                return [Choose(exchange.round_id, aggregate)] if measures else []
+            choices = tuple((node, self._choices[node].body.choice) for node in sorted(self._choices))
         names = [member.node_id for member in exchange.members]
-        digests, work = exchange.digests, exchange.accepted_work(verdict.accepted)
+        digests, work = exchange.digests, exchange.accepted_work(verdict.accepted, choices)
         uploads, seconds = exchange.uploads_and_seconds()
 
         def value_of(checked: Checked) -> Value:
@@ -407,6 +452,7 @@ class RoundStateMachine:
                 exchange=work.exchange,
                 sequence=work.sequence,
                 seconds=seconds,
+                choices=choices,
             )
             return self.setting.step.completed(value)
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
+from statistics import median_low
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -29,7 +30,7 @@ from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, Encoded
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, hash_parts, read_claim, sign_claim, verify_claim
-from neuroshard.optim.outer import LONGEST_CODE, CertifiedWork
+from neuroshard.optim.outer import LONGEST_CODE, MOST_CANDIDATES, CertifiedWork
 from neuroshard.types import PRINTABLE, HexDigest, NamedWallet, NodeId
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
@@ -42,6 +43,7 @@ OTHER_BYTES = 2 << 20  # per message, apart from slices of contributions and agg
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
 SliceIndex = Annotated[int, Meta(ge=0, lt=MAX_SLICES)]
+ChoiceIndex = Annotated[int, Meta(ge=0, lt=MOST_CANDIDATES)]  # see `candidates_at`
 DurationCode = Annotated[int, Meta(ge=0, le=LONGEST_CODE)]  # see `duration_code`
 _Reason = Annotated[str, Meta(max_length=200, pattern=PRINTABLE)]
 
@@ -131,6 +133,14 @@ class ResultDigests(DigestsOfSlices, frozen=True, forbid_unknown_fields=True):
     kind: ClassVar[str] = "round/result"
 
 
+class OuterChoice(Struct, frozen=True, forbid_unknown_fields=True):
+    """The author, a seat, has measured the candidates for the outer step on the aggregate of this round."""
+
+    kind: ClassVar[str] = "round/choice"
+    round_id: HexDigest
+    choice: ChoiceIndex
+
+
 class Vote(Struct, frozen=True, forbid_unknown_fields=True):
     """A vote on a value, in one of the two phases of a view."""
 
@@ -142,7 +152,16 @@ class Vote(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Body: TypeAlias = (
-    Intent | NewView | RoundProposal | StatisticsDigests | ResultDigests | Vote | Departure | Silence | VotingKey
+    Intent
+    | NewView
+    | RoundProposal
+    | StatisticsDigests
+    | ResultDigests
+    | OuterChoice
+    | Vote
+    | Departure
+    | Silence
+    | VotingKey
 )
 
 
@@ -169,6 +188,8 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     exchange: DurationCode | None = None
     sequence: DurationCode | None = None
     seconds: _Number = 0  # since the last value with an aggregate: the lower median of the contributing seats' claims
+    # of the outer step, by the seats of a quorum; none between two measurements
+    choices: Annotated[tuple[tuple[NamedNode, ChoiceIndex], ...], Meta(max_length=MAX_SEATS)] = ()
     entries: Annotated[tuple[Entry, ...], Meta(max_length=MAX_ENTRIES)] = ()
     next_committee: Committee | None = None  # None: the committee does not change
     ledger: HexDigest = NO_DIGEST  # digest of the ledger after this value
@@ -186,7 +207,8 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     @property
     def work(self) -> CertifiedWork:
         """The part of the value that advances the line's progress."""
-        return CertifiedWork(self.sequences, self.exchange, self.sequence)
+        choice = median_low(choice for _, choice in self.choices) if self.choices else None
+        return CertifiedWork(self.sequences, self.exchange, self.sequence, choice)
 
 
 def commitment_of(slice_digests: tuple[bytes, ...]) -> str:
@@ -371,6 +393,24 @@ class ResultSaid(_Announcement[ResultDigests], frozen=True, tag="result", forbid
     slices: Slices
 
 
+class ChoicesSaid(Struct, frozen=True, tag="choices", forbid_unknown_fields=True):
+    """A seat's choice, sent to the proposer, or those of a quorum, sent by the proposer to all participants."""
+
+    choices: Annotated[tuple[VerifiedBody[OuterChoice], ...], Meta(min_length=1, max_length=MAX_SEATS)]
+
+    def __post_init__(self) -> None:
+        _verify(OuterChoice, self.choices, "choices")
+        if len({one.body.round_id for one in self.choices}) > 1 or len({one.member for one in self.choices}) < len(
+            self.choices
+        ):
+            raise ValueError("the choices are of several rounds, or a seat chooses twice")
+
+    @property
+    def round_id(self) -> str:
+        """The round of all choices."""
+        return self.choices[0].body.round_id
+
+
 class EvidenceSaid(Struct, frozen=True, tag="evidence", forbid_unknown_fields=True):
     """Evidence for entries, sent to the seats: the proposer of the next view puts the entries into its proposal."""
 
@@ -414,6 +454,7 @@ Message: TypeAlias = (
     | ContributionSent
     | StatementSaid
     | ResultSaid
+    | ChoicesSaid
     | VoteSaid
     | EvidenceSaid
     | CertificateSaid
@@ -491,6 +532,8 @@ def author_of(message: Message) -> NodeId | None:
     """The author of a message, who must send it itself; None if any node may forward it."""
     match message:
         case ContributionSent() | CertificateSaid() | AggregateWanted() | AggregateSent() | EvidenceSaid():
+            return None
+        case ChoicesSaid():
             return None
         case _:
             return message.signed.member.node_id

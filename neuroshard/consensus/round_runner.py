@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from neuroshard.compression import MalformedVectorError
 from neuroshard.consensus.effects import (
     Accuse,
     Check,
     Checked,
+    Choose,
+    Chosen,
     Complete,
     Computation,
     Effect,
@@ -34,6 +36,7 @@ from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     AggregateWanted,
     CertificateSaid,
+    ChoicesSaid,
     EntryEvidence,
     EvidenceSaid,
     IntentSaid,
@@ -49,6 +52,7 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import Encoded
+from neuroshard.consensus.sync_strategies import AcceptanceCheck
 from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, VoteLog
 from neuroshard.consensus.voting import Aggregate, certificate_for, slices_for
 from neuroshard.errors import StorageError
@@ -57,6 +61,7 @@ from neuroshard.network.blocking import BlockingRunner
 from neuroshard.types import NodeId
 from neuroshard.waiting import Signal
 
+_KEPT = IntentSaid | NewViewSaid | ProposalSaid | ChoicesSaid | VoteSaid | CertificateSaid | EvidenceSaid
 MOST_MESSAGES = 16  # per node, apart from the large messages of a round: more than a node sends in two views
 MOST_BYTES = 1 << 20  # per node: some proposals of 64 members
 
@@ -90,20 +95,12 @@ _LOG = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 
 
-class CheckAggregate(Protocol):
-    """Computes the state that an aggregate leads to, and whether to vote for it."""
-
-    async def __call__(self, job: Check, work: RoundWork, /) -> Checked:
-        """Perform a Check effect."""
-        ...
-
-
 @dataclass(frozen=True)
 class RoundDependencies:
     """The parts of this node that the rounds of a stage use."""
 
     book: VoteLog
-    check: CheckAggregate
+    judging: AcceptanceCheck
     heard: Callable[[IntentSaid | EvidenceSaid], None]  # called with each message that may make this node enter a step
     certified: Callable[[Quorum], Awaitable[None]]  # called with each value that this node sees certified
     report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
@@ -130,6 +127,7 @@ class RoundRunner:
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = Signal()
         self.watch: Callable[[RoundProgress], None] = _unwatched  # called with the progress of the current round
+        self.judging = around.judging
         self._around = around
         self._running: _Running | None = None
         self._begun = Signal()
@@ -272,7 +270,7 @@ class RoundRunner:
             self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
             return
         await self._help(sender, message)
-        if isinstance(message, IntentSaid | NewViewSaid | ProposalSaid | VoteSaid | CertificateSaid | EvidenceSaid):
+        if isinstance(message, _KEPT):
             self._heard.keep(sender, message, sum(map(len, pieces)))
         running = self._running
         if running is not None:
@@ -343,7 +341,7 @@ class RoundRunner:
             case GiveUp(reason):
                 self._gave_up = reason
                 self.wake()
-            case Check():
+            case Check() | Choose():
                 if self._tasks is not None:
                     self._tasks.start_soon(self._check, running, effect)
             case _:
@@ -385,8 +383,22 @@ class RoundRunner:
             return False
         return True
 
-    async def _check(self, running: _Running, job: Check) -> None:
-        self._put(running, running.member.answered(job, await self._around.check(job, running.work)))
+    async def _check(self, running: _Running, job: Choose | Check) -> None:
+        answer, work, judging = Chosen(0) if isinstance(job, Choose) else Checked(""), running.work, self.judging
+        try:
+            aggregate = await self._around.offload(partial(work.decoded, job.aggregate))
+        except MalformedVectorError as error:
+            _LOG.warning("An aggregate cannot be decoded: %s", error)
+        else:
+            match job:
+                case Choose():
+                    answer = Chosen(0 if judging.choice is None else await judging.choice(aggregate))
+                case Check():
+                    root = await judging.root_after(aggregate, work.outer_step, job.work)
+                    objects = judging.objection if root else None  # without a root, the node is at another step
+                    objection = "" if objects is None else await objects(aggregate, root, job.work.choice)
+                    answer = Checked(root, objection)
+        self._put(running, running.member.answered(job, answer))
 
     async def _compute(self) -> None:
         while True:

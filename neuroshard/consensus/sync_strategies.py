@@ -6,7 +6,7 @@ round itself does not interpret it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias, assert_never
@@ -24,17 +24,18 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.inner_optimizer import EagerAdamW, zero_moments
 from neuroshard.optim.outer import (
+    PLAIN_MEAN,
     SPARTA_SLICES,
     STREAMED_FRAGMENTS,
     CertifiedWork,
     Fragment,
     LineProgress,
+    Nesterov,
     OuterState,
+    candidates_at,
     fresh_outer_state,
     interval_at,
     layered_fragment,
-    learning_rate_of_round,
-    momentum_at,
     nesterov_outer_step,
     pseudo_gradient,
     strided_slice,
@@ -87,8 +88,13 @@ class OuterStep(Exchanged, Protocol):
         """Whether all replicas have the anchor as their weights after the step, until they train on."""
         ...
 
-    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
-        """The state that an aggregate (k,) leads to: the same bytes on every replica."""
+    @property
+    def candidates(self) -> Sequence[Nesterov]:
+        """The steps among which the seats choose by measurement, the plain mean first; or the only one."""
+        ...
+
+    def next_state(self, state: OuterState, aggregate: Tensor, choice: int) -> OuterState:
+        """The state that an aggregate (k,) leads to with this choice: the same bytes on every replica."""
         ...
 
     def mean(self, state: OuterState, aggregate: Tensor) -> Tensor:
@@ -130,12 +136,11 @@ class Strategy(OuterStep, Protocol):
 class FragmentStep:
     """DiLoCo's outer step on a fragment: on the whole vector, or streamed (Douillard et al. 2025).
 
-    SPARTA's step is the same with learning rate 1 and without momentum: the slice becomes the replicas' average.
+    SPARTA's step is the same with the plain mean as the only candidate: the slice becomes the replicas' average.
     """
 
     fragment: Fragment
-    learning_rate: float
-    momentum: float
+    candidates: tuple[Nesterov, ...] = (PLAIN_MEAN,)
     decay: float = 1.0  # of the codec's error
     terms: str = ""
 
@@ -153,10 +158,11 @@ class FragmentStep:
         moved = pseudo_gradient(part(state.anchor), part(local))
         return with_residual(moved, None if residual is None else part(residual))
 
-    def next_state(self, state: OuterState, aggregate: Tensor) -> OuterState:
-        part = self.fragment.of
+    def next_state(self, state: OuterState, aggregate: Tensor, choice: int) -> OuterState:
+        """The state after the chosen step, or the last candidate: there may be fewer than when it was chosen."""
+        part, step = self.fragment.of, self.candidates[min(choice, len(self.candidates) - 1)]
         before = replace(state, anchor=part(state.anchor), velocity=part(state.velocity))
-        after = nesterov_outer_step(before, aggregate, self.learning_rate, self.momentum)
+        after = nesterov_outer_step(before, aggregate, step.learning_rate, step.momentum)
         return replace(
             after,
             anchor=self.fragment.replaced(state.anchor, after.anchor),
@@ -195,23 +201,24 @@ class FragmentStep:
 def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int, certified_steps: int) -> Strategy:
     """The strategy of one outer step of a stage whose replicas train their own weights.
 
-    `certified_steps` are the line's inner steps per member, from which learning rate and momentum follow. Raises
-    ValueError for a stage with fewer numbers than fragments, and for gradient averaging.
+    `certified_steps` are the line's inner steps per member, from which the candidates follow. Raises ValueError for a
+    stage with fewer numbers than fragments, and for gradient averaging.
     """
     length, decay = schema.total_size, residual_decay(parameters.codec)
-    learning_rate = learning_rate_of_round(certified_steps, parameters.learning_rate)
-    momentum = momentum_at(certified_steps, parameters.momentum if has_outer_momentum(parameters.codec) else 0.0)
+    momentum = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
+    is_measured = parameters.choice == "measured"
+    candidates = candidates_at(certified_steps, parameters.learning_rate, momentum, measured=is_measured)
     match parameters.strategy:
         case "diloco":
-            return FragmentStep(Fragment.whole(length), learning_rate, momentum, decay)
+            return FragmentStep(Fragment.whole(length), candidates, decay)
         case "streaming":
             index = outer_step % STREAMED_FRAGMENTS
             fragment, terms = layered_fragment(length, schema.layers, index), f"streaming {index}/{STREAMED_FRAGMENTS}"
-            return FragmentStep(fragment, learning_rate, momentum, decay, terms)
+            return FragmentStep(fragment, candidates, decay, terms)
         case "sparta":
             index = outer_step % SPARTA_SLICES
             terms = f"sparta {index}/{SPARTA_SLICES}"
-            return FragmentStep(strided_slice(length, index), 1.0, 0.0, decay, terms)
+            return FragmentStep(strided_slice(length, index), decay=decay, terms=terms)
         case "averaging":
             raise ValueError("replicas that average their gradients do not train apart: see GradientAveraging")
         case _:
@@ -349,12 +356,15 @@ RunRound: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class AcceptanceCheck:
-    """Decides whether this node votes for an aggregate."""
+    """Decides whether this node votes for an aggregate, and which outer step it chooses for it."""
 
     # the root after an aggregate (k,) of this work at an outer step; "" for another step
     root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
-    # the reason not to vote for an aggregate that leads to this root; "" for none
-    objection: Callable[[Tensor, str], Awaitable[str]] | None = None
+    # number of candidates for the next outer step that the seats measure; 1: they measure none
+    candidates: Callable[[], int]
+    # the reason not to vote for an aggregate that leads to this root with this choice (None: the last); "" for none
+    objection: Callable[[Tensor, str, int | None], Awaitable[str]] | None = None
+    choice: Callable[[Tensor], Awaitable[int]] | None = None  # for an aggregate (k,); None: the plain mean
 
 
 @dataclass(frozen=True)

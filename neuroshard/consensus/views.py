@@ -9,6 +9,7 @@ from neuroshard.aggregation import statistics_size
 from neuroshard.consensus.effects import RoundConfig, ViewTiming
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
+    ChoicesSaid,
     ContributionSent,
     Intent,
     NewView,
@@ -27,7 +28,7 @@ EARLY_SLICES = 3  # slices per sender, in multiples of a vector: one each of con
 EARLY_SLICES_OF_ALL = 6
 EARLY_OF_EACH = 4
 SPOILT_AFTER = 2.0  # times the wait for a newcomer's intent: the view is given up without its contribution
-_Part = ContributionSent | StatementSaid | ResultSaid
+_Part = ContributionSent | StatementSaid | ResultSaid | ChoicesSaid
 
 
 class Views:
@@ -156,7 +157,9 @@ class Views:
 
     def keep_early(self, sender: NodeId, message: _Part, round_id: str) -> None:
         """Store a message of a round that is not known here yet: its proposal may be under way."""
-        if isinstance(message, StatementSaid):
+        if isinstance(message, ChoicesSaid):
+            is_fit = True
+        elif isinstance(message, StatementSaid):
             most = statistics_size(MAX_MEMBERS, with_gram=True)
             is_fit = all(len(one) <= most for one in message.statistics.values())
         else:
@@ -213,5 +216,12 @@ class Views:
 
 def _slices_in(kept: Iterable[tuple[str, _Part]]) -> int:
     """Number of slices in these messages; a message without slices counts as one."""
-    carried = (message.statistics if isinstance(message, StatementSaid) else message.slices for _, message in kept)
-    return sum(max(1, len(slices)) for slices in carried)
+    return sum(_carried(message) for _, message in kept)
+
+
+def _carried(message: _Part) -> int:
+    match message:
+        case ChoicesSaid():
+            return 1
+        case StatementSaid(statistics=slices) | ContributionSent(slices=slices) | ResultSaid(slices=slices):
+            return max(1, len(slices))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import Annotated, TypeAlias, cast
@@ -62,6 +62,26 @@ def paired_difference(earlier: Evaluation, later: Evaluation) -> PairedDifferenc
     mean = sum(differences) / n
     variance = sum((d - mean) ** 2 for d in differences) / (n - 1) if n > 1 else float("inf")
     return PairedDifference(mean, sqrt(variance / n))
+
+
+CHOICE_ERRORS = 1.0
+
+
+def chosen_candidate(losses: Sequence[Sequence[float]], least: int) -> int:
+    """Place of the candidate to choose by the losses of the same sequences with each, the plain mean first.
+
+    A candidate is never chosen if it is worse than the plain mean by more than a standard error, or if its losses are
+    missing, not finite, or of fewer than `least` sequences. If that is so for the plain mean, nothing else is chosen.
+    """
+    count = min(map(len, losses))
+    plain, *others = (Evaluation(0, 0.0, tuple(each)[:count]) for each in losses)
+    if count < least or not plain.is_finite:
+        return 0
+    means = {0: plain.mean}
+    for place, candidate in enumerate(others, 1):
+        if candidate.is_finite and not paired_difference(candidate, plain).exceeds(CHOICE_ERRORS, 0.0):
+            means[place] = candidate.mean
+    return min(means, key=means.__getitem__)
 
 
 KIND = "held_out_losses"

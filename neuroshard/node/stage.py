@@ -196,7 +196,7 @@ def _outer_part(
         swarm.asking,
         lone_exchange,
         swarm.sign,
-        AcceptanceCheck(outer.root_after, vote.objection),
+        AcceptanceCheck(outer.root_after, outer.measured_candidates, vote.objection, vote.choice),
         book=FileVoteLog(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         chain=StageChain(
             partial(swarm.versions.founding_of, index),

@@ -24,8 +24,11 @@ class CertifiedWork:
     # Durations in codes, see `duration_code`; None if no member knows one.
     exchange: int | None = None  # exchange of the members' last round
     sequence: int | None = None  # training of one sequence
+    choice: int | None = None  # of the outer step, see `candidates_at`; None: the seats have measured nothing
 
 
+MOST_CANDIDATES = 3
+SEQUENCES_PER_CHOICE = 640  # per member between two measurements, which so take a twentieth of the compute
 LONGEST_CODE = 100  # 1.25^100 ms are 57 days
 KEPT_DURATIONS = 6  # rounds
 _CODE_BASE = Fraction(5, 4)
@@ -42,13 +45,22 @@ class LineProgress:
 
     sequences: int = 0  # trained per member, as the line's certificates state
     durations: tuple[tuple[int, int], ...] = ()  # codes of exchange and sequence of the last rounds that state both
+    choice: int = 0  # the last measured one; at first the plain mean
+    chosen_at: int = 0  # `sequences` before the round in which it was measured
+
+    @property
+    def needs_choice(self) -> bool:
+        """Whether the seats measure the candidates for the outer step in the next round."""
+        return self.sequences - self.chosen_at >= SEQUENCES_PER_CHOICE
 
     def after(self, work: CertifiedWork) -> LineProgress:
         """The progress after a round with this work."""
-        durations = self.durations
+        durations, choice, chosen_at = self.durations, self.choice, self.chosen_at
         if work.exchange is not None and work.sequence is not None:
             durations = (*durations, (work.exchange, work.sequence))[-KEPT_DURATIONS:]
-        return LineProgress(self.sequences + work.sequences, durations)
+        if work.choice is not None:
+            choice, chosen_at = work.choice, self.sequences
+        return LineProgress(self.sequences + work.sequences, durations, choice, chosen_at)
 
     def least_interval(self, sequences_per_step: int, round_share: float, max_round_seconds: float) -> int:
         """Inner steps between two rounds of which an exchange takes `round_share`; 0 with fewer than two durations.
@@ -144,9 +156,28 @@ def momentum_at(steps: int, target: float) -> float:
     return target * (0.5 + 0.5 * min(1.0, (steps - PLAIN_STEPS) / MOMENTUM_STEPS))
 
 
-def learning_rate_of_round(steps: int, target: float) -> float:
-    """Learning rate of a round at t = `steps`: 1, with which the anchor becomes the plain mean, until t = 300."""
-    return 1.0 if steps < PLAIN_STEPS else target
+@dataclass(frozen=True)
+class Nesterov:
+    """Learning rate and momentum of an outer step."""
+
+    learning_rate: float
+    momentum: float
+
+
+PLAIN_MEAN = Nesterov(1.0, 0.0)
+
+
+def candidates_at(steps: int, learning_rate: float, momentum: float, *, measured: bool) -> tuple[Nesterov, ...]:
+    """The outer steps among which a round at t = `steps` chooses. The last one has the momentum of its law.
+
+    If they are `measured`, the plain mean comes first, then half of that momentum; equal ones count once. Until
+    t = 300 the plain mean is the only one.
+    """
+    present = momentum_at(steps, momentum)
+    if steps < PLAIN_STEPS:
+        return (PLAIN_MEAN,)
+    full = Nesterov(learning_rate, present)
+    return tuple(dict.fromkeys((PLAIN_MEAN, Nesterov(learning_rate, present / 2), full))) if measured else (full,)
 
 
 SPARTA_SLICES = 20  # a slice is 5 % of the parameters

@@ -112,6 +112,7 @@ NAMES: Mapping[str, str] = {
     "final_fraction": "inner.final_fraction",
     "outer_lr": "outer.learning_rate",
     "outer_momentum": "outer.momentum",
+    "outer_choice": "outer.choice",
     "lone_outer": "outer.lone_outer",
     "aggregator": "outer.aggregator",
     "trim_fraction": "outer.trim_fraction",

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, cast
 
-from neuroshard.optim.outer import KEPT_DURATIONS, LONGEST_CODE, LineProgress, OuterState
+from neuroshard.optim.outer import KEPT_DURATIONS, LONGEST_CODE, MOST_CANDIDATES, LineProgress, OuterState
 from neuroshard.state.stage_tensors import ANCHOR, VELOCITY
 from neuroshard.state.tensor_file import StoredTensor, TensorLayout, bytes_of
 
@@ -36,7 +36,12 @@ LARGEST_COUNT = 1 << 48
 
 def line_to_json(line: LineProgress) -> dict[str, Any]:
     """The entries of a checkpoint for the progress of its line."""
-    return {"line_sequences": line.sequences, "line_durations": [list(pair) for pair in line.durations]}
+    return {
+        "line_sequences": line.sequences,
+        "line_durations": [list(pair) for pair in line.durations],
+        "line_choice": line.choice,
+        "line_chosen_at": line.chosen_at,
+    }
 
 
 def line_from_json(fields: object) -> LineProgress:
@@ -47,7 +52,13 @@ def line_from_json(fields: object) -> LineProgress:
     durations = entries.get("line_durations")
     pairs = [_codes(pair) for pair in cast("list[object]", durations)] if isinstance(durations, list) else []
     found = tuple(pair for pair in pairs if pair is not None)
-    return LineProgress(count_of(entries.get("line_sequences")), found[-KEPT_DURATIONS:])
+    choice, chosen_at = (count_of(entries.get(name)) for name in ("line_choice", "line_chosen_at"))
+    return LineProgress(
+        count_of(entries.get("line_sequences")),
+        found[-KEPT_DURATIONS:],
+        choice if choice < MOST_CANDIDATES else 0,
+        chosen_at,
+    )
 
 
 def _codes(pair: object) -> tuple[int, int] | None:
@@ -63,11 +74,17 @@ def count_of(value: object) -> int:
 
 def _head(outer_step: int, line: LineProgress) -> bytes:
     codes = bytes(code for pair in line.durations for code in pair)
-    return ROOT_LABEL + outer_step.to_bytes(8, "big") + line.sequences.to_bytes(8, "big") + bytes([len(codes)]) + codes
+    chosen = bytes([line.choice]) + line.chosen_at.to_bytes(8, "big") if line.choice or line.chosen_at else b""
+    counts = outer_step.to_bytes(8, "big") + line.sequences.to_bytes(8, "big")
+    return ROOT_LABEL + counts + bytes([len(codes)]) + codes + chosen
 
 
 def state_root(state: OuterState) -> str:
-    """Return the hex SHA-256 over outer step, line, anchor and velocity, which replicas compare."""
+    """Return the hex SHA-256 over outer step, line, anchor and velocity, which replicas compare.
+
+    A line without a measured choice adds no bytes for it. The length of the vectors is fixed, so no two states of one
+    stage have the same bytes.
+    """
     digest = sha256(_head(state.outer_step, state.line))
     for vector in (state.anchor, state.velocity):
         digest.update(bytes_of(vector.contiguous()))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import (
+    PINNED_SEQUENCES,
     Evaluation,
     HeldOutLosses,
     Measured,
@@ -65,6 +66,7 @@ class Evaluator:
     ) -> None:
         """`wall_clock` returns seconds since the epoch; `clock` measures the duration of an evaluation."""
         self.held_out: HeldOut | None = None  # the pinned sequences; None until they are loaded
+        self.for_choice: Tensor | None = None  # other pinned sequences (n, t + 1), that nothing here is measured on
         self._driving = driving
         self._batch_size = batch_size
         self._control = control
@@ -147,10 +149,11 @@ class Evaluator:
     async def _pin(self, record: TrainingRecord, requests: Requests) -> None:
         """Load the pinned sequences. Evaluations of other sequences are dropped because they cannot be compared."""
         with self._waiting.timed():
-            held_out = await requests.unless_waiting(self._driving.feed.held_out)
-        if held_out is None:
+            pinned = await requests.unless_waiting(partial(self._driving.feed.held_out, 2 * PINNED_SEQUENCES))
+        if pinned is None:
             return
-        self.held_out = held_out
+        held_out = replace(pinned, sequences=pinned.sequences[:PINNED_SEQUENCES])
+        self.held_out, self.for_choice = held_out, pinned.sequences[PINNED_SEQUENCES:]
         digest = sha256(held_out.sequences.numpy().tobytes()).hexdigest()
         if record.pinned_digest != digest:
             record.evaluations, record.evaluation_seconds = EvaluationRecord(), None

@@ -1,4 +1,4 @@
-"""The acceptance check of an aggregate: a member votes no if the group's progress is worse on held-out data."""
+"""A member's measurements of an aggregate on held-out data: its vote, and its choice of the outer step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 import anyio.to_thread
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from neuroshard.consensus.sync_strategies import OuterStep
 from neuroshard.data.feed import HeldOut
-from neuroshard.data.held_out_losses import PINNED_SEQUENCES, Evaluation, nats_per_token, paired_difference
+from neuroshard.data.held_out_losses import (
+    PINNED_SEQUENCES,
+    Evaluation,
+    chosen_candidate,
+    nats_per_token,
+    paired_difference,
+)
 from neuroshard.model.weights import flatten, other_weights
 from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
@@ -66,6 +73,7 @@ class HeldOutVote:
     ) -> None:
         self.explanation = "No aggregate has been looked at yet."  # reason of the newest vote
         self._held_out: HeldOut | None = None  # the pinned sequences; None until they are loaded
+        self._for_choice: Tensor | None = None  # others (n, t + 1), that no loss in a report is measured on
         self._compute = compute
         self._executor = executor
         self._outer = outer
@@ -77,15 +85,40 @@ class HeldOutVote:
         self._cost = 0.0  # seconds of compute of that measurement
         self._losses: dict[str, tuple[float, ...]] = {}  # nats per token of each sequence, by state root
 
-    def pin(self, held_out: HeldOut) -> None:
-        """Set the sequences on which votes are measured."""
-        self._held_out = held_out
+    def pin(self, held_out: HeldOut, for_choice: Tensor | None = None) -> None:
+        """Set the sequences on which votes are measured, and those for choices."""
+        self._held_out, self._for_choice = held_out, for_choice
 
-    async def objection(self, aggregate: Tensor, next_root: str) -> str:
+    async def choice(self, aggregate: Tensor) -> int:
+        """Place of the candidate for the outer step with an aggregate (k,) that this member chooses.
+
+        It is measured like the vote, but each time. Without a loss it is the plain mean.
+        """
+        outer, rows, run = self._outer, self._for_choice, anyio.to_thread.run_sync
+        before, strategy = outer.state, outer.strategy
+        if outer.is_dropped or rows is None or len(aggregate) != strategy.length or self._obstacle(rows):
+            return 0
+        share, local = strategy.length / len(before.anchor), before.anchor
+        if not strategy.makes_weights_equal:
+            local = await self._compute.run(lambda: flatten(self._executor.model))
+        losses = list[tuple[float, ...]]()
+        for place in range(len(strategy.candidates)):
+            after = await run(strategy.next_state, before, aggregate, place)
+            weights = await run(strategy.next_weights, local, before, after, None)
+            del after
+            losses.append((await self._measured(weights, rows, share))[0])
+        chosen = chosen_candidate(losses, self._rule.least_sequences)
+        means = ", ".join("none" if not each else f"{sum(each) / len(each):.4f}" for each in losses)
+        step = strategy.candidates[chosen]
+        _LOG.info("Chose learning rate %g and momentum %g by the losses %s.", step.learning_rate, step.momentum, means)
+        return chosen
+
+    async def objection(self, aggregate: Tensor, next_root: str, choice: int | None = None) -> str:
         """Objection to an aggregate (k,) that leads from the present state to this root; "" for no objection.
 
         The vote compares the mean of the members' weights without the outer step's momentum. Momentum can carry the
         next anchor past its target for some rounds. No member causes this, and the vote would reject it repeatedly.
+        The next anchor itself, by the measured `choice` or the last one, must be finite.
         """
         outer = self._outer
         before, root, strategy = outer.state, outer.progress.state_root, outer.strategy
@@ -93,12 +126,14 @@ class HeldOutVote:
             return self._voted("not measured: the node is paused", is_no=False)
         if len(aggregate) != strategy.length:
             return self._voted("it is of another step", is_no=True)
-        after = await anyio.to_thread.run_sync(strategy.next_state, before, aggregate)
+        choice = before.line.choice if choice is None else choice
+        after = await anyio.to_thread.run_sync(strategy.next_state, before, aggregate, choice)
         if not await anyio.to_thread.run_sync(_is_finite, after.anchor):
             return self._voted("the weights it leads to are not finite", is_no=True)
         if after.anchor is before.anchor:
             return self._voted("the weights stay", is_no=False)
-        obstacle = self._obstacle()
+        obstacle = self._obstacle(None if self._held_out is None else self._held_out.sequences)
+        obstacle = obstacle or ("not measured: the last measurement is recent" if self._rests else "")
         if obstacle:
             return self._voted(obstacle, is_no=False)
         del after  # as large as the weights
@@ -127,15 +162,13 @@ class HeldOutVote:
         self._measured_at = self._clock()
         return self._judged(losses_before, losses_after)
 
-    def _obstacle(self) -> str:
-        """Reason why the loss cannot be measured here; "" if it can."""
-        model, held_out = self._executor.model, self._held_out
+    def _obstacle(self, rows: Tensor | None) -> str:
+        """Reason why the loss of sequences cannot be measured here; "" if it can."""
+        model = self._executor.model
         if not (model.is_first and model.is_last):
             return "not measured: this node holds a part of the model only"
-        if held_out is None or len(held_out.sequences) < self._rule.least_sequences:
+        if rows is None or len(rows) < self._rule.least_sequences:
             return "not measured: the held-out sequences are not here"
-        if self._rests:
-            return "not measured: the last measurement is recent"
         return ""
 
     @property
@@ -150,42 +183,45 @@ class HeldOutVote:
     async def _losses_of(self, weights: Tensor, root: str, share: float) -> tuple[float, ...]:
         """Losses of the sequences that there is time for; those of a known state come from the cache.
 
-        A state without a root ("") is always measured, because the next such state may be another one. A round about a
-        share of the weights measures that share of the sequences, because there are more such rounds.
+        A state without a root ("") is always measured, because the next such state may be another one.
         """
         known, held_out = self._losses.get(root), self._held_out
         if known is not None or held_out is None:
             return known or ()
-        count = max(self._rule.least_sequences, ceil(share * self._rule.sequences))
-        sequences, losses, seconds = held_out.sequences[:count], list[float](), 0.0
+        losses, seconds = await self._measured(weights, held_out.sequences, share)
+        self._cost += seconds
+        if root and losses:
+            self._losses = dict([*self._losses.items(), (root, losses)][-_REMEMBERED_STATES:])
+        return losses
+
+    async def _measured(self, weights: Tensor, sequences: Tensor, share: float) -> tuple[tuple[float, ...], float]:
+        """Losses of the first sequences (n, t + 1) with weights (d,), as many as there is time for, and the seconds.
+
+        A round about a share of the weights measures that share of the sequences, because there are more such rounds.
+        """
+        losses, seconds, rule = list[float](), 0.0, self._rule
+        sequences = sequences[: max(rule.least_sequences, ceil(share * rule.sequences))]
         for start in range(0, len(sequences), self._batch_size):
             rows = sequences[start : start + self._batch_size]
-            if seconds >= self._rule.seconds:
+            if seconds >= rule.seconds:
                 break
-            measured = await self._measured(weights, rows)
+            try:
+                measured = await self._compute.run(partial(self._summed, weights, rows))
+            except AcceleratorFullError:
+                measured = None
             if measured is None:
-                return ()
+                return (), seconds
             losses += nats_per_token(measured[0], rows.shape[1] - 1)
             seconds += measured[1]
-        self._cost += seconds
-        if root:
-            self._losses = dict([*self._losses.items(), (root, tuple(losses))][-_REMEMBERED_STATES:])
-        return tuple(losses)
+        return tuple(losses), seconds
 
-    async def _measured(self, weights: Tensor, rows: Tensor) -> tuple[Tensor, float] | None:
-        """Measure summed losses (b,) of sequences (b, t + 1) with weights (d,), and the seconds; None if impossible."""
-
-        def work() -> tuple[Tensor, float] | None:
-            executor, began = self._executor, time.perf_counter()
-            if executor.is_suspended:
-                return None
-            with other_weights(executor.model, weights):
-                return executor.infer(rows[:, :-1], rows[:, 1:]).cpu(), time.perf_counter() - began
-
-        try:
-            return await self._compute.run(work)
-        except AcceleratorFullError:
+    def _summed(self, weights: Tensor, rows: Tensor) -> tuple[Tensor, float] | None:
+        """Summed losses (b,) of sequences (b, t + 1) with weights (d,), and the seconds; None if suspended."""
+        executor, began = self._executor, time.perf_counter()
+        if executor.is_suspended:
             return None
+        with other_weights(executor.model, weights):
+            return executor.infer(rows[:, :-1], rows[:, 1:]).cpu(), time.perf_counter() - began
 
     def _judged(self, before: tuple[float, ...], after: tuple[float, ...]) -> str:
         count, rule = min(len(before), len(after)), self._rule

@@ -33,7 +33,7 @@ from neuroshard.consensus.sync_strategies import (
 )
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, load_vector
-from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
+from neuroshard.optim.outer import MOST_CANDIDATES, CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
@@ -147,6 +147,11 @@ class OuterSync:
         run = self.parameters
         return strategy_at(run.outer, self._schema, self.state.outer_step, self.certified_steps)
 
+    def measured_candidates(self) -> int:
+        """Number of candidates for the next outer step that the seats measure; 1 if none of them measures any."""
+        count = len(self.strategy.candidates)
+        return count if count > 1 and self.state.line.needs_choice else 1
+
     @property
     def certified_steps(self) -> int:
         """Inner steps per member, as the line's certificates state."""
@@ -221,7 +226,10 @@ class OuterSync:
                 residual = carried  # the weights do not include it: a node that joins must get it
                 after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
             else:
-                after = await anyio.to_thread.run_sync(strategy.next_state, before, agreed.aggregate)
+                choice = before.line.after(agreed.work or CertifiedWork(0)).choice
+                if agreed.members == 1 and not agreed.is_certified:
+                    choice = MOST_CANDIDATES - 1  # a node that applies its steps alone measures nothing
+                after = await anyio.to_thread.run_sync(strategy.next_state, before, agreed.aggregate, choice)
                 if agreed.offered is not None and self._counted_since(agreed)[1] == 0:
                     agreed = replace(agreed, late_for=None)  # no work came after the contribution
                 included = await anyio.to_thread.run_sync(included_work, agreed, strategy, carried)
@@ -253,7 +261,7 @@ class OuterSync:
             return ""
         line = self._line_after(work)
         return await anyio.to_thread.run_sync(
-            lambda: state_root(replace(strategy.next_state(state, aggregate), line=line))
+            lambda: state_root(replace(strategy.next_state(state, aggregate, line.choice), line=line))
         )
 
     async def keep_root(self) -> None:

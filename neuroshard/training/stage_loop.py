@@ -184,7 +184,7 @@ class StageLoop:
         await evaluator.get_ready(self.record, self.requests)
         if evaluator.held_out is not None:
             if self.parts.vote is not None:
-                self.parts.vote.pin(evaluator.held_out)
+                self.parts.vote.pin(evaluator.held_out, evaluator.for_choice)
             if self.state is NodeState.STARTING:
                 self._set_state(NodeState.TRAINING)
 

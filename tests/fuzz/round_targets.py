@@ -15,6 +15,7 @@ from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
     CertificateSaid,
+    ChoicesSaid,
     ContributionSent,
     Departure,
     EntryEvidence,
@@ -25,6 +26,7 @@ from neuroshard.consensus.round_messages import (
     Message,
     NewView,
     NewViewSaid,
+    OuterChoice,
     Phase,
     ProposalSaid,
     Quorum,
@@ -76,6 +78,7 @@ def round_message_seeds() -> tuple[bytes, ...]:
         members=MEMBERS,
         accepted=(MEMBERS[0].node_id,),
         refused=((MEMBERS[1].node_id, "no"),),
+        choices=((MEMBERS[0].node_id, 2),),
         entries=(Leave(MEMBERS[0].wallet_id), Admit(MEMBERS[1].wallet_id, MEMBERS[1].node_id)),
     )
     slices = {0: b"zero", 5: b"", 63: bytes(300)}
@@ -93,6 +96,7 @@ def round_message_seeds() -> tuple[bytes, ...]:
         StatementSaid(signed_by(NODES[0], StatisticsDigests(HASH, ((0, HASH), (5, HASH))), NOW), slices),
         ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),)), NOW), slices),
         EvidenceSaid(EntryEvidence((signed_by(NODES[0], Departure(HASH), NOW),))),
+        ChoicesSaid(tuple(signed_by(one, OuterChoice(HASH, 1), NOW) for one in NODES)),
         VoteSaid(signed_by(NODES[0], Vote(HASH, 0, Phase.COMMIT, HASH), NOW)),
         CertificateSaid(votes(Phase.COMMIT)),
         AggregateWanted(HASH, HASH, (0, 3)),

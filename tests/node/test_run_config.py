@@ -39,6 +39,7 @@ decay_steps = 500
 final_fraction = 0.2
 outer_lr = 0.5
 outer_momentum = 0.8
+outer_choice = "measured"
 lone_outer = "apply"
 aggregator = "median"
 trim_fraction = 0.2
@@ -126,6 +127,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
             overlap=True,
             interval="fixed",
             round_share=0.2,
+            choice="measured",
         ),
         admission="strangers",
         seeds=(SEED,),

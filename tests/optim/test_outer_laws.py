@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neuroshard.optim.outer import (
+    PLAIN_MEAN,
     CertifiedWork,
     LineProgress,
+    Nesterov,
+    candidates_at,
     duration_code,
     fresh_outer_state,
     interval_at,
-    learning_rate_of_round,
     momentum_at,
     nesterov_outer_step,
 )
@@ -80,9 +82,34 @@ def test_until_300_steps_the_anchor_is_the_plain_mean_of_the_replicas() -> None:
     state = fresh_outer_state(torch.zeros(50))
     for steps in range(0, 300, 50):
         mean = torch.stack(replicas_of(state.anchor, steps)).mean(dim=0)
-        lr, momentum = learning_rate_of_round(steps, 0.7), momentum_at(steps, 0.75)
-        state = nesterov_outer_step(state, state.anchor - mean, lr, momentum)
+        (step,) = candidates_at(steps, 0.7, 0.75, measured=True)
+        state = nesterov_outer_step(state, state.anchor - mean, step.learning_rate, step.momentum)
         torch.testing.assert_close(state.anchor, mean, atol=1e-6, rtol=1e-6)
+
+
+@given(st.integers(300, 10_000), st.sampled_from([0.5, 1.0]), st.floats(0.01, 0.99))
+def test_the_candidates_are_the_plain_mean_and_two_momenta(steps: int, rate: float, momentum: float) -> None:
+    full, half = (Nesterov(rate, share * momentum_at(steps, momentum)) for share in (1.0, 0.5))
+    assert candidates_at(steps, rate, momentum, measured=True) == (PLAIN_MEAN, half, full)
+    assert candidates_at(steps, rate, momentum, measured=False) == (full,)
+
+
+def test_equal_candidates_count_once() -> None:
+    assert candidates_at(500, 1.0, 0.0, measured=True) == (PLAIN_MEAN,)
+    assert candidates_at(500, 0.7, 0.0, measured=True) == (PLAIN_MEAN, Nesterov(0.7, 0.0))
+
+
+def test_a_choice_is_due_640_sequences_after_the_last_one_and_holds_until_the_next() -> None:
+    line = LineProgress().after(CertifiedWork(639))
+    assert not line.needs_choice
+    line = line.after(CertifiedWork(1))
+    assert line.needs_choice
+    line = line.after(CertifiedWork(100, choice=2))
+    assert (line.choice, line.chosen_at, line.needs_choice) == (2, 640, False)
+    later = line.after(CertifiedWork(539))
+    assert (later.choice, later.needs_choice) == (2, False)
+    assert later.after(CertifiedWork(1)).needs_choice
+    assert later.after(CertifiedWork(1, choice=0)).choice == 0
 
 
 @given(st.integers(0, 2**20), st.floats(0.1, 0.95))
@@ -95,7 +122,8 @@ def test_a_run_by_the_laws_equals_torch_sgd_with_their_rates(seed: int, target: 
     steps = 0
     while steps < 600:
         gradient = 0.1 * torch.randn(40, generator=generator)
-        lr, momentum = learning_rate_of_round(steps, 0.9), momentum_at(steps, target)
+        step = candidates_at(steps, 0.9, target, measured=False)[-1]
+        lr, momentum = step.learning_rate, step.momentum
         if momentum > 0 and oracle.param_groups[0]["momentum"] == 0:  # SGD keeps no velocity without momentum; we do
             oracle.state[weights]["momentum_buffer"] = state.velocity.clone()
         oracle.param_groups[0].update(lr=lr, momentum=momentum, nesterov=momentum > 0)
@@ -165,14 +193,21 @@ def test_a_slower_line_never_has_a_shorter_interval(one: int, other: int, sequen
     assert 1 <= faster <= slower
 
 
-@pytest.mark.parametrize("line", [LineProgress(), LineProgress(10**9, ((0, 100), (31, 4))), line_of(3.0, 0.2)])
+@pytest.mark.parametrize("line", [LineProgress(), LineProgress(10**9, ((0, 100), (31, 4)), 2, 640), line_of(3.0, 0.2)])
 def test_a_checkpoint_keeps_the_lines_progress(line: LineProgress) -> None:
     stored = json.loads(json.dumps(line_to_json(line)))
     assert line_from_json({"sequences": 3, **stored}) == line
 
 
 @pytest.mark.parametrize(
-    "damaged", [None, [], {"line_sequences": -1}, {"line_sequences": "4", "line_durations": [[1], "x", [1, 101], 7]}]
+    "damaged",
+    [
+        None,
+        [],
+        {"line_sequences": -1},
+        {"line_sequences": "4", "line_durations": [[1], "x", [1, 101], 7]},
+        {"line_choice": 3, "line_chosen_at": 1.5},
+    ],
 )
 def test_a_damaged_record_is_no_progress(damaged: object) -> None:
     assert line_from_json(damaged) == LineProgress()
@@ -180,5 +215,6 @@ def test_a_damaged_record_is_no_progress(damaged: object) -> None:
 
 def test_the_root_covers_every_part_of_the_progress() -> None:
     state = fresh_outer_state(torch.zeros(3))
-    lines = [LineProgress(), LineProgress(1), LineProgress(0, ((1, 2),)), LineProgress(0, ((2, 1),))]
+    chosen = [LineProgress(0, (), choice, at) for choice, at in ((1, 0), (0, 640), (1, 640), (2, 640))]
+    lines = [LineProgress(), LineProgress(1), LineProgress(0, ((1, 2),)), LineProgress(0, ((2, 1),)), *chosen]
     assert len({state_root(replace(state, line=line)) for line in lines}) == len(lines)

@@ -67,7 +67,8 @@ def random_schedule(seed: int, *, is_lying: bool) -> World:
     random = Random(seed)
     count = random.choice([2, 3, 4, 5, 7]) if not is_lying else random.choice([4, 5, 7])
     names = [NodeId(f"n{number}") for number in range(count)]
-    world = World(names, seed=seed, is_open=is_lying)
+    world = World(names, seed=seed, is_open=is_lying, candidates=seed % 4)
+    world.choices = {name: Random(name).randrange(3) for name in names if world.candidates == 3}
     if is_lying:
         world.twist[names[0]] = anything(seed)
     world.start_all()

@@ -21,6 +21,7 @@ from neuroshard.consensus.round_messages import (
     AggregateWanted,
     Body,
     CertificateSaid,
+    ChoicesSaid,
     ContributionSent,
     Intent,
     IntentSaid,
@@ -28,6 +29,7 @@ from neuroshard.consensus.round_messages import (
     Message,
     NewView,
     NewViewSaid,
+    OuterChoice,
     Phase,
     ProposalSaid,
     Quorum,
@@ -65,6 +67,7 @@ VALUE = structs.replace(
     members=MEMBERS,
     accepted=(MEMBERS[0].node_id,),
     refused=((MEMBERS[1].node_id, "no"),),
+    choices=((MEMBERS[0].node_id, 1),),
     next_root=OTHER,
     sequences=7,
 )
@@ -93,6 +96,7 @@ MESSAGES: list[Message] = [
     CertificateSaid(votes(Phase.COMMIT)),
     AggregateWanted(STEP.id, HASH, (0, 3)),
     AggregateSent(HASH, SLICES),
+    ChoicesSaid(tuple(signed_by(one, OuterChoice(HASH, 2), NOW) for one in NODES)),
 ]
 
 
@@ -317,6 +321,8 @@ def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
         ({"refused": [["a"]]}, r"`\$\.certificate\.value\.refused\[0\]`"),
         ({"aggregate": [HASH] * (MAX_SLICES + 1)}, r"`\$\.certificate\.value\.aggregate`"),
         ({"sequences": -1}, r"`\$\.certificate\.value\.sequences`"),
+        ({"choices": [["a", 3]]}, r"`\$\.certificate\.value\.choices\[0\]\[1\]`"),
+        ({"choices": [["a", float("nan")]]}, r"`\$\.certificate\.value\.choices\[0\]\[1\]`"),
         ({"more": 1}, "unknown field `more`"),
     ],
 )
@@ -326,10 +332,30 @@ def test_a_malformed_value_names_the_field(change: dict[str, object], path: str)
     assert re.search(path, refusal(fields))
 
 
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ([OuterChoice(HASH, 1), OuterChoice(HASH, 2)], "chooses twice"),
+        ([OuterChoice(HASH, 3)], r"`\$\.choice`"),
+        ([OuterChoice(HASH, -1)], r"`\$\.choice`"),
+        ([OuterChoice(HASH, float("nan"))], r"`\$\.choice`"),  # type: ignore[arg-type]
+        ([Vote(STEP.id, 0, Phase.COMMIT, HASH)], "cannot be read"),
+        ([], "length >= 1"),
+    ],
+)
+def test_choices_that_are_not_valid_are_not_read(choices: list[Body], reason: str) -> None:
+    fields = content(ChoicesSaid((signed_by(NODES[0], OuterChoice(HASH, 2), NOW),)))
+    assert re.search(reason, refusal({**fields, "choices": [[signed_by(NODES[0], one, NOW).claim] for one in choices]}))
+    ((claim,),) = fields["choices"]
+    refusal({**fields, "choices": [[claim[:-1] + bytes([claim[-1] ^ 1])]]})  # another signature
+    other = signed_by(NODES[1], OuterChoice(OTHER, 1), NOW).claim
+    assert "several rounds" in refusal({**fields, "choices": [[claim], [other]]})
+
+
 def test_golden_digests() -> None:
     """Other versions of the program have to come to the same."""
     member = GroupMember(NodeId("a"), WalletId("0123456789abcdef"))
     chain = chain_of([member])
     step = Step(RunId("1" * 64), 0, 3, HASH, "int8", chain.standing, chain.ledger, chain.owner)
     value = structs.replace(step.first_value(), members=(member,), round_id=OTHER, aggregate=(HASH,))
-    assert (step.id[:16], structs.replace(value, step_id=HASH).digest[:16]) == ("356c5281509be530", "93567ce64a9e822a")
+    assert (step.id[:16], structs.replace(value, step_id=HASH).digest[:16]) == ("356c5281509be530", "45d3e85d2b95fdda")

@@ -108,11 +108,11 @@ def _object_once(node: Node, outer_step: int) -> None:
     outer, group, objections = sync_of(node), node.trainer.parts.stages[0].group, iter(["it does not like it"])
     assert group is not None
 
-    async def objection(_aggregate: torch.Tensor, _root: str) -> str:
+    async def objection(_aggregate: torch.Tensor, _root: str, _choice: int | None) -> str:
         await anyio.lowlevel.checkpoint()
         return next(objections, "") if outer.state.outer_step == outer_step else ""
 
-    group.judging = replace(group.judging, objection=objection)
+    group.actor.judging = replace(group.actor.judging, objection=objection)
 
 
 def _watch_aborted(outer: GradientSync, kept: list[bool]) -> None:

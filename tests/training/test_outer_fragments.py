@@ -23,7 +23,14 @@ from neuroshard.consensus.sync_strategies import (
 )
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
-from neuroshard.optim.outer import SPARTA_SLICES, STREAMED_FRAGMENTS, Fragment, LineProgress, fresh_outer_state
+from neuroshard.optim.outer import (
+    PLAIN_MEAN,
+    SPARTA_SLICES,
+    STREAMED_FRAGMENTS,
+    Fragment,
+    LineProgress,
+    fresh_outer_state,
+)
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync, lone_exchange
 from neuroshard.types import LayerRange
@@ -248,4 +255,4 @@ def test_top_k_keeps_its_step_without_momentum_when_streamed() -> None:
     schema = TensorSchema.of(model_of())
     step = strategy_at(OuterOptimization(strategy="streaming", codec="topk", aggregator="mean"), schema, 40, 400)
     assert isinstance(step, FragmentStep)
-    assert (step.momentum, step.decay) == (0.0, 0.95)
+    assert (step.candidates, step.decay) == ((PLAIN_MEAN,), 0.95)

@@ -34,7 +34,7 @@ def root() -> str:
     codec, state = make_codec("int8"), fresh_outer_state(numbers(0))
     for number in range(1, 7):
         aggregate = codec.round_trip(numbers(number))
-        state = strategy_at(OuterOptimization(), schema, state.outer_step, 400).next_state(state, aggregate)
+        state = strategy_at(OuterOptimization(), schema, state.outer_step, 400).next_state(state, aggregate, 2)
     return state_root(state)
 
 

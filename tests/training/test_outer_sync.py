@@ -264,7 +264,7 @@ def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute
     assert trio.run(outer.run_round, 0.0)
     assert rounds_.begun is not None
     decoded = make_codec("int8").round_trip(rounds_.begun)
-    expected = strategy_at(parameters, TensorSchema.of(model), 0, 0).next_state(anchor, (decoded + others) / 2)
+    expected = strategy_at(parameters, TensorSchema.of(model), 0, 0).next_state(anchor, (decoded + others) / 2, 0)
     assert torch.equal(outer.state.anchor, expected.anchor)
     assert torch.equal(outer.state.velocity, expected.velocity)
     torch.testing.assert_close(flatten(model), expected.anchor + (now - sent), rtol=0, atol=1e-6)
@@ -323,7 +323,7 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
         node.after_step(4)
     local = [flatten(model) for model in models]
     mean = nodes[0].state.anchor - (local[0] + local[1]) / 2
-    expected = strategy_at(parameters, TensorSchema.of(models[0]), 0, 0).next_state(nodes[0].state, mean)
+    expected = strategy_at(parameters, TensorSchema.of(models[0]), 0, 0).next_state(nodes[0].state, mean, 0)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -354,7 +354,7 @@ def test_momentum_ramps_only_with_applied_rounds() -> None:
     aggregate = torch.tensor([0.0, 1.0])
     parameters = OuterOptimization(learning_rate=1.0, momentum=0.9)
     strategy = strategy_at(parameters, TensorSchema(("weight",), ((2,),)), 5, 400)
-    applied = strategy.next_state(state, aggregate)
+    applied = strategy.next_state(state, aggregate, 2)
     torch.testing.assert_close(applied.velocity, torch.tensor([0.9, 1.0]))
     torch.testing.assert_close(applied.anchor, torch.tensor([-0.81, -1.9]))
     kept = strategy.kept_state(state, torch.ones(2))

@@ -268,7 +268,7 @@ def group_of(name: str, peers: Sequence[NodeId], sync: OuterSync, progress: Repl
         ReplicaClient(NoRequester()),
         _no_rounds,
         lambda body: signed_by(identity, body, NOW),
-        AcceptanceCheck(sync.root_after),
+        AcceptanceCheck(sync.root_after, sync.measured_candidates),
         book=InMemoryVoteLog(),
         chain=StageChain(lambda: None, InMemoryChainStore()),
     )

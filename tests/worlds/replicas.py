@@ -128,6 +128,8 @@ class SimulatedReplica:
     book: VoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
     times: RoundTimes | None = None
     objection: str = ""  # why it votes for nothing
+    chooses: int = 0  # of the candidates for an outer step
+    measured: list[int] = field(default_factory=list[int])  # outer steps whose candidates it measured
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
     clock_ahead: float = 0.0  # seconds
@@ -164,7 +166,7 @@ class SimulatedReplica:
             ReplicaClient(transport, offload=at_once),
             self._alone,
             self.signed,
-            AcceptanceCheck(self._root_after, self._object),
+            AcceptanceCheck(self._root_after, self._candidates, self._object, self._choose),
             book=self.book,
             chain=StageChain(lambda: founding, self.store, at_once),
             told=self.told,
@@ -254,7 +256,8 @@ class SimulatedReplica:
             if keeps_weights(outcome, self.parameters):
                 after = strategy.kept_state(before, self.weights)
             else:
-                after = strategy.next_state(before, outcome.aggregate)
+                choice = before.line.after(outcome.work or CertifiedWork(0)).choice
+                after = strategy.next_state(before, outcome.aggregate, choice)
                 included = included_work(outcome, strategy, carried)
                 self.weights = strategy.next_weights(self.weights, before, after, included)
             work, counted = outcome.work, self._counted(outcome)
@@ -294,8 +297,16 @@ class SimulatedReplica:
         await anyio.lowlevel.checkpoint()
         if outer_step != self.state.outer_step:
             return ""
-        after = self._strategy.next_state(self.state, aggregate)
-        return state_root(replace(after, line=self.state.line.after(work)))
+        line = self.state.line.after(work)
+        return state_root(replace(self._strategy.next_state(self.state, aggregate, line.choice), line=line))
+
+    def _candidates(self) -> int:
+        return len(self._strategy.candidates) if self.state.line.needs_choice else 1
+
+    async def _choose(self, _aggregate: Tensor) -> int:
+        await anyio.lowlevel.checkpoint()
+        self.measured.append(self.state.outer_step)
+        return self.chooses
 
     @property
     def _strategy(self) -> Strategy:
@@ -305,7 +316,7 @@ class SimulatedReplica:
     def _sequences_due(self, members: int) -> int:
         return sequences_to_round(self.parameters, SCHEMA, self.state, SEQUENCES_PER_STEP, members)
 
-    async def _object(self, _aggregate: Tensor, _root: str) -> str:
+    async def _object(self, _aggregate: Tensor, _root: str, _choice: int | None) -> str:
         await anyio.lowlevel.checkpoint()
         return self.objection
 

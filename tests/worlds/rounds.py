@@ -25,10 +25,13 @@ from neuroshard.consensus.effects import (
     AnyBody,
     Check,
     Checked,
+    Choose,
+    Chosen,
     Complete,
     Effect,
     EncodedContribution,
     GiveUp,
+    Job,
     JobResult,
     Judge,
     Judged,
@@ -43,10 +46,12 @@ from neuroshard.consensus.effects import (
 from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
+    ChoicesSaid,
     ContributionSent,
     Message,
     NewView,
     NewViewSaid,
+    OuterChoice,
     Phase,
     ProposalSaid,
     ResultDigests,
@@ -127,6 +132,7 @@ class World:
         seed: int = 0,
         is_open: bool = False,
         plan: SlicePlan = PLAN,
+        candidates: int = 1,
     ) -> None:
         members = tuple(member_named(name) for name in names)
         self.now = 0.0
@@ -137,6 +143,8 @@ class World:
         self.dies_after: dict[NodeId, int] = {}  # effects
         self.twist: dict[NodeId, Callable[[Liar, Effect], list[Effect]]] = {}  # what a liar does instead
         self.plan = plan
+        self.candidates = candidates  # that the seats measure
+        self.choices: dict[NodeId, int] = {}  # of seats that choose another one than the first
         self.calls_the_living = False  # only: who is dead is not called to rounds
         self.sequences: dict[NodeId, int] = {}  # that a member says it has trained on, where it is no round number
         self.sent = Counter[NodeId]()  # slices, by who sent them
@@ -252,7 +260,7 @@ class World:
         def fits(_index: int, part: Encoded) -> bool:
             return len(part) <= 64
 
-        return RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING)
+        return RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING, self.candidates)
 
     def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
         return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
@@ -295,7 +303,7 @@ class World:
             case _:
                 self._carry_out(one, machine, machine.answered(effect, self._work(one, effect)))
 
-    def _work(self, one: Participant, job: MakeStatistics | Judge | Reduce | Check) -> JobResult:
+    def _work(self, one: Participant, job: Job) -> JobResult:
         match job:
             case MakeStatistics(rows=rows):
                 return {index: b"s" + sha256(b"".join(parts)).digest()[:15] for index, parts in rows.items()}
@@ -304,8 +312,10 @@ class World:
                 return Judged(verdict_of(accepted), WeightedSum(accepted, (1.0,) * len(accepted), 1.0))
             case Reduce(rows=rows):
                 return {index: b"r" + sha256(b"".join(parts)).digest() for index, parts in rows.items()}
-            case Check(digests=digests):
-                root = sha256("".join((one.root, *digests)).encode()).hexdigest()
+            case Choose():
+                return Chosen(self.choices.get(one.member.node_id, 0))
+            case Check(digests=digests, work=work):
+                root = sha256("".join((one.root, *digests, str(work.choice))).encode()).hexdigest()
                 return Checked(root, "worse than before" if one.objects else "")
 
 
@@ -396,6 +406,18 @@ def both_votes(one: Liar, effect: Effect) -> list[Effect]:
             return [effect]
 
 
+def two_choices(one: Liar, effect: Effect) -> list[Effect]:
+    """The second candidate to one half, the last one to the other, whatever the others choose."""
+    match effect:
+        case Say(to, ChoicesSaid(choices) as said):
+            others = [each for each in choices if each.member != one.member]
+            lies = [signed_as(one.member, OuterChoice(said.round_id, choice)) for choice in (1, 2)]
+            halves_of = zip(halves(to), lies, strict=True)
+            return [Say(half, ChoicesSaid((lie, *others))) for half, lie in halves_of]
+        case _:
+            return [effect]
+
+
 def two_proposals(one: Liar, effect: Effect) -> list[Effect]:
     """A round without the last member to one half."""
     match effect:
@@ -465,6 +487,7 @@ LIARS: Mapping[str, Twist] = {
         withheld_contribution,
         two_votes,
         both_votes,
+        two_choices,
         two_proposals,
         no_memory,
         far_views,

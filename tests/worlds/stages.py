@@ -116,8 +116,8 @@ class MemoryFeed:
         return Batch(rows[:, :-1], rows[:, 1:], following, rows[:, 1:].numel())
 
     async def held_out(self, count: int = 32) -> HeldOut:
-        """Windows of a shard that is never trained on."""
-        return HeldOut(windows(-1, count), 4.0)
+        """Windows of two shards that are never trained on."""
+        return HeldOut(torch.cat([windows(-1, 32), windows(-2, 32)])[:count], 4.0)
 
     def note_evaluation(self, train_loss: float, held_out_loss: float | None, step: int) -> None:
         """Remember what was told."""

@@ -194,7 +194,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         ReplicaClient(place.transport),
         outer.exchange,
         sign,
-        AcceptanceCheck(outer.root_after, vote.objection),
+        AcceptanceCheck(outer.root_after, outer.measured_candidates, vote.objection, vote.choice),
         book=FileVoteLog(place.folder / f"rounds-{held.index}"),
         chain=StageChain(lambda: founding, InMemoryChainStore()),
         times=QUICK,
