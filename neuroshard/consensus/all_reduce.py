@@ -57,16 +57,16 @@ class _Slice:
 
     @property
     def agreed_statistics(self) -> Encoded | None:
-        digest = _agreed(self.statements, self.reducers.needed)
+        digest = _agreed(self.statements, len(self.reducers.active))
         return None if digest is None else self.statistics.get(digest)
 
     @property
     def agreed_digest(self) -> str | None:
-        return _agreed(self.results, self.reducers.needed)
+        return _agreed(self.results, len(self.reducers.active))
 
     @property
     def agreed_result(self) -> Encoded | None:
-        digest = _agreed(self.results, self.reducers.needed)
+        digest = self.agreed_digest
         return None if digest is None else self.content.get(digest)
 
 
@@ -344,7 +344,7 @@ class AllReduce:
         """The reducers whose result differs from that of two others. One alone proves nothing against another."""
         effects = list[Effect]()
         for index, one in enumerate(self._slices):
-            agreed = one.agreed_digest if one.reducers.needed > 1 else None
+            agreed = one.agreed_digest if len(one.reducers.active) > 1 else None
             for node, digest in one.results.items():
                 if agreed is not None and digest != agreed:
                     proof = tuple(self._claims[other, index] for other in one.results if (other, index) in self._claims)

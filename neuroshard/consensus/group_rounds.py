@@ -18,13 +18,7 @@ from torch import Tensor
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import make_codec
 from neuroshard.consensus.chain import Chain, ChainError, ChainLedger, ForkError, Step
-from neuroshard.consensus.effects import (
-    Complete,
-    EncodedContribution,
-    RoundConfig,
-    Sign,
-    ViewTiming,
-)
+from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
 from neuroshard.consensus.lone_steps import LoneSteps
 from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
@@ -34,7 +28,15 @@ from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor,
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.seat_changes import SeatChanges
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, chain_answer
-from neuroshard.consensus.sync_strategies import Abandoned, AcceptanceCheck, Agreed, Outcome, RunRound, UnderWay
+from neuroshard.consensus.sync_strategies import (
+    Abandoned,
+    AcceptanceCheck,
+    Agreed,
+    Outcome,
+    RunRound,
+    UnderWay,
+    part_at,
+)
 from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
@@ -473,7 +475,8 @@ class GroupRounds:
     def _watch(self, due: DueStep, work: RoundWork) -> RoundMonitor:
         aggregator, seats = aggregator_name(work.aggregator), len(due.step.committee.seats)
         rounds, number = self._replica.rounds, due.step.number
-        parameters, part = rounds.parameters_at(number), rounds.part_at(number)
+        parameters = rounds.parameters_at(number)
+        part = part_at(parameters, rounds.schema, number)
         scheme = parameters.strategy, part, parameters.codec, aggregator
         watch = RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
         self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())

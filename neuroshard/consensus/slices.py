@@ -61,18 +61,13 @@ class SlicePlan:
 
 @dataclass(frozen=True)
 class Reducers:
-    """The reducers of one slice. The first one sends the result to all members, the others of `active` its hash.
+    """The reducers of one slice. All of `active` must return the same bytes: the first one the result, others its hash.
 
     `spare` repeats the work if they differ or one does not answer; None if there is no other member.
     """
 
     active: tuple[NodeId, ...]
     spare: NodeId | None
-
-    @property
-    def needed(self) -> int:
-        """Number of reducers that must return the same bytes."""
-        return len(self.active)
 
     def __contains__(self, node: object) -> bool:
         return node in self.active

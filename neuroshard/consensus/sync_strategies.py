@@ -388,10 +388,6 @@ class StageRounds:
         """The exchange of the round that completes this outer step."""
         return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
 
-    def part_at(self, outer_step: int) -> str:
-        """The same as a description for people."""
-        return part_at(self.parameters_at(outer_step), self.schema, outer_step)
-
     def kept_steps(self, outer_step: int) -> int:
         """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates."""
         return KEPT_STEPS * parts_of(self.parameters_at(outer_step))
