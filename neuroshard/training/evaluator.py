@@ -75,6 +75,7 @@ class Evaluator:
         self._wall_clock = wall_clock
         self._clock = clock
         self._trained_seconds = 0.0  # since the last evaluation
+        self._voted: tuple[float, ...] = ()  # losses of the last vote
         self._first_position = driving.feed.position
 
     def replay_losses_to_feed(self, record: TrainingRecord) -> None:
@@ -136,6 +137,21 @@ class Evaluator:
             return None
         _LOG.info("Held-out loss at step %d: %.3f nats per token.", evaluation.step, evaluation.mean)
         return evaluation.mean
+
+    def note_vote(self, record: TrainingRecord, losses: tuple[float, ...]) -> None:
+        """Record the losses that this node's vote measured of the mean of all replicas, once, as an evaluation.
+
+        They count only if the vote measured all pinned sequences. The next evaluation is due as late as after its own.
+        """
+        held_out, known = self.held_out, record.evaluations.evaluations
+        is_whole = held_out is not None and len(losses) == len(held_out.sequences)
+        if not is_whole or not known or losses == self._voted:
+            return
+        self._voted = losses
+        evaluation = Evaluation(record.progress.steps, self._wall_clock(), losses)
+        if evaluation.is_finite and evaluation.step > known[-1].step:
+            record.evaluations.add(evaluation)
+            self._trained_seconds = 0.0
 
     def note(self, record: TrainingRecord, held_out_loss: float | None) -> None:
         """Report the losses of the last step to the feed, so that it can leave a memorised shard."""

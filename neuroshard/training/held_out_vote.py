@@ -89,6 +89,11 @@ class HeldOutVote:
         """Set the sequences on which votes are measured, and those for choices."""
         self._held_out, self._for_choice = held_out, for_choice
 
+    @property
+    def mean_losses(self) -> tuple[float, ...]:
+        """Losses of the mean of the members' weights in the last round, if this node measured it; otherwise ()."""
+        return self._losses.get(f"before {self._outer.progress.state_root}", ())
+
     async def choice(self, aggregate: Tensor) -> int:
         """Place of the candidate for the outer step with an aggregate (k,) that this member chooses.
 

@@ -326,6 +326,8 @@ class StageLoop:
             return
         outer_step_done = self._is_due_alone and await self._run_round()  # a group starts its own rounds
         if self.evaluator is not None:
+            if self.parts.vote is not None:
+                self.evaluator.note_vote(self.record, self.parts.vote.mean_losses)
             held_out_loss = await self.evaluator.measure(self.record) if self.evaluator.is_due(self.record) else None
             self.evaluator.note(self.record, held_out_loss)
         if self.parts.saver is not None:

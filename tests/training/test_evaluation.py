@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,25 @@ def test_other_pinned_sequences_start_a_new_record(compute: ComputeThread, tmp_p
     other = make_trainer(compute, make_stage(compute, tmp_path), OtherFeed())
     trio.run(other.run, 5)
     assert [e.step for e in other.record.evaluations.evaluations] == [4]
+
+
+def test_the_losses_of_a_vote_on_all_pinned_sequences_are_an_evaluation_once(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    drive = trainer._loops.drive
+    assert drive is not None
+    evaluator, record, losses = drive.evaluator, trainer.record, (1.0,) * 32
+    evaluator.note_vote(record, losses)  # before the sequences and the baseline are here
+    trio.run(trainer.run, 3)
+    before = len(record.evaluations.evaluations)
+    for noted in (losses[1:], (), losses, losses, (math.nan, *losses[1:])):
+        evaluator.note_vote(record, noted)
+    newest = record.evaluations.evaluations[-1]
+    assert len(record.evaluations.evaluations) == before + 1
+    assert (newest.step, newest.losses) == (3, losses)
+    evaluator.note_vote(record, (0.5,) * 32)  # no second one of the same step
+    assert record.evaluations.evaluations[-1] is newest
 
 
 def test_an_evaluation_leaves_no_gradients(compute: ComputeThread, tmp_path: Path) -> None:

@@ -200,6 +200,19 @@ def test_a_state_is_measured_once(compute: ComputeThread, learned: tuple[Stage, 
     assert max(jobs) == PARAMETERS.batch_size  # a job takes a microbatch at most
 
 
+def test_the_losses_of_the_mean_are_known_after_the_round(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
+) -> None:
+    stage, outer, gained = learned
+    vote = vote_of(compute, stage, outer)
+    assert trio.run(vote.objection, gained, ROOT) == ""
+    assert vote.mean_losses == ()
+    outer.progress = replace(outer.progress, state_root=ROOT)
+    assert len(vote.mean_losses) == 32
+    outer.progress = replace(outer.progress, state_root=OTHER_ROOT)
+    assert vote.mean_losses == ()
+
+
 def test_a_state_whose_root_is_not_known_yet_is_not_taken_for_the_one_before(
     compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor]
 ) -> None:
