@@ -289,9 +289,11 @@ class SimulatedReplica:
         self._say(to, message)
 
     def _put_or_lie(self, running: Any, effects: list[Effect]) -> None:
-        self.machines = {running.member.setting.step.id: running.member}
         lie = self.lie
-        self._put(running, effects if lie is None else [said for effect in effects for said in lie(self, effect)])
+        if lie is not None:
+            self.machines = {running.member.setting.step.id: running.member}
+            effects = [said for effect in effects for said in lie(self, effect)]
+        self._put(running, effects)
 
     async def _root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
         await anyio.lowlevel.checkpoint()
