@@ -10,16 +10,18 @@ from msgspec import structs
 from neuroshard.consensus.chain import (
     ADMISSION_SECONDS,
     KEPT_VALUES,
+    SPAN,
     Chain,
     ChainError,
     ChainLedger,
     ChainProof,
     ForkError,
+    Step,
 )
 from neuroshard.consensus.committee import Admit, Committee, Entry, EntryRules, GroupMember, Leave, Seat
 from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.round_messages import Phase, Quorum, Value, VerifiedBody, Vote
-from neuroshard.types import NodeId, WalletId
+from neuroshard.types import NodeId, RunId, WalletId
 
 OWNER = WalletId("w0")
 MEMBERS = [GroupMember(NodeId(f"n{number}"), WalletId(f"w{number}")) for number in range(8)]
@@ -194,3 +196,24 @@ def test_the_draws_of_a_step_follow_from_a_state_two_steps_before() -> None:
     assert first.standing.root != second.standing.root
     assert first.ledger.seed == second.ledger.seed
     assert longer(first, 1).ledger.seed != longer(second, 1).ledger.seed
+
+
+def test_a_stranger_reduces_only_when_the_seed_is_younger_than_its_key() -> None:
+    """It may choose its key with all that is known when it joins: that decides no slice, however many keys it tries."""
+    start = longer(founded(4, is_open=True), 2)
+    seats = [seat.member for seat in start.committee.seats]
+    newcomer, seeds = MEMBERS[4], set[str]()
+    for content in ("1", "2", "3"):  # states that nobody knows yet when it joins
+        chain, joined = start, 0
+        while not step_on(chain).may_reduce(newcomer.node_id):
+            members = [*seats, newcomer]
+            chain = chain.extended(signed(value_on(chain, content if joined == 0 else "4", members=members), seats))
+            joined += 1
+        assert joined == SPAN // 2
+        seeds.add(chain.ledger.seed)
+    assert len(seeds) == 3
+
+
+def step_on(chain: Chain) -> Step:
+    root = chain.standing.root or "0" * 64
+    return Step(RunId("1" * 64), 0, chain.standing.outer_step, root, "terms", chain.standing, chain.ledger, chain.owner)
