@@ -360,7 +360,7 @@ class GroupRounds:
         """Run the round of one outer step; implements RunRound."""
         due, ended = self.due, self._end_to_take
         if ended is not None:
-            self._leave(ended)
+            self._leave(completed=True)
             return await self._agreed(ended)
         if due is None:
             return await self.lone.exchange(contribution, outer_step, self._beside)
@@ -373,35 +373,36 @@ class GroupRounds:
         if self._replica.rounds.parameters_at(outer_step).overlap and self._beside is not None:
             self._beside.start_soon(self._go_on_beside, contribution, due, sequences)
             return UnderWay()
+        completed = False
         try:
             outcome = await self._with_group(contribution, due, sequences, is_beside=False)
             if isinstance(outcome, Abandoned):
                 return outcome
             agreed = await self._agreed(outcome)
-            ended = outcome
+            completed = True
             return agreed
         finally:
-            self._leave(ended)
+            self._leave(completed=completed)
 
     async def _go_on_beside(self, contribution: Tensor, due: DueStep, sequences: int) -> None:
         """Run the round while training continues. `exchange` adopts its end between two microbatches."""
-        ended: Complete | None = None
+        completed = False
         try:
             outcome = await self._with_group(contribution, due, sequences, is_beside=True)
-            ended = outcome if isinstance(outcome, Complete) else None
+            completed = isinstance(outcome, Complete)
         finally:
-            self._leave(ended)
+            self._leave(completed=completed)
         if isinstance(outcome, Abandoned):
             self.abandoned(outcome)
         self.actor.wake()
 
-    def _leave(self, ended: Complete | None) -> None:
-        if self._sent is not None and ended is None:
+    def _leave(self, *, completed: bool) -> None:
+        if self._sent is not None and not completed:
             self._sent.is_outgrown = self._sent.is_late = True
-        members = () if ended is None else ended.certificate.value.members
+        members = () if self.due is None else self.due.members
         self.in_round, self.due = False, None
         self._matchmaking.note_answers(list(map(attrgetter("node_id"), members)), anyio.current_time())
-        self._matchmaking.ended(anyio.current_time(), completed=ended is not None)
+        self._matchmaking.ended(anyio.current_time(), completed=completed)
 
     async def _with_group(
         self, contribution: Tensor, due: DueStep, sequences: int, *, is_beside: bool

@@ -99,7 +99,7 @@ def test_nobody_follows_standings_that_free_names_invent(is_open: bool) -> None:
             lambda: b"no proof at all",
             lambda: None,
         )
-        for name, lie in zip(free(2 * len(lies)), 2 * lies, strict=True):
+        for name, lie in zip(free(len(lies)), lies, strict=True):
             FreeName(name, network, status, lie)
         network.wake(sleeper.name)
         follows = 0
