@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -72,6 +72,13 @@ class Standing(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     def is_state(self, root: str, outer_step: int) -> bool:
         """Whether an outer state is this one. Nobody signs the initial state: every node computes it from the run."""
         return outer_step == self.outer_step and self.root in (None, root)
+
+
+class LogStart(NamedTuple):
+    """The newest certified height that a node knew when its vote log began. The log has all votes above it."""
+
+    epoch: int
+    height: int
 
 
 class Candidate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -238,6 +245,11 @@ class Chain:
     def committee(self) -> Committee:
         """The committee of the next height."""
         return self.ledger.committee
+
+    def is_covered(self, member: GroupMember, log: LogStart) -> bool:
+        """Whether a log that began there has all votes of a seat that can count: those since it was seated."""
+        seat = self.committee.seat_of(member.wallet_id)
+        return seat is not None and log < (self.epoch, max(seat.seated_at, self.start.height + 1))
 
     def extended(self, certificate: Quorum) -> Chain:
         """The chain with the next value. Raises ChainError, or ForkError for another value of a height that it has."""

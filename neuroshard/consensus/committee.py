@@ -48,7 +48,7 @@ class Seat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     wallet_id: NamedWallet
     node_id: NamedNode
-    seated_at: Height
+    seated_at: Height  # with this node: its votes count above this height only
     is_won_by_work: bool = False  # the owner has not named this wallet
 
     @property
@@ -149,7 +149,7 @@ class Expel(Struct, frozen=True, tag="expel", forbid_unknown_fields=True):
 
 
 class MoveKey(Struct, frozen=True, tag="key", forbid_unknown_fields=True):
-    """A seat votes with another node from the next height on."""
+    """A seat votes with another node, or with the same node and a new vote log, from the next height on."""
 
     wallet_id: NamedWallet
     node_id: NamedNode
@@ -192,7 +192,7 @@ class EntryRules:
                 return _changed(
                     committee,
                     tuple(
-                        replace(seat, node_id=node_id) if seat.wallet_id == wallet_id else seat
+                        replace(seat, node_id=node_id, seated_at=self.height) if seat.wallet_id == wallet_id else seat
                         for seat in committee.seats
                     ),
                 )

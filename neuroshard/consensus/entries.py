@@ -3,9 +3,9 @@
     entry     evidence
     Admit     the ledger: a friend's accepted work (strangers get seats by a foundation only)
     Leave     a Departure that the seat's node signed for this step
-    Remove    Silence statements of a quorum for this step
+    Remove    Silence statements of a quorum for this step: the seat does not answer, or the owner removed its wallet
     Expel     two votes of the seat in one phase and view, where strangers may take part
-    MoveKey   a VotingKey that another node of the seat's wallet signed for this step
+    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new
 
 Statements name the step, which names the value before it, so nobody can use them at another height.
 """
@@ -39,7 +39,7 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
     """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small."""
     seats = step.committee.members
     departures = {one.member: one for one in (*new.departures, *known.departures) if one.body.step_id == step.id}
-    keys = {one.member: one for one in (*new.keys, *known.keys) if one.body.step_id == step.id}
+    keys = {one.member.wallet_id: one for one in (*new.keys, *known.keys) if one.body.step_id == step.id}
     silences = {
         (one.member, one.body.wallet_id): one
         for one in (*new.silences, *known.silences)
@@ -49,7 +49,7 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
     return EntryEvidence(
         tuple(one for member, one in sorted(departures.items()) if member in seats),
         tuple(one for (member, _), one in sorted(silences.items()) if member in seats),
-        tuple(one for member, one in sorted(keys.items()) if member.wallet_id in step.committee.wallets)[:MAX_SEATS],
+        tuple(one for wallet, one in sorted(keys.items()) if wallet in step.committee.wallets),
         tuple(pair for member, pair in sorted(double_votes.items()) if member in seats),
     )
 
@@ -96,7 +96,8 @@ def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Entry]:
     for signed in evidence.keys:
         if signed.body.step_id == step.id and signed.member.wallet_id in committee.wallets:
             yield MoveKey(signed.member.wallet_id, signed.member.node_id)
-    yield from (Remove(wallet) for wallet in _silent_wallets(step, evidence))
+    moved = {signed.member.wallet_id for signed in evidence.keys}
+    yield from (Remove(wallet) for wallet in _silent_wallets(step, evidence) if wallet not in moved)
     if step.committee.is_open:
         yield from (Expel(wallet) for wallet in _double_voters(step, evidence))
     yield from step.ledger.due_admissions(max(1, len(committee.seats) // 8) if len(committee.seats) < MAX_SEATS else 0)

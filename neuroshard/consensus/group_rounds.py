@@ -26,7 +26,7 @@ from neuroshard.consensus.round_messages import EvidenceSaid, IntentSaid, Quorum
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.seat_changes import SeatChanges
+from neuroshard.consensus.seat_changes import LOST_LOG, SeatChanges
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, chain_answer
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
@@ -120,17 +120,13 @@ class GroupRounds:
         self.actor = RoundRunner(
             lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
             RoundDependencies(
-                book,
-                judging,
-                self._heard,
-                self._extend,
-                asking.report,
-                offload,
-                replica.rounds.kept_steps,
+                book, judging, self._heard, self._extend, asking.report, offload, replica.rounds.kept_steps
             ),
         )
-        self.seats = SeatChanges(replica.member, chain, sign, self.actor, self._free_step)
-        self.lone = LoneSteps(replica, chain, sign, alone, keep_end=self.actor.keep_end, extend=self._extend)
+        self.seats = SeatChanges(replica, chain, sign, self.actor, self._free_step)
+        self.lone = LoneSteps(
+            replica, chain, sign, alone, self.seats, keep_end=self.actor.keep_end, extend=self._extend
+        )
 
     @property
     def is_called(self) -> bool:
@@ -140,7 +136,7 @@ class GroupRounds:
     @property
     def is_alone(self) -> bool:
         """Whether a step of this node alone is allowed."""
-        if self.in_round or self.due is not None:
+        if self.in_round or self.due is not None or not self.seats.may_vote:
             return False
         step = self.lone.pending() if self._is_ahead else self._present_step()
         return self._matchmaking.is_alone(step, anyio.current_time())
@@ -176,7 +172,7 @@ class GroupRounds:
         """The reason why no step can complete now, and the action that helps; "" if there is none."""
         if self._is_ahead and self.chain.obstacle == "" and self.lone.pending() is None:
             return UNPROVEN
-        return self.chain.obstacle or self._absent
+        return self.chain.obstacle or self._absent or (LOST_LOG if self.seats.has_lost_votes else "")
 
     def certified_root(self, outer_step: int) -> str:
         """The newest certified root if it is the state after this outer step; otherwise ""."""
@@ -193,6 +189,7 @@ class GroupRounds:
         """Look at the replicas, enter steps and run them until cancelled. Raises StorageError."""
         await self.chain.load()
         ended = await self.actor.load()
+        self.seats.check_log()
         for certificate in ended:
             await self._extend(certificate)
         self.chain.add_earlier(ended)
@@ -243,6 +240,8 @@ class GroupRounds:
         look = Look(self.replica_status(), others, self._present_step(), now)
         self._absent = self._matchmaking.obstacle(look.step, now)
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
+        if look.step is not None and (self._matchmaking.unheard or not self.seats.may_vote):
+            await self.seats.look(look.step, self._matchmaking, now)
         ahead = self._matchmaking.ahead(self._ledger, look)
         if ahead and not self._is_learning and self._beside is not None:
             self._beside.start_soon(self._learn, ahead)  # whoever does not answer delays no look
@@ -503,6 +502,7 @@ class GroupRounds:
             timing,
             self.actor.judging.candidates(),
             self._replica.most_members,
+            self.seats.may_vote,
         )
         return setting, work
 

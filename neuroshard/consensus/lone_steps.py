@@ -13,6 +13,7 @@ from neuroshard.consensus.chain import Chain, Step
 from neuroshard.consensus.effects import Complete, Sign
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote
+from neuroshard.consensus.seat_changes import SeatChanges
 from neuroshard.consensus.stage_chain import StageChain
 from neuroshard.consensus.sync_strategies import Abandoned, Outcome, RunRound
 from neuroshard.state.replica_status import ReplicaStatus
@@ -30,6 +31,7 @@ class LoneSteps:
         chain: StageChain,
         sign: Sign,
         alone: RunRound,
+        seats: SeatChanges,
         *,
         keep_end: Callable[[int, Complete], Awaitable[bool]],
         extend: Callable[[Quorum], Awaitable[None]],
@@ -39,6 +41,7 @@ class LoneSteps:
         self._chain = chain
         self._sign = sign
         self._alone = alone
+        self._seats = seats
         self._keep_end = keep_end
         self._extend = extend
         self._certifying = anyio.Lock()
@@ -59,7 +62,8 @@ class LoneSteps:
     def pending(self) -> Step | None:
         """The step of this node alone whose certificate is missing; None if there is none or others have a say."""
         chain = self._chain.chain
-        if chain is None or self._replica.replica_status().outer_step != chain.standing.outer_step + 1:
+        is_next = chain is not None and self._replica.replica_status().outer_step == chain.standing.outer_step + 1
+        if chain is None or not is_next or not self._seats.may_vote:
             return None
         step = self._step(chain)
         return step if step.is_quorum({self._replica.node_id}) else None

@@ -20,7 +20,7 @@ from math import inf
 from operator import attrgetter
 
 from neuroshard.consensus.chain import Chain, ChainLedger, Step, has_one_node_per_wallet
-from neuroshard.consensus.committee import GroupMember
+from neuroshard.consensus.committee import GroupMember, Seat
 from neuroshard.consensus.round_messages import MAX_MEMBERS
 from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.state.outer_state import round_is_due
@@ -31,6 +31,7 @@ from neuroshard.types import NodeId, WalletId
 
 ASKED_AT_ONCE = 16  # replicas that have not answered lately
 NEWCOMER_SHARE = 0.1  # of the time since the last step: so long an open run waits for strangers
+SILENT_SECONDS, SILENT_HEIGHTS = 600.0, 6  # without an answer of a seat, both: then the others may remove it
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Replica:
     # nodes that are downloading this node's state to train the stage
     newcomers: Callable[[], frozenset[NodeId]] = frozenset
     most_members: int = MAX_MEMBERS  # per step
+    is_removed: Callable[[WalletId], bool] = lambda _wallet: False  # whether the owner ended a wallet's membership
 
     @property
     def node_id(self) -> NodeId:
@@ -149,6 +151,7 @@ class Matchmaking:
         self._seen: dict[NodeId, tuple[str, float]] = {}
         self._probed: dict[NodeId, ReplicaStatus] = {}  # newest answers to `unproven`
         self._turns = 0
+        self.unheard: dict[NodeId, tuple[int, float]] = {}  # seats that do not answer, and since which height and time
 
     # Whom to ask
 
@@ -300,12 +303,28 @@ class Matchmaking:
         )
 
     def voters(self, chain: Chain | None, now: float) -> tuple[Voter, ...]:
-        """The seats of the chain's newest committee."""
+        """The seats of the chain's newest committee. Notes which of them do not answer."""
+        if chain is None:
+            return ()
         here, found = {self.replica.node_id, *self.responsive(now)}, list[Voter]()
-        for seat in () if chain is None else chain.committee.seats:
-            is_owner = chain is not None and seat.wallet_id == chain.owner
-            found.append(Voter(seat.node_id, seat.wallet_id, is_owner, seat.node_id in here))
+        before, self.unheard = self.unheard, {}
+        for seat in chain.committee.seats:
+            found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, seat.node_id in here))
+            if seat.node_id not in here:
+                self.unheard[seat.node_id] = before.get(seat.node_id, (chain.standing.height, now))
         return tuple(found)
+
+    def silent_seats(self, step: Step, now: float) -> list[Seat]:
+        """The seats that have not answered for long.
+
+        While no step completes, no seat becomes silent. Neither does one while this computer sleeps.
+        """
+        silent = list[Seat]()
+        for seat in step.committee.seats:
+            height, since = self.unheard.get(seat.node_id, (step.height, now))
+            if step.standing.height - height >= SILENT_HEIGHTS and now - since >= SILENT_SECONDS:
+                silent.append(seat)
+        return silent
 
     def _may_wait_for_newcomers(self, step: Step, now: float) -> bool:
         """Whether this step may still wait: without a limit, newcomers to a lone node could delay it for ever.

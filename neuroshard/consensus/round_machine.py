@@ -168,6 +168,8 @@ class RoundStateMachine:
         self._evidence = merged_evidence(self.setting.step, self._evidence or EntryEvidence(), evidence)
         if self.completed is not None or self._views.has_proposal or self._exchange is not None:
             return []
+        if self.has_entered and not evidence.departures:
+            return []  # only a leave is urgent; other entries go with the aggregate
         return self._propose_entries(now)
 
     def ask_for_the_end(self) -> list[Effect]:

@@ -88,7 +88,7 @@ class Departure(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Silence(Struct, frozen=True, forbid_unknown_fields=True):
-    """The author has received nothing from a seat for a long time, and agrees to remove it at this height."""
+    """The author agrees to remove a seat at this height: it has been silent for long, or the owner removed it."""
 
     kind: ClassVar[str] = "round/silence"
     step_id: HexDigest
@@ -96,7 +96,7 @@ class Silence(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VotingKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """The author votes for its wallet's seat from the next height on."""
+    """The author votes for its wallet's seat from the next height on: with another key or after the loss of its log."""
 
     kind: ClassVar[str] = "round/voting-key"
     step_id: HexDigest

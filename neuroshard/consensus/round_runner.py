@@ -13,6 +13,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from neuroshard.compression import MalformedVectorError
+from neuroshard.consensus.chain import LogStart
 from neuroshard.consensus.effects import (
     Accuse,
     Check,
@@ -126,6 +127,7 @@ class RoundRunner:
         self.mail = mail_of(self._received)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = Signal()
+        self.log_start: LogStart | None = None  # of the vote log; no vote is sent before it is on the disk
         self.watch: Callable[[RoundProgress], None] = _unwatched  # called with the progress of the current round
         self.judging = around.judging
         self._around = around
@@ -144,10 +146,16 @@ class RoundRunner:
     async def load(self) -> Sequence[Quorum]:
         """Read this node's votes and the ends of the last steps. Raises StorageError."""
         book, offload = self._around.book, self._around.offload
+        self.log_start = await offload(book.start)
         self._records = {record.step_id: record for record in await offload(book.votes)}
         ended = await offload(book.ended)
         self._archive = {certificate.value.step_id: certificate for certificate in ended}
         return ended
+
+    async def begin_log(self, start: LogStart) -> None:
+        """Begin the vote log: this node has no votes above this certified height, or does not know them."""
+        if await self._is_written(partial(self._around.book.begin, start), "This node does not vote."):
+            self.log_start = start
 
     async def run(self) -> None:
         """Run rounds until cancelled; call `load` first."""
@@ -220,6 +228,10 @@ class RoundRunner:
             running, self.watch = self._begin(setting, number, work), _unwatched
             self._hear_again(running)
         self._put(running, running.member.add_evidence(evidence, anyio.current_time()))
+
+    def keep(self, own: NodeId, evidence: EvidenceSaid) -> None:
+        """Keep this node's own evidence, as if it had been received, for the step that the node enters next."""
+        self._heard.keep(own, evidence, 0)
 
     def tell(self, nodes: frozenset[NodeId], message: EvidenceSaid | CertificateSaid) -> None:
         """Send a message that belongs to no running step of this node."""

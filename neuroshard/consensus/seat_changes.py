@@ -1,14 +1,31 @@
-"""Changes of a stage's seats between two steps: this node's leave, and the leaves that others ask for."""
+"""Changes of a stage's seats that this node asks for, and the leaves that others ask for.
+
+the node                              asks the seats for             which happens
+shuts down                            its leave                      at once, in a value without an aggregate
+has lost its vote log                 its seat with a new log        with the next aggregate
+replaces the wallet's silent node     the seat for itself            with the next aggregate
+misses a seat for long                the removal of that seat       with the next aggregate, if a quorum agrees
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
-from neuroshard.consensus.committee import GroupMember
+from neuroshard.consensus.chain import LogStart, Step
+from neuroshard.consensus.committee import Seat
 from neuroshard.consensus.effects import RoundConfig, Sign
-from neuroshard.consensus.round_messages import CertificateSaid, Departure, EntryEvidence, EvidenceSaid
+from neuroshard.consensus.matchmaking import Matchmaking, Replica
+from neuroshard.consensus.round_messages import (
+    CertificateSaid,
+    Departure,
+    EntryEvidence,
+    EvidenceSaid,
+    Silence,
+    VerifiedBody,
+    VotingKey,
+)
 from neuroshard.consensus.round_runner import RoundRunner
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.stage_chain import StageChain
@@ -17,6 +34,10 @@ from neuroshard.types import NodeId
 LEAVE_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 1.0
 LEAST_SEATS = 3  # fewer would leave one seat, and all others would wait if that one did not come back
+LOST_LOG = (
+    "This node does not know all votes that it has sent: its vote log is lost. It votes again after the next step that "
+    "the other voting nodes complete. If they are too few: `neuroshard run refound`."
+)
 
 
 class SeatChanges:
@@ -24,18 +45,62 @@ class SeatChanges:
 
     def __init__(
         self,
-        member: GroupMember,
+        replica: Replica,
         chain: StageChain,
         sign: Sign,
         actor: RoundRunner,
         free_step: Callable[[], tuple[RoundConfig, RoundWork] | None],
     ) -> None:
         """`free_step` returns the terms of the step from this node's state, unless a round of it is under way."""
-        self._member = member
+        self._member = replica.member
+        self._is_removed = replica.is_removed
         self._chain = chain
         self._sign = sign
         self._actor = actor
         self._free_step = free_step
+        self._asked_at = ""  # id of the last step for which this node has asked for changes
+        # Whether this node knows all votes that it has sent for its seat. Its later seats begin above the log's start.
+        self.may_vote = False
+
+    @property
+    def has_lost_votes(self) -> bool:
+        """Whether this node may have sent votes for its seat that are not in its log."""
+        return self._actor.log_start is not None and not self.may_vote
+
+    def check_log(self) -> None:
+        """Decide whether this node may vote, by its log and the newest chain."""
+        chain, log = self._chain.chain, self._actor.log_start
+        if chain is not None and log is not None:
+            self.may_vote = self._member not in chain.committee.members or chain.is_covered(self._member, log)
+
+    async def look(self, step: Step, matchmaking: Matchmaking, now: float) -> None:
+        """Begin the vote log if there is none, and ask for the changes of the committee that this step needs."""
+        if self._actor.log_start is None:
+            await self._actor.begin_log(LogStart(step.standing.epoch, step.standing.height))
+        self.check_log()
+        silent, removed = matchmaking.silent_seats(step, now), self._removed(step)
+        if self._asked_at == step.id or (self.may_vote and not silent and not removed):
+            return
+        self._asked_at = step.id
+        gone = [*removed, *(silent if len(step.committee.seats) >= LEAST_SEATS else ())]
+        evidence = EntryEvidence(silences=self._silences(step, gone), keys=self._keys(step, silent))
+        if evidence != EntryEvidence():
+            self._actor.keep(self._member.node_id, EvidenceSaid(evidence))
+            self._actor.tell(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
+
+    def _removed(self, step: Step) -> list[Seat]:
+        return [seat for seat in step.committee.seats if self._is_removed(seat.wallet_id)]
+
+    def _silences(self, step: Step, gone: Sequence[Seat]) -> tuple[VerifiedBody[Silence], ...]:
+        """The agreement of this node's seat to remove others."""
+        wallets = sorted({seat.wallet_id for seat in gone} - {self._member.wallet_id})
+        is_seated = self._member in step.committee.members
+        return tuple(self._sign(Silence(step.id, wallet)) for wallet in wallets) if is_seated else ()
+
+    def _keys(self, step: Step, silent: Sequence[Seat]) -> tuple[VerifiedBody[VotingKey], ...]:
+        """This node's wish to vote with a new log, or for the seat of its wallet whose other node is gone."""
+        is_gone = self._member.wallet_id in {seat.wallet_id for seat in silent}
+        return (self._sign(VotingKey(step.id)),) if is_gone or not self.may_vote else ()
 
     async def leave(self) -> bool:
         """Give this node's seat up before it goes, so that the others need no vote of it.

@@ -10,6 +10,9 @@ is on disk, its counter is written to `votes.count`, and only then the vote may 
     damaged bytes         the last intact one's    these bytes never left: the next record replaces them
     anything              a larger one             a vote that left is lost: the log is damaged, the node must not vote
 
+The first record names the newest certified height when the log began. So a node whose log was deleted knows that it may
+have sent votes above its seating which the new log does not have.
+
 Aggregates are files of their own, as the bytes that were voted on, named and verified by their digests. The
 contribution is a record, then the encoded slices: after a restart in the middle of a round, it separates the work in
 the aggregate from the work done since.
@@ -34,6 +37,8 @@ from torch import Tensor
 
 from neuroshard.compression import MalformedVectorError
 from neuroshard.config.state_file import make_folder, sync_folder, write_atomically
+from neuroshard.consensus.chain import LogStart
+from neuroshard.consensus.committee import Height
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
 from neuroshard.consensus.round_messages import MAX_VIEW, Quorum
 from neuroshard.consensus.round_work import RoundWork
@@ -54,6 +59,14 @@ ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
 LOG_FILE, COUNT_FILE, CONTRIBUTION_FILE = "votes.log", "votes.count", "offer.bin"
 SPARE_BYTES = 1 << 20  # of records that are not needed any more, before the log is written again without them
 MAX_PROOFS_BYTES = 1 << 20
+OLD_LOG = LogStart(-1, -1)  # without a record of its start: an earlier program began it with the node's first vote
+
+
+class _StoredStart(Struct, frozen=True, tag="start", forbid_unknown_fields=True):
+    """The first record of a log: all later votes are in it."""
+
+    epoch: Height
+    height: Height
 
 
 class _StoredVotes(Struct, frozen=True, tag="votes", forbid_unknown_fields=True):
@@ -97,7 +110,7 @@ class _StoredProof(Struct, frozen=True, forbid_unknown_fields=True):
     claims: tuple[bytes, ...]
 
 
-_StoredRecord: TypeAlias = _StoredVotes | _StoredEnd
+_StoredRecord: TypeAlias = _StoredStart | _StoredVotes | _StoredEnd
 _LENGTHS = Layout("<QI")  # counter, length of the content
 _HEAD_BYTES = _LENGTHS.size + DIGEST_BYTES
 
@@ -132,6 +145,14 @@ class SavedContribution:
 
 class VoteLog(Protocol):
     """The stored memory of one stage's rounds. Its methods block."""
+
+    def start(self) -> LogStart | None:
+        """The place where the log began; None before its first record. Raises StorageError as `votes` does."""
+        ...
+
+    def begin(self, start: LogStart) -> None:
+        """Store the place where the log begins, before its first vote. Raises StorageError."""
+        ...
 
     def votes(self) -> Sequence[VoteRecord]:
         """This node's votes in the last KEPT_VOTES steps that it voted in, the newest last.
@@ -180,6 +201,13 @@ class InMemoryVoteLog:
         self._ended: list[Complete] = []
         self.proofs: list[Accuse] = []
         self._offer: SavedContribution | None = None
+        self._start: LogStart | None = None
+
+    def start(self) -> LogStart | None:
+        return self._start
+
+    def begin(self, start: LogStart) -> None:
+        self._start = start
 
     def votes(self) -> Sequence[VoteRecord]:
         return list(self._records.values())
@@ -228,6 +256,17 @@ class FileVoteLog:
         self._entries: list[_Entry] | None = None  # by counter; None before they are read, and after a failed write
         self._length = 0  # of the intact part of the log, in bytes
 
+    def start(self) -> LogStart | None:
+        for record in self._records(_StoredStart):
+            return LogStart(record.epoch, record.height)
+        return OLD_LOG if self._read() else None
+
+    def begin(self, start: LogStart) -> None:
+        try:
+            self._append(_StoredStart(start.epoch, start.height))
+        except OSError as error:
+            raise StorageError(f"The vote log could not be written to {self._folder}: {error}.", "Make room.") from None
+
     def votes(self) -> Sequence[VoteRecord]:
         found = list[VoteRecord]()
         for record in self._records(_StoredVotes):
@@ -254,9 +293,11 @@ class FileVoteLog:
             self._append(_StoredEnd(number, kept, complete.certificate))
             unused = set(self._folder.glob("aggregate-*.bin"))
             for entry in self._read():
-                quorum = entry.record.lock if isinstance(entry.record, _StoredVotes) else entry.record.certificate
-                if quorum is not None:
-                    unused.discard(self._path_of(quorum))
+                match entry.record:
+                    case _StoredVotes(lock=Quorum() as quorum) | _StoredEnd(certificate=quorum):
+                        unused.discard(self._path_of(quorum))
+                    case _:
+                        pass
             for path in unused:
                 path.unlink()
         except OSError as error:
@@ -378,7 +419,7 @@ class FileVoteLog:
 
     def _damaged(self, reason: str) -> StorageError:
         # a second vote without knowing the first could fork the swarm
-        advice = "Remove the folder to take part again as a newcomer: other nodes then send the state."
+        advice = "Remove the folder: this node then votes again when the other voting nodes have confirmed its new log."
         return StorageError(f"The vote log in {self._folder} is damaged, so this node must not vote: {reason}.", advice)
 
     def _write_aggregate(self, quorum: Quorum, aggregate: Aggregate) -> None:
@@ -422,8 +463,8 @@ def _decoded(content: bytes, form: Any) -> Any:
 
 
 def _needed(entries: Sequence[_Entry]) -> list[_Entry]:
-    """The newest votes in each of the last KEPT_VOTES steps, and the last ended steps, by counter."""
-    votes, ends, kept = dict[str, _Entry](), dict[str, _Entry](), KEPT_STEPS
+    """The log's start, the newest votes in each of the last KEPT_VOTES steps, and the last ended steps, by counter."""
+    start, votes, ends, kept = list[_Entry](), dict[str, _Entry](), dict[str, _Entry](), KEPT_STEPS
     for entry in entries:
         match entry.record:
             case _StoredVotes(step_id=step_id):
@@ -432,7 +473,9 @@ def _needed(entries: Sequence[_Entry]) -> list[_Entry]:
             case _StoredEnd(kept=kept, certificate=certificate):
                 ends.pop(certificate.value.digest, None)
                 ends[certificate.value.digest] = entry
-    needed = [*list(votes.values())[-KEPT_VOTES:], *list(ends.values())[-kept:]]
+            case _StoredStart():
+                start = [entry]
+    needed = [*start, *list(votes.values())[-KEPT_VOTES:], *list(ends.values())[-kept:]]
     return sorted(needed, key=attrgetter("counter"))
 
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from neuroshard.consensus.chain import LogStart
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Complete, GiveUp, Persist, Say, VoteRecord
 from neuroshard.consensus.round_messages import (
@@ -31,7 +32,15 @@ from neuroshard.consensus.round_messages import (
     VoteSaid,
 )
 from neuroshard.consensus.slices import digest_of
-from neuroshard.consensus.vote_log import COUNT_FILE, KEPT_VOTES, LOG_FILE, FileVoteLog, InMemoryVoteLog, VoteLog
+from neuroshard.consensus.vote_log import (
+    COUNT_FILE,
+    KEPT_VOTES,
+    LOG_FILE,
+    OLD_LOG,
+    FileVoteLog,
+    InMemoryVoteLog,
+    VoteLog,
+)
 from neuroshard.errors import StorageError
 from neuroshard.types import NodeId, WalletId
 from tests.worlds.rounds import World, signed_as, value_of
@@ -40,7 +49,7 @@ DAY = 86_400
 HASH = "ab" * 32
 AGGREGATE = (b"first slice", b"second")
 Operation = Callable[[VoteLog], None]
-State = tuple[Sequence[VoteRecord], Sequence[Quorum]]
+State = tuple[LogStart | None, Sequence[VoteRecord], Sequence[Quorum]]
 
 
 def vote(number: int, view: int = 0) -> VoteRecord:
@@ -66,6 +75,7 @@ def end(number: int) -> Operation:
 
 
 OPERATIONS: Sequence[Operation] = [
+    lambda book: book.begin(LogStart(0, 5)),
     write(vote(1)),
     write(locked(1, 0)),
     end(7),
@@ -90,7 +100,7 @@ def states() -> list[State]:
 
 
 def state_of(book: VoteLog) -> State:
-    return list(book.votes()), list(book.ended())
+    return book.start(), list(book.votes()), list(book.ended())
 
 
 def opened(folder: Path) -> FileVoteLog:
@@ -264,9 +274,15 @@ def test_a_clock_set_back_or_forward_by_a_day_deletes_nothing(tmp_path: Path, sh
         opened(folder).write(vote(number))
         opened(folder).end(number, Complete(quorum(Phase.COMMIT, number), AGGREGATE))
         shift_times(folder, shift)  # NTP now sets the clock right
-        votes, ended = state_of(opened(folder))
+        _, votes, ended = state_of(opened(folder))
         assert votes == [vote(one) for one in range(max(0, number + 1 - KEPT_VOTES), number + 1)]
         assert [one.value.root for one in ended] == [f"{one:064x}" for one in range(max(0, number - 4), number + 1)]
+
+
+def test_a_log_of_an_earlier_program_has_all_votes(tmp_path: Path) -> None:
+    assert opened(tmp_path).start() is None
+    opened(tmp_path).write(vote(1))
+    assert opened(tmp_path).start() == OLD_LOG < (0, 0)
 
 
 def test_the_log_stays_short(tmp_path: Path) -> None:

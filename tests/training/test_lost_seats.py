@@ -1,0 +1,185 @@
+"""Seats whose vote log is lost or that stay away: the others confirm or remove them, and the steps continue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from neuroshard.consensus.committee import MoveKey, Remove
+from neuroshard.consensus.matchmaking import SILENT_HEIGHTS, SILENT_SECONDS, Matchmaking, RoundTimes
+from neuroshard.consensus.seat_changes import LOST_LOG
+from neuroshard.consensus.stage_chain import InMemoryChainStore
+from neuroshard.consensus.vote_log import InMemoryVoteLog
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.network import InMemoryNetwork
+from neuroshard.types import NodeId
+from tests.worlds.replicas import DUE_SECONDS, IDENTITIES, NOW, A, B, C, SimulatedReplica, for_seconds, play
+
+
+def seated(replica: SimulatedReplica) -> list[str]:
+    """Nodes with a seat, as a replica knows them."""
+    chain = replica.group.chain.chain
+    assert chain is not None
+    return [seat.node_id for seat in chain.committee.seats]
+
+
+def entries(replica: SimulatedReplica) -> list[object]:
+    """All entries of the values that a replica knows."""
+    chain = replica.group.chain.chain
+    assert chain is not None
+    return [entry for certificate in chain.recent for entry in certificate.value.entries]
+
+
+def voters(replica: SimulatedReplica) -> set[str]:
+    """The nodes that signed the newest certificate."""
+    chain = replica.group.chain.chain
+    assert chain is not None
+    assert chain.tip is not None
+    return {member.node_id for member in chain.tip.signers}
+
+
+def without_log(replica: SimulatedReplica, name: NodeId | None = None) -> SimulatedReplica:
+    """The node after a start without the folder of its rounds; its checkpoint is still there."""
+    again = replace(replica, name=name or replica.name, book=InMemoryVoteLog(), store=InMemoryChainStore())
+    again.follow(replica)
+    return again
+
+
+SLOW = RoundTimes(near_seconds=10.0, quick_seconds=5.0)  # looks per hour cost these tests most of their time
+STEP_SECONDS = 12.0
+
+
+async def three_after_a_step(
+    network: InMemoryNetwork, step_seconds: float = 1.0, times: RoundTimes | None = None
+) -> list[SimulatedReplica]:
+    replicas = [
+        SimulatedReplica(name, network, seed, step_seconds, may_be_alone=True, times=times)
+        for seed, name in enumerate((A, B, C))
+    ]
+    await for_seconds(step_seconds * DUE_SECONDS + 5, *replicas)
+    assert {each.state.outer_step for each in replicas} == {1}
+    return replicas
+
+
+def test_a_seat_without_its_log_votes_again_after_the_others_have_confirmed_it() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network)
+        network.kill(B)
+        b = without_log(b)
+        await for_seconds(2 * DUE_SECONDS, a, b, c)
+        key = MoveKey(IDENTITIES[B].wallet_id, B)
+        assert [entry for entry in entries(a) if entry == key] == [key]
+        assert B not in next(
+            {member.node_id for member in each.signers}
+            for each in a.group.chain.chain.recent  # type: ignore[union-attr]
+            if key in each.value.entries
+        )
+        network.kill(C)
+        before = a.state.outer_step
+        await for_seconds(3 * DUE_SECONDS, a, b)
+        assert a.state.outer_step > before  # a quorum needs its vote now
+        assert voters(a) == {A, B}
+        assert a.replica_status().line == b.replica_status().line
+
+    play(scenario)
+
+
+def test_a_seat_without_its_log_does_not_vote_while_the_others_are_no_quorum() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, _ = await three_after_a_step(network)
+        for name in (B, C):
+            network.kill(name)
+        b = without_log(b)
+        await for_seconds(6 * DUE_SECONDS, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+        assert b.group.obstacle == LOST_LOG
+        assert b.book.votes() == []
+        assert seated(a) == [A, B, C]
+
+    play(scenario)
+
+
+def test_a_lone_seat_without_its_log_waits_for_a_foundation() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a = SimulatedReplica(A, network, 0, may_be_alone=True, seats=(A,))
+        b = SimulatedReplica(B, network, 1, seats=(A,))
+        await for_seconds(3 * DUE_SECONDS, a, b)
+        assert a.state.outer_step > 0
+        network.kill(A)
+        before, a = a.state.outer_step, without_log(a)
+        await for_seconds(4 * DUE_SECONDS, a, b)
+        assert a.state.outer_step == before
+        assert a.group.obstacle == LOST_LOG
+
+    play(scenario)
+
+
+def test_friends_who_are_away_overnight_are_removed_and_get_their_seats_back() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network, STEP_SECONDS, SLOW)
+        network.kill(C)
+        await for_seconds(SILENT_SECONDS - 10, a, b)
+        assert seated(a) == [A, B, C]
+        await for_seconds(SILENT_HEIGHTS * STEP_SECONDS * DUE_SECONDS, a, b)
+        assert Remove(IDENTITIES[C].wallet_id) in entries(a)
+        assert seated(a) == seated(b) == [A, B]
+        network.kill(B)  # the owner's half of two seats decides
+        before = a.state.outer_step
+        await for_seconds(3 * STEP_SECONDS * DUE_SECONDS, a)
+        assert a.state.outer_step > before
+        c = replace(c)  # the disk is the one of the evening
+        c.follow(a)
+        await for_seconds(3 * STEP_SECONDS * DUE_SECONDS, a, c)
+        assert seated(a) == seated(c) == [A, B, C]
+        assert a.replica_status().line == c.replica_status().line
+
+    play(scenario)
+
+
+def test_a_wallet_votes_with_its_new_computer_when_the_old_one_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([1] * 32)))
+    key = NodeKey.from_seed(bytes([250] * 32))
+    new = NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
+    assert wallet.wallet_id == IDENTITIES[B].wallet_id
+    monkeypatch.setitem(IDENTITIES, new.node_id, new)
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a = SimulatedReplica(A, network, 0, STEP_SECONDS, may_be_alone=True, seats=(A, B), times=SLOW)
+        b = SimulatedReplica(new.node_id, network, 1, STEP_SECONDS, seats=(A, B), times=SLOW)
+        await for_seconds(SILENT_SECONDS - 10, a, b)
+        assert seated(a) == [A, B]
+        await for_seconds(SILENT_HEIGHTS * STEP_SECONDS * DUE_SECONDS, a, b)
+        assert seated(a) == seated(b) == [A, new.node_id]
+        assert b.book.votes()
+
+    play(scenario)
+
+
+def test_a_seat_is_silent_only_after_ten_minutes_and_six_heights() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network)
+        await for_seconds(1, a, b, c)
+        chain, step = a.group.chain.chain, a.group._present_step()  # pyright: ignore[reportPrivateUsage]
+        assert chain is not None
+        assert step is not None
+        matchmaking = Matchmaking(a.group._replica)  # pyright: ignore[reportPrivateUsage]
+
+        def silent(heights: int, now: float, *here: NodeId) -> list[str]:
+            standing = structs.replace(chain.standing, height=chain.standing.height + heights)
+            later = replace(chain)
+            vars(later)["standing"] = standing
+            matchmaking.note_answers([B, *here], now)
+            matchmaking.voters(later, now)
+            return [seat.node_id for seat in matchmaking.silent_seats(replace(step, standing=standing), now)]
+
+        assert silent(0, 0.0) == []
+        assert silent(0, 100 * SILENT_SECONDS) == []  # no height has passed
+        assert silent(SILENT_HEIGHTS, 100 * SILENT_SECONDS) == [C]
+        assert silent(2 * SILENT_HEIGHTS, 200 * SILENT_SECONDS, C) == []
+        assert silent(3 * SILENT_HEIGHTS, 200 * SILENT_SECONDS + 60) == []
+        assert silent(4 * SILENT_HEIGHTS, 201 * SILENT_SECONDS + 59) == []
+        assert silent(4 * SILENT_HEIGHTS, 201 * SILENT_SECONDS + 60) == [C]
+
+    play(scenario)
