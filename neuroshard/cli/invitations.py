@@ -1,4 +1,4 @@
-"""`neuroshard run invite`, `run revoke` and `run members`: who may take part in a run of friends."""
+"""`neuroshard run invite`, `run revoke`, `run remove` and `run members`: who may take part in a run of friends."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to those of `neuroshard run`."""
     app.command("invite")(invite_friend)
     app.command("revoke")(revoke)
+    app.command("remove")(remove)
     app.command("members")(members)
 
 
@@ -109,8 +110,40 @@ def revoke(
     status = _status(folder)
     offer = named_offer(run or _only_run(folder, status), folder)
     revoked = StoredPasses(folder, offer).revoke(wallet, label)
-    when = "Other members learn it within a minute." if status else "Others learn it when your node runs."
-    typer.echo(f"Invitation {revoked!r} is revoked. {when}")
+    typer.echo(f"Invitation {revoked!r} is revoked. {_when_learned(status)}")
+
+
+def remove(
+    member: Annotated[str, typer.Argument(metavar="WALLET", help="The wallet, or 8 digits of it: see `run members`.")],
+    run: RunName = None,
+    token: OwnerToken = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """End the membership of one wallet for good, and its vote. Only the run's owner can do this.
+
+    The other voting nodes take its seat away with the next steps. If too few of them are left, use `run refound`.
+    """
+    from neuroshard.config.loading import load_settings
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.stored_passes import StoredPasses
+    from neuroshard.runs.stored_runs import named_offer
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
+    status = _status(folder)
+    offer = named_offer(run or _only_run(folder, status), folder)
+    removed, is_revoked = StoredPasses(folder, offer).remove(wallet, member)
+    typer.echo(f"Wallet {removed.wallet_id[:WALLET_DIGITS]} is not a member any more. {_when_learned(status)}")
+    if not is_revoked:
+        typer.echo(
+            f"Others joined with its invitation {removed.label!r}, too. While that is valid and not used up, its link "
+            "admits new wallets: `neuroshard run revoke` ends it, and the membership of all who joined with it."
+        )
+
+
+def _when_learned(status: dict[str, Any] | None) -> str:
+    return "Other members learn it within a minute." if status else "Others learn it when your node runs."
 
 
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:

@@ -71,10 +71,10 @@ class PassStatement(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Revocation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The owner's statement that the passes of an invitation are no longer valid."""
+    """The owner's statement that the passes of an invitation or of a wallet are no longer valid."""
 
     run_id: _RunBytes
-    invitation: PublicKey
+    key: PublicKey  # of the invitation or the wallet
     issued_at: _SECONDS
 
 
@@ -175,9 +175,9 @@ def date_of(seconds: float) -> str:
     return datetime.fromtimestamp(min(seconds, 250_000_000_000), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def sign_revocation(owner: Signer, run_id: RunId, invitation: bytes, now: float) -> bytes:
-    """Revoke an invitation, its passes and those of invitations made with it."""
-    statement = Revocation(bytes.fromhex(run_id), invitation, int(now))
+def sign_revocation(owner: Signer, run_id: RunId, key: bytes, now: float) -> bytes:
+    """Revoke an invitation, its passes and those of invitations made with it, or the passes of a wallet."""
+    statement = Revocation(bytes.fromhex(run_id), key, int(now))
     return msgspec.msgpack.encode(sign_message(owner, REVOCATION, statement))
 
 

@@ -26,7 +26,8 @@ class PassRegister:
         self._owner_id = wallet_id_of(owner)
         self._passes: dict[WalletId, MemberPass] = {}
         self._used: dict[bytes, set[WalletId]] = {}  # by the key of the invitation
-        self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation
+        self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation or the wallet
+        self._removed: set[WalletId] = set()  # wallets whose key is revoked
 
     def admit(self, data: bytes, now: float, *, is_vouched: bool = False) -> MemberPass:
         """Check a pass and record it. Raises InvitationError with the reason against it.
@@ -61,10 +62,16 @@ class PassRegister:
     def revoke(self, data: bytes) -> bool:
         """Record a revocation that the owner signed; return whether it is new. Raises InvitationError."""
         revocation = read_revocation(data, self.run_id, self.owner)
-        if revocation.invitation in self._revocations or len(self._revocations) >= MAX_REVOCATIONS:
+        if revocation.key in self._revocations or len(self._revocations) >= MAX_REVOCATIONS:
             return False
-        self._revocations[revocation.invitation] = data
+        self._revocations[revocation.key] = data
+        self._removed.add(wallet_id_of(revocation.key))
         return True
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        """Whether the owner has revoked a wallet, or the invitation of its pass."""
+        known = self._passes.get(wallet)
+        return wallet in self._removed or (known is not None and self._is_revoked(known))
 
     def refusal(self, wallet: WalletId) -> str:
         """The reason why a wallet may not take part; "" if it may."""
@@ -89,7 +96,8 @@ class PassRegister:
         return tuple(self._revocations.values())
 
     def _is_revoked(self, member_pass: MemberPass) -> bool:
-        return any(grant.invitation in self._revocations for grant in member_pass.grants)
+        keys = [member_pass.statement.wallet, *(grant.invitation for grant in member_pass.grants)]
+        return any(key in self._revocations for key in keys)
 
 
-_REVOKED = "The owner of the run revoked the invitation."
+_REVOKED = "The owner of the run ended this membership: the invitation or the wallet is revoked."

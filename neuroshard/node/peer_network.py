@@ -165,6 +165,7 @@ class JoinedRun:
         )
         networking.attach(self.participant.live)
         self._own_pass = None if members is None else members.own_pass
+        self._members = members
 
     def open_stages(self, offer: RunOffer, genesis: str, windows: Sequence[StageRange]) -> StageSwarm:
         """Exchange the stages' work and state with the run's other nodes. Loads PyTorch.
@@ -175,8 +176,10 @@ class JoinedRun:
 
         self._versions.learn(offer)
         self._genesis = genesis
-        membership = self.participant.membership
-        self._swarm = StageSwarm(self._identity, self._versions, membership, self._networking, windows=windows)
+        membership, members = self.participant.membership, self._members
+        self._swarm = StageSwarm(
+            self._identity, self._versions, membership, self._networking, windows=windows, members=members
+        )
         self._networking.attach(self._swarm.live)
         return self._swarm
 

@@ -188,6 +188,7 @@ def _outer_part(
         may_take_part,
         time.time,
         swarm.newcomers,
+        is_removed=swarm.is_removed,
     )
     rule = VoteRule() if run.parameters.admission == "strangers" else AMONG_FRIENDS
     vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size, rule)

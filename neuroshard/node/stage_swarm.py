@@ -19,6 +19,7 @@ from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.membership.connectivity import DialledRequests, Networking
 from neuroshard.membership.holder_health import VALID_SECONDS, ConfirmedHolders, LostNodes, SlowStarts
 from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.run_members import RunMembers
 from neuroshard.membership.stage_coverage import (
     StageCoverage,
     StageHolder,
@@ -89,8 +90,12 @@ class StageSwarm:
         options: StageClientOptions | None = None,
         *,
         windows: Sequence[StageRange] = (),
+        members: RunMembers | None = None,
     ) -> None:
-        """`windows` are the longest sequences of stages that fit this computer; none: it holds its stages only."""
+        """`windows` are the longest sequences of stages that fit this computer; none: it holds its stages only.
+
+        `members` are those of a run of friends.
+        """
         offer, parameters = versions.offer, versions.offer.parameters
         self._identity = identity
         self.node_id = identity.node_id
@@ -117,6 +122,7 @@ class StageSwarm:
         self._reported_holders: dict[NodeId, _ReportedHolder] = {}  # of the last fold: most reports are unchanged
         self.unobtainable: frozenset[int] = frozenset()  # stages whose state no node that answers has
         self.windows = tuple(windows)
+        self._members = members
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
         self.destination: StageRange | None = None  # the stages this node moves to while it still holds others
         self.reported_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
@@ -216,6 +222,10 @@ class StageSwarm:
         """Wallet of a node that reports; None for an unknown node."""
         member = self.membership.view.members.get(node_id)
         return None if member is None else member.wallet_id
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        """Whether the run's owner has ended the membership of a wallet."""
+        return self._members is not None and self._members.register.is_removed(wallet)
 
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         """Sign a round message with this node's key and the present time."""

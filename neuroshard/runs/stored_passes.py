@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -147,8 +148,7 @@ class StoredPasses:
 
         Raises UsageError if the wallet is not the owner's, or if no or several invitations are named; StorageError.
         """
-        if owner.public_key != self._offer.initial.owner_public_key:
-            raise UsageError("Only the owner of a run can revoke its invitations.", "Use the owner's token.")
+        self._check_owner(owner)
         known, papers = self.issued(), self.register().passes()
         labels = {member.grants[0].invitation: member.label for member in papers}
         labels |= {one.invitation: one.label for one in known.issued}
@@ -158,9 +158,42 @@ class StoredPasses:
             problem = f"Several invitations are called {named!r}: {keys}." if found else f"No invitation is {named!r}."
             raise UsageError(problem, "`neuroshard run members` lists them; name one by the digits of its key.")
         ((key, label),) = found.items()
-        revocation = sign_revocation(owner, self._offer.run_id, key, time.time())
-        self._issued.write(IssuedInvitations(known.issued, (*known.revocations, revocation)))
+        self._revoke(owner, [key])
         return label
+
+    def remove(self, owner: Wallet, named: str) -> tuple[MemberPass, bool]:
+        """Revoke a member's wallet, named by the first digits of its id, and return its pass.
+
+        If no other wallet joined with its invitation, that is revoked, too; the second value says whether. Raises
+        UsageError if the wallet is not the owner's, or if no or several members are named; StorageError.
+        """
+        self._check_owner(owner)
+        member = self.member(named)
+        invitation, members = member.grants[0].invitation, self.register().passes()
+        users = [each for each in members if any(grant.invitation == invitation for grant in each.grants)]
+        is_only = len(users) == 1
+        self._revoke(owner, [member.statement.wallet, *([invitation] if is_only else [])])
+        return member, is_only
+
+    def member(self, named: str) -> MemberPass:
+        """The pass of the member whose wallet id begins with these digits. Raises UsageError and StorageError."""
+        found = [each for each in self.register().passes() if each.wallet_id.startswith(named.lower())]
+        if len(named) < KEY_DIGITS or len(found) != 1:
+            problem = "Several members' wallets begin" if len(found) > 1 else "No member's wallet begins"
+            raise UsageError(
+                f"{problem} with {named!r}.",
+                f"`neuroshard run members` lists the wallets; give at least {KEY_DIGITS} digits.",
+            )
+        return found[0]
+
+    def _check_owner(self, wallet: Wallet) -> None:
+        if wallet.public_key != self._offer.initial.owner_public_key:
+            raise UsageError("Only the owner of a run can end a membership.", "Use the owner's token.")
+
+    def _revoke(self, owner: Wallet, keys: Sequence[bytes]) -> None:
+        known = self.issued()
+        signed = tuple(sign_revocation(owner, self._offer.run_id, key, time.time()) for key in keys)
+        self._issued.write(IssuedInvitations(known.issued, (*known.revocations, *signed)))
 
     def _invite(self, wallet: Wallet, terms: InvitationTerms, places: InvitedPlaces) -> Invitation:
         if wallet.public_key == self._offer.initial.owner_public_key:

@@ -113,6 +113,21 @@ def test_a_revocation_ends_the_passes_of_an_invitation_and_of_its_guests() -> No
     assert members.refusal(wallet(1).wallet_id) == ""
 
 
+def test_a_removed_wallet_stays_outside_and_the_others_of_its_invitation_stay() -> None:
+    members, invitation = register(), made(uses=5)
+    for number in (1, 2):
+        members.admit(shown(invitation, number), NOW)
+    gone, stays = wallet(1).wallet_id, wallet(2).wallet_id
+    members.revoke(sign_revocation(OWNER, RUN, wallet(1).public_key, NOW))
+    assert "revoked" in members.refusal(gone)
+    assert (members.refusal(stays), members.is_removed(gone), members.is_removed(stays)) == ("", True, False)
+    with pytest.raises(InvitationError, match="revoked"):
+        members.admit(shown(made(), 1), NOW)
+    again = register()  # after a restart the pass is not known any more
+    again.revoke(members.revocations()[0])
+    assert again.is_removed(gone)
+
+
 def test_only_the_owner_revokes() -> None:
     key = made().grant.invitation
     for false in (sign_revocation(wallet(1), RUN, key, NOW), sign_revocation(OWNER, OTHER_RUN, key, NOW), b"", b"x"):

@@ -17,6 +17,7 @@ from benchmarks.friends import BEFORE_EVERY_TEST, befriend, invitation_to
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.consensus.stage_chain import CHAIN
+from neuroshard.errors import UsageError
 from neuroshard.exchange.data_files import DATA
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.invitations import (
@@ -29,6 +30,7 @@ from neuroshard.identity.invitations import (
 from neuroshard.membership.announcements import Announcement, report_topic
 from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
+from neuroshard.membership.run_members import Papers
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
@@ -270,6 +272,32 @@ def test_a_revocation_made_on_the_owners_computer_puts_a_friend_out(tmp_path: Pa
         await until(20, lambda: [peers_of(friends[0]), peers_of(friends[BO])] == [ids(BO), ids(0)])
         await anyio.sleep(60)
         assert [peers_of(friends[0]), peers_of(friends[BO])] == [ids(BO), ids(0)]
+
+    play(tmp_path, scenario)
+
+
+def test_an_invitation_ends_with_the_last_wallet_that_joined_with_it(tmp_path: Path) -> None:
+    stored, invitation = StoredPasses(tmp_path, OFFER), invitation_to(OFFER.run_id, OWNER)
+    wallets = [identity_of(number).delegation.grant.wallet_public_key for number in (1, 2)]
+    stored.keep_papers(Papers(tuple(invitation.pass_for(wallet, 1) for wallet in wallets)))
+    removals = [stored.remove(OWNER, identity_of(number).wallet_id[:8]) for number in (1, 2)]
+    assert [is_revoked for _, is_revoked in removals] == [False, True]
+    assert stored.register().passes() == ()
+
+
+def test_the_owner_removes_one_wallet_and_the_other_friends_stay(tmp_path: Path) -> None:
+    async def scenario(world: Friends, tasks: Any) -> None:
+        friends = await serving(world, tasks, range(3))
+        await until(5, lambda: all(len(peers_of(friend)) == 2 for friend in friends))
+        await anyio.sleep(PAPERS_SECONDS + 1)
+        stored, gone = StoredPasses(tmp_path / "node-0", OFFER), friends[1].identity
+        with pytest.raises(UsageError, match="No member's wallet begins"):
+            stored.remove(OWNER, "0" * 8)
+        with pytest.raises(UsageError, match="Only the owner"):
+            stored.remove(Wallet.from_secret(TokenSecret("hex", b"x" * 32)), gone.wallet_id[:8])
+        assert stored.remove(OWNER, gone.wallet_id[:8])[0].wallet_id == gone.wallet_id
+        await until(20, lambda: friends[1].identity.node_id not in peers_of(friends[0]))
+        assert friends[2].identity.node_id in peers_of(friends[0])
 
     play(tmp_path, scenario)
 

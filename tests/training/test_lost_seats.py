@@ -138,6 +138,18 @@ def test_friends_who_are_away_overnight_are_removed_and_get_their_seats_back() -
     play(scenario)
 
 
+def test_the_seat_of_a_wallet_that_the_owner_removed_ends_with_the_next_step() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, _ = await three_after_a_step(network)
+        network.kill(C)  # the gate of the others refuses it
+        for each in (a, b):
+            each.removed = frozenset({IDENTITIES[C].wallet_id})
+        await for_seconds(7 * DUE_SECONDS, a, b)  # the first step waits for the seat that was there
+        assert seated(a) == seated(b) == [A, B]
+
+    play(scenario)
+
+
 def test_a_wallet_votes_with_its_new_computer_when_the_old_one_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     wallet = Wallet.from_secret(TokenSecret("hex", bytes([1] * 32)))
     key = NodeKey.from_seed(bytes([250] * 32))

@@ -132,6 +132,7 @@ class SimulatedReplica:
     measured: list[int] = field(default_factory=list[int])  # outer steps whose candidates it measured
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
+    removed: frozenset[WalletId] = frozenset()  # wallets whose membership the owner has ended
     clock_ahead: float = 0.0  # seconds
     outer: OuterOptimization = OUTER
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
@@ -158,6 +159,7 @@ class SimulatedReplica:
             self.now,
             lambda: self.newcomers,
             self.most_members,
+            lambda wallet: wallet in self.removed,
         )
 
         founding = founding_of(self.seats, is_open=self.is_open)
