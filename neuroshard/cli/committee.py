@@ -1,4 +1,4 @@
-"""`neuroshard run refound`: the owner's decision when the seats that vote on a run's steps are gone."""
+"""`neuroshard run refound`, for a run whose voting seats are gone, and `run trust`, which names deputies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuroshard.cli.invitations import OwnerToken, RunName, node_status, only_run
 from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ def refound(
 ) -> None:
     """Let the run continue from the state of your node, with your node as the only voter.
 
-    Use it when too few voting nodes come back, or when two statements of the owner contradict each other. Other nodes
-    keep their work and get a seat again after 30 minutes of accepted work. Steps that only others know are set back,
-    so let your node connect to the others first. Your running node does it, or else at its next start.
+    The run's owner can do this, and a deputy that the owner has named with `run trust`. Use it when too few voting
+    nodes come back, or when two statements contradict each other. Other nodes keep their work and get a seat again
+    after 30 minutes of accepted work. Steps that only others know are set back, so let your node connect to the others
+    first. Your running node does it, or else at its next start.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
@@ -43,11 +45,14 @@ def refound(
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     offer = named_offer(run, loaded.settings.data_dir)
-    if wallet_of(loaded)[0].wallet_id != offer.owner:
-        raise UsageError("Only the run's owner can found it again.", "Use the owner's token.")
+    stored = StoredFoundations(loaded.settings.data_dir)
+    if not stored.read(offer).may_sign(wallet_of(loaded)[0].public_key):
+        raise UsageError(
+            "Only the run's owner and its deputies can found it again.",
+            "Use the token of one of them. The owner names a deputy with `neuroshard run trust`.",
+        )
     if not yes:
         typer.confirm("Your node becomes the only voter of the run. Continue?", abort=True, err=True)
-    stored = StoredFoundations(loaded.settings.data_dir)
     epoch = _epoch(stored, offer)
     stored.request_new(offer)
     signed = _new_foundation(stored, offer, epoch)
@@ -61,6 +66,40 @@ def refound(
         typer.echo(f"Epoch {signed.epoch} of the run begins, with your node as the only voter:")
         for start in signed.stages:
             typer.echo(f"  stage {start.stage + 1}: from outer step {start.outer_step:,}")
+
+
+def trust(
+    member: Annotated[str, typer.Argument(metavar="WALLET", help="The wallet, or 8 digits of it: see `run members`.")],
+    run: RunName = None,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust this wallet no more.")] = False,
+    token: OwnerToken = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Name a deputy: a member that may let the run continue with `run refound` while you are away.
+
+    A deputy can do nothing else that only you can do, and your later statements replace its own. At most 4 deputies.
+    """
+    from neuroshard.config.loading import load_settings
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.identity.wallet import wallet_id_of
+    from neuroshard.runs.foundations import StoredFoundations
+    from neuroshard.runs.stored_passes import StoredPasses
+    from neuroshard.runs.stored_runs import named_offer
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    folder = loaded.settings.data_dir
+    offer = named_offer(run or only_run(folder, node_status(folder)), folder)
+    stored = StoredFoundations(folder)
+    deputies = stored.read(offer).deputies
+    if withdraw:
+        named = [key for key in deputies if wallet_id_of(key).startswith(member.lower())]
+        later = tuple(key for key in deputies if key not in named)
+    else:
+        later = (*deputies, StoredPasses(folder, offer).member(member).statement.wallet)
+    stored.name_deputies(offer, wallet_of(loaded)[0], tuple(dict.fromkeys(later)))
+    names = ", ".join(wallet_id_of(key)[:8] for key in stored.read(offer).deputies)
+    typer.echo(f"Deputies of run {offer.parameters.name}: {names or 'none'}. Other members learn it within 5 minutes.")
 
 
 def _epoch(stored: StoredFoundations, offer: RunOffer) -> int:

@@ -66,8 +66,8 @@ def invite_friend(
         given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis, peer=peer or None), os.environ
     )
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
-    status = _status(folder)
-    offer = named_offer(run or _only_run(folder, status), folder)
+    status = node_status(folder)
+    offer = named_offer(run or only_run(folder, status), folder)
     if offer.parameters.admission != "friends":
         raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id and a peer.")
     stored = StoredPasses(folder, offer)
@@ -107,8 +107,8 @@ def revoke(
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
-    status = _status(folder)
-    offer = named_offer(run or _only_run(folder, status), folder)
+    status = node_status(folder)
+    offer = named_offer(run or only_run(folder, status), folder)
     revoked = StoredPasses(folder, offer).revoke(wallet, label)
     typer.echo(f"Invitation {revoked!r} is revoked. {_when_learned(status)}")
 
@@ -126,14 +126,19 @@ def remove(
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.foundations import StoredFoundations
     from neuroshard.runs.stored_passes import StoredPasses
     from neuroshard.runs.stored_runs import named_offer
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
-    status = _status(folder)
-    offer = named_offer(run or _only_run(folder, status), folder)
+    status = node_status(folder)
+    offer = named_offer(run or only_run(folder, status), folder)
     removed, is_revoked = StoredPasses(folder, offer).remove(wallet, member)
+    foundations = StoredFoundations(folder)
+    deputies = foundations.read(offer).deputies
+    if removed.statement.wallet in deputies:
+        foundations.name_deputies(offer, wallet, tuple(key for key in deputies if key != removed.statement.wallet))
     typer.echo(f"Wallet {removed.wallet_id[:WALLET_DIGITS]} is not a member any more. {_when_learned(status)}")
     if not is_revoked:
         typer.echo(
@@ -154,8 +159,8 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
     from neuroshard.runs.stored_runs import named_offer
 
     folder = resolve_data_dir(data_dir)
-    status = _status(folder)
-    offer = named_offer(run or _only_run(folder, status), folder)
+    status = node_status(folder)
+    offer = named_offer(run or only_run(folder, status), folder)
     stored = StoredPasses(folder, offer)
     online = _online(folder, status)
     rows: list[dict[str, Any]] = [
@@ -179,7 +184,7 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
         typer.echo(f"unused until {date_of(one.not_after)}: {one.label} ({one.invitation.hex()[:KEY_DIGITS]})")
 
 
-def _status(folder: Path) -> dict[str, Any] | None:
+def node_status(folder: Path) -> dict[str, Any] | None:
     """Status of the node that runs on a data folder; None if none runs."""
     from neuroshard.cli.client import connect
     from neuroshard.errors import NeuroShardError
@@ -199,7 +204,8 @@ def _online(folder: Path, status: dict[str, Any] | None) -> set[str]:
     return {status["wallet_id"], *(peer["wallet_id"] for peer in peers)}
 
 
-def _only_run(folder: Path, status: dict[str, Any] | None) -> str:
+def only_run(folder: Path, status: dict[str, Any] | None) -> str:
+    """Id of the running node's run, or of the only run that is known. Raises UsageError."""
     from neuroshard.errors import UsageError
 
     if status is not None and status.get("run"):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make a run for others to join, invite friends, or show a run.", no_args_is_help=True)
 invitations.add_to(app)
 app.command("refound")(committee.refound)
+app.command("trust")(committee.trust)
 
 
 @app.command("create")

@@ -8,11 +8,16 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
     two statements of one number that differ         not at all, until a higher one names both
     a statement of a lower or the same number again  as before
     a statement whose predecessor is not known       as before, and asks for the predecessor
+    a deputy's statement, and one of the owner of    as before: the owner's word counts
+    its number or above that trusts it no more
+
+The owner names deputies in a statement, which needs no stages. A deputy may found while the owner is away. It names no
+other deputies, and never goes below the heights of earlier statements. What the owner has continued stays valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -51,11 +56,11 @@ class StageStart(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class Foundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A statement: these stages continue from here, with these seats."""
+    """A statement: these stages continue from here, with these seats. Without stages it only names the deputies."""
 
     run_id: NamedRun
     epoch: Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)]
-    stages: Annotated[tuple[StageStart, ...], Meta(min_length=1, max_length=MAX_STAGES)]
+    stages: Annotated[tuple[StageStart, ...], Meta(max_length=MAX_STAGES)]
     previous: HexDigest | None = None  # the statement before it
     # all statements of the number before this one, if they contradict each other
     contradictions: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_CONTRADICTIONS)] = ()
@@ -126,14 +131,14 @@ class Foundations:
             if statement.id not in known:
                 self._check(statement, known)
                 known[statement.id] = statement
-        return Foundations(self.run_id, self.owner, known)
+        return Foundations(self.run_id, self.owner, self._trusted(known))
 
     @cached_property
     def highest(self) -> tuple[SignedFoundation, ...]:
-        """The statements of the highest epoch; several contradict each other."""
+        """The statements of the highest epoch, the owner's first; several contradict each other."""
         top = max((each.foundation.epoch for each in self.known.values()), default=-1)
         found = (each for each in self.known.values() if each.foundation.epoch == top)
-        return tuple(sorted(found, key=lambda each: each.id))
+        return tuple(sorted(found, key=lambda each: (each.signer != self.owner, each.id)))
 
     @property
     def current(self) -> SignedFoundation | None:
@@ -145,14 +150,50 @@ class Foundations:
 
         A statement names only the stages that begin again; the others continue in their epoch.
         """
-        statement = self.current
-        while statement is not None:
-            foundation = statement.foundation
-            start = next((each for each in foundation.stages if each.stage == stage), None)
-            if start is not None:
-                return statement, start
-            statement = None if foundation.previous is None else self.known[foundation.previous]
-        return None
+        return None if self.current is None else _newest_start(self.current, self.known, stage)
+
+    def heights_of(self, stage: int) -> list[int]:
+        """The heights from which the highest statements, or those before them, continue a stage."""
+        found = (_newest_start(each, self.known, stage) for each in self.highest)
+        return [each[1].height for each in found if each is not None]
+
+    @property
+    def deputies(self) -> tuple[bytes, ...]:
+        """The keys that may sign the next statement besides the owner's: all highest statements name them."""
+        named = [each.foundation.deputies for each in self.highest]
+        return tuple(key for key in named[0] if all(key in keys for keys in named)) if named else ()
+
+    def may_sign(self, key: bytes) -> bool:
+        """Whether a key may sign the next statement: the owner's, or that of a deputy."""
+        return key == self.owner or key in self.deputies
+
+    def next(
+        self, signer: Signer, stages: Sequence[StageStart], deputies: tuple[bytes, ...] | None = None
+    ) -> SignedFoundation:
+        """Sign the statement of the next epoch. It names the same deputies as the one before, unless some are given."""
+        before = self.highest[0] if self.highest else None
+        known = () if before is None else before.foundation.deputies
+        foundation = Foundation(
+            self.run_id,
+            0 if before is None else before.foundation.epoch + 1,
+            tuple(stages),
+            None if before is None else before.id,
+            tuple(each.id for each in self.highest[1:]),
+            known if deputies is None else deputies,
+        )
+        return SignedFoundation.sign(signer, foundation)
+
+    def _trusted(self, known: Mapping[str, SignedFoundation]) -> Mapping[str, SignedFoundation]:
+        """The statements without those of deputies whose trust the owner has ended, and without all that follow."""
+        words = [each for each in known.values() if each.signer == self.owner]
+        continued = {each.id for word in words for each in _line(word, known)}
+        kept = dict[str, SignedFoundation]()
+        for statement in sorted(known.values(), key=lambda each: each.foundation.epoch):
+            is_owners = statement.signer == self.owner or statement.id in continued
+            is_ended = not is_owners and any(_ends_trust(word.foundation, statement) for word in words)
+            if not is_ended and statement.foundation.previous in {None, *kept}:
+                kept[statement.id] = statement
+        return kept
 
     def _check(self, statement: SignedFoundation, known: Mapping[str, SignedFoundation]) -> None:
         foundation = statement.foundation
@@ -168,11 +209,24 @@ class Foundations:
             raise FoundationError("A foundation is signed neither by the run's owner nor by a deputy.")
         statement.verify()
         if before is not None:
-            self._check_succession(foundation, before.foundation, known)
+            self._check_succession(foundation, before, known)
+            if statement.signer != self.owner:
+                self._check_deputy(foundation, before, known)
+
+    def _check_deputy(
+        self, foundation: Foundation, before: SignedFoundation, known: Mapping[str, SignedFoundation]
+    ) -> None:
+        if foundation.deputies != before.foundation.deputies:
+            raise FoundationError("A deputy's foundation names other deputies than the owner's.")
+        epoch = before.foundation.epoch
+        signers = {each.signer for each in known.values() if each.foundation.epoch == epoch}
+        if self.owner in signers and before.signer != self.owner:
+            raise FoundationError("A deputy's foundation continues from another one than the owner's.")
 
     def _check_succession(
-        self, foundation: Foundation, before: Foundation, known: Mapping[str, SignedFoundation]
+        self, foundation: Foundation, previous: SignedFoundation, known: Mapping[str, SignedFoundation]
     ) -> None:
+        before = previous.foundation
         if foundation.epoch != before.epoch + 1:
             raise FoundationError(f"A foundation of epoch {foundation.epoch} follows one of epoch {before.epoch}.")
         rivals = {key for key, each in known.items() if each.foundation.epoch == before.epoch}
@@ -183,8 +237,31 @@ class Foundations:
                 "after it does not name all of them.",
                 "Found the run again with `neuroshard run refound`.",
             )
-        starts = {start.stage: start for start in before.stages}
         for start in foundation.stages:
-            earlier = starts.get(start.stage)
-            if earlier is not None and start.height < earlier.height:
-                raise FoundationError(f"Stage {start.stage} would continue below height {earlier.height}.")
+            earlier = _newest_start(previous, known, start.stage)
+            if earlier is not None and start.height < earlier[1].height:
+                raise FoundationError(f"Stage {start.stage} would continue below height {earlier[1].height}.")
+
+
+def _line(statement: SignedFoundation, known: Mapping[str, SignedFoundation]) -> Iterator[SignedFoundation]:
+    """A statement and those before it, the newest first."""
+    each: SignedFoundation | None = statement
+    while each is not None:
+        yield each
+        previous = each.foundation.previous
+        each = None if previous is None else known[previous]
+
+
+def _newest_start(
+    statement: SignedFoundation, known: Mapping[str, SignedFoundation], stage: int
+) -> tuple[SignedFoundation, StageStart] | None:
+    for each in _line(statement, known):
+        for start in each.foundation.stages:
+            if start.stage == stage:
+                return each, start
+    return None
+
+
+def _ends_trust(word: Foundation, statement: SignedFoundation) -> bool:
+    """Whether a statement of the owner ends the trust in the deputy that signed another one."""
+    return word.epoch >= statement.foundation.epoch and statement.signer not in word.deputies

@@ -8,8 +8,9 @@ It signs on its own in three cases only, all of which it can see itself:
 
 In a run that is open to strangers, wallets cost nothing, so only nodes of the owner get seats in this way.
 
-Everything else, such as a lost quorum of a stage that this node holds, is the owner's decision: `neuroshard run
-refound` leaves a request in the data folder, and this node then founds the stages again from the state that it has.
+Everything else, such as a lost quorum of a stage that this node holds, is the decision of the owner or of a deputy:
+`neuroshard run refound` leaves a request in the data folder, and this node then founds the stages again from the state
+that it has.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import anyio
 
 from neuroshard.consensus.chain import Chain, ForkError, Standing
 from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
-from neuroshard.consensus.foundation import Foundation, Founding, SignedFoundation, StageStart
+from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.stage_chain import newest_chain
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
@@ -42,7 +43,7 @@ GATHER_SECONDS = 60.0  # at most, for the expected number of first seats
 
 @dataclass
 class Founder:
-    """Runs on every node of the owner's wallet; of several, the one with the lowest id acts."""
+    """Of several nodes of the owner's wallet, the one with the lowest id acts. Other nodes act on a request only."""
 
     swarm: StageSwarm
     wallet: Wallet
@@ -69,14 +70,14 @@ class Founder:
 
     async def run(self) -> None:
         """Look every LOOK_SECONDS until cancelled."""
-        if not self._is_owners:
-            return
         began = anyio.current_time()
         await anyio.sleep(PATIENCE_SECONDS)
         while True:
+            foundations = self.swarm.versions.foundations
             if self.stored.is_new_requested(self.swarm.versions.offer):
-                self._found_again()
-            elif len(self.swarm.versions.foundations.highest) < 2 and self._acts():
+                if foundations.may_sign(self.wallet.public_key):
+                    self._found_again()
+            elif self._is_owners and len(foundations.highest) < 2 and self._acts():
                 await self._look(anyio.current_time() - began)
             await sleep_to_tick(LOOK_SECONDS)
 
@@ -159,7 +160,6 @@ class Founder:
         A stage waits until its state here is the newest certified one, unless foundations contradict each other.
         """
         starts, committee, versions = list[StageStart](), self._committee([self.swarm.node_id]), self.swarm.versions
-        earlier = [start for each in versions.foundations.highest for start in each.foundation.stages]
         for stage in range(len(self.swarm.plan)):
             name = self.swarm.name_of(self.swarm.plan[stage])
             chain, own = self.swarm.rounds.last_chain(name), self.swarm.donor.replica_status(name)
@@ -169,8 +169,7 @@ class Founder:
             is_behind = standing is not None and own.outer_step < standing.outer_step
             if not own.root or (is_behind and versions.founding_of(stage) is not None):
                 return  # the root is being computed, or the node is about to follow: look again
-            heights = [start.height for start in earlier if start.stage == stage]
-            heights.append(0 if standing is None else standing.height)
+            heights = [0 if standing is None else standing.height, *versions.foundations.heights_of(stage)]
             parent = None if standing is None else standing.value
             starts.append(StageStart(stage, committee, max(heights), own.outer_step, own.root, parent))
         if starts and self._sign(starts):
@@ -187,18 +186,8 @@ class Founder:
     def _sign(self, starts: Sequence[StageStart]) -> bool:
         """Sign and store a statement. Returns whether it is on the disk."""
         versions = self.swarm.versions
-        highest = versions.foundations.highest
-        before = highest[0] if highest else None
-        foundation = Foundation(
-            versions.offer.run_id,
-            0 if before is None else before.foundation.epoch + 1,
-            tuple(starts),
-            None if before is None else before.id,
-            tuple(each.id for each in highest[1:]),
-            () if before is None else before.foundation.deputies,
-        )
         try:
-            known = versions.foundations.with_statements([SignedFoundation.sign(self.wallet, foundation)])
+            known = versions.foundations.with_statements([versions.foundations.next(self.wallet, starts)])
             # before anybody sees it: after a restart, the same stage must not be founded twice
             self.stored.write(versions.offer, known)
         except NeuroShardError as error:

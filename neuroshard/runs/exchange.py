@@ -94,7 +94,8 @@ class RunVersions:
             return False
         self.foundations = foundations
         for statement in (foundations.known[key] for key in sorted(new)):
-            _LOG.info("The run's owner signed the foundation of epoch %d.", statement.foundation.epoch)
+            signer = "owner" if statement.signer == foundations.owner else "deputy"
+            _LOG.info("The run's %s signed the foundation of epoch %d.", signer, statement.foundation.epoch)
         if len(foundations.highest) > 1:
             _LOG.error("Two foundations of one epoch contradict each other: %s", ", ".join(_names(foundations.highest)))
         self.founded.notify()

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
-from neuroshard.consensus.foundation import MAX_STATEMENTS, Foundations, SignedFoundation
+from neuroshard.consensus.foundation import MAX_DEPUTIES, MAX_STATEMENTS, Foundations, SignedFoundation
 from neuroshard.decoders import msgpack_decoder
-from neuroshard.errors import DataError, StorageError
+from neuroshard.errors import DataError, StorageError, UsageError
+from neuroshard.identity import Wallet
 from neuroshard.runs.offer import RunOffer
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +77,25 @@ class StoredFoundations:
             write_atomically(file, encode_foundations(merged))
         except OSError as error:
             raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
+
+    def name_deputies(self, offer: RunOffer, owner: Wallet, deputies: tuple[bytes, ...]) -> None:
+        """Sign and store a statement that names these deputies, unless they are named. Raises UsageError, StorageError.
+
+        A running node reads the file regularly and passes the statement on.
+        """
+        known = self.read(offer)
+        if owner.public_key != known.owner:
+            raise UsageError("Only the run's owner can name its deputies.", "Use the owner's token.")
+        if len(known.highest) > 1:
+            raise UsageError(
+                "Two foundations of the run contradict each other.", "Decide first: `neuroshard run refound`."
+            )
+        if len(deputies) > MAX_DEPUTIES:
+            raise UsageError(
+                f"A run has at most {MAX_DEPUTIES} deputies.", "Withdraw one: `neuroshard run trust --withdraw`."
+            )
+        if deputies != known.deputies:
+            self.write(offer, known.with_statements([known.next(owner, (), deputies)]))
 
     def request_new(self, offer: RunOffer) -> None:
         """Ask the node of this data folder to found the run again, now or at its next start. Raises StorageError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import permutations
 
 import msgspec
@@ -37,6 +38,7 @@ def statement(
     height: int = 0,
     contradictions: tuple[str, ...] = (),
     run_id: RunId = RUN,
+    deputies: tuple[Wallet, ...] = (DEPUTY,),
 ) -> SignedFoundation:
     foundation = Foundation(
         run_id,
@@ -44,7 +46,7 @@ def statement(
         (start(stage, height),),
         None if before is None else before.id,
         contradictions,
-        (DEPUTY.public_key,),
+        tuple(each.public_key for each in deputies),
     )
     return SignedFoundation.sign(signer, foundation)
 
@@ -105,6 +107,47 @@ def test_two_statements_of_one_epoch_stop_the_run_until_a_third_names_both() -> 
         known.with_statements([statement(before=by_owner)])
     both = statement(before=by_owner, contradictions=(by_deputy.id,))
     assert known.with_statements([both]).current == both
+
+
+def test_the_owners_word_ends_the_statements_of_a_deputy_in_every_order() -> None:
+    """The owner trusts nobody from epoch 1 on. The deputy, without a connection, has founded epochs 1 and 2."""
+    ended = statement(before=FIRST, deputies=())
+    rival = statement(DEPUTY, FIRST, stage=1)
+    for order in permutations([ended, rival, statement(DEPUTY, rival, stage=2)]):
+        known = EMPTY.with_statements([FIRST])
+        for each in order:
+            with suppress(FoundationError):  # its predecessor is not known
+                known = known.with_statements([each])
+        assert known.known.keys() == {FIRST.id, ended.id}
+        assert known.current == ended
+        assert not known.may_sign(DEPUTY.public_key)
+        with pytest.raises(FoundationError, match="neither by the run's owner"):
+            known.with_statements([statement(DEPUTY, ended)])
+
+
+def test_a_deputys_statement_stays_valid_if_the_owner_continues_from_it() -> None:
+    by_deputy = statement(DEPUTY, FIRST, height=5)
+    known = EMPTY.with_statements([FIRST, by_deputy])
+    later = known.next(OWNER, (), ())
+    known = known.with_statements([later])
+    assert known.current == later
+    found = known.start_of(0)
+    assert found is not None
+    assert found[0] == by_deputy
+    with pytest.raises(FoundationError, match="below height 5"):
+        known.with_statements([statement(before=later, height=4, deputies=())])
+
+
+def test_a_deputy_names_nobody_and_does_not_decide_against_the_owner() -> None:
+    with pytest.raises(FoundationError, match="names other deputies"):
+        EMPTY.with_statements([FIRST, statement(DEPUTY, FIRST, deputies=(DEPUTY, STRANGER))])
+    by_owner, by_deputy = statement(before=FIRST), statement(DEPUTY, FIRST, stage=1)
+    known = EMPTY.with_statements([FIRST, by_owner, by_deputy])
+    with pytest.raises(FoundationError, match="continues from another one than the owner's"):
+        known.with_statements([statement(DEPUTY, by_deputy, contradictions=(by_owner.id,))])
+    decided = known.next(DEPUTY, (start(),))
+    assert decided.foundation.previous == by_owner.id
+    assert known.with_statements([decided]).current == decided
 
 
 def test_a_statement_does_not_go_below_an_earlier_start() -> None:

@@ -12,16 +12,20 @@ import trio
 import trio.testing
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.identity import SignedRunParameters
+from neuroshard.consensus.committee import Committee, Seat
+from neuroshard.consensus.foundation import StageStart
+from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.model.architecture import StagePlan
 from neuroshard.node.founding import PATIENCE_SECONDS, Founder
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.offer import RunOffer
+from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.types import LayerRange, NodeId, WalletId
 from tests.worlds.nodes import OWNER, PINS, SHAPE
 
 OWN, SECOND, FRIEND, STRANGER = map(NodeId, ("own", "second", "friend", "stranger"))
+DEPUTY = Wallet.from_secret(TokenSecret("hex", b"d" * 32))
 WALLETS = {SECOND: OWNER.wallet_id, FRIEND: WalletId("f" * 32), STRANGER: WalletId("e" * 32)}
 
 
@@ -53,11 +57,11 @@ class NamedHolders:
         return layers
 
 
-def seats_after(swarm: NamedHolders, folder: Path) -> dict[int, list[NodeId]]:
-    """The nodes with a seat of each founded stage, a while after the owner's node began to look."""
+def seats_after(swarm: NamedHolders, folder: Path, wallet: Wallet = OWNER) -> dict[int, list[NodeId]]:
+    """The nodes with a seat of each founded stage, a while after the node of a wallet began to look."""
 
     async def main() -> None:
-        founder = Founder(cast("Any", swarm), OWNER, StoredFoundations(folder))
+        founder = Founder(cast("Any", swarm), wallet, StoredFoundations(folder))
         with trio.move_on_after(PATIENCE_SECONDS + 10):
             await founder.run()
 
@@ -83,6 +87,26 @@ def test_names_that_cost_nothing_get_no_seat(admission: str, expected: dict[int,
 def test_another_node_of_the_owner_founds_its_stage_of_an_open_run(tmp_path: Path) -> None:
     swarm = NamedHolders(versions_of("strangers"), {0: [OWN], 1: [STRANGER, SECOND]})
     assert seats_after(swarm, tmp_path) == {0: [OWN], 1: [SECOND]}
+
+
+@pytest.mark.parametrize(("deputies", "voters"), [((DEPUTY,), [SECOND]), ((), [OWN])])
+def test_a_deputy_founds_on_request_only_while_the_owner_trusts_it(
+    deputies: tuple[Wallet, ...], voters: list[NodeId], tmp_path: Path
+) -> None:
+    versions, stored = versions_of("friends"), StoredFoundations(tmp_path)
+    committee = Committee.founded([Seat(OWNER.wallet_id, OWN, 0)], is_open=False)
+    known = versions.foundations
+    named = tuple(each.public_key for each in deputies)
+    statements = (((StageStart(0, committee),), ()), ((), (DEPUTY.public_key,)), ((), named))
+    for starts, keys in statements:
+        known = known.with_statements([known.next(OWNER, starts, keys)])
+    versions.learn_foundations(known)
+    state = ReplicaStatus(True, 30, 3, "3" * 64)
+    swarm = NamedHolders(versions, {}, SECOND, DEPUTY.wallet_id)
+    swarm.donor = SimpleNamespace(replica_status=lambda name: state if name.start == 0 else None)
+    stored.request_new(versions.offer)
+    assert seats_after(swarm, tmp_path, DEPUTY) == {0: voters}
+    assert stored.is_new_requested(versions.offer) == (not deputies)
 
 
 def test_damaged_foundations_are_set_aside_and_lost_by_no_later_write(tmp_path: Path) -> None:

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.node_process import NodeProcess, running_node
+from benchmarks.friends import invitation_to
+from benchmarks.node_process import TOKEN, NodeProcess, running_node
+from neuroshard.errors import UsageError
+from neuroshard.identity import Wallet, parse_token
+from neuroshard.membership.run_members import Papers
 from neuroshard.runs.foundations import StoredFoundations
+from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import find_run
 from neuroshard.state.checkpoint_store import find_stage_folders
 from neuroshard.types import RunId
@@ -79,13 +84,31 @@ def test_only_the_owner_founds_a_run_again_and_a_node_must_run(trained: Path, tm
     run_id = run_of(trained)
     foreign = neuroshard("run", "refound", run_id, "--yes", "--data-dir", trained, "--token", "ab" * 32)
     assert foreign.code == 2
-    assert "Only the run's owner can found it again." in foreign.err
+    assert "Only the run's owner and its deputies can found it again." in foreign.err
     unknown = neuroshard("run", "refound", "cd" * 32, "--yes", "--data-dir", tmp_path)
     assert unknown.code == 2
     assert "is not known" in unknown.err
     later = neuroshard("run", "refound", run_id, "--yes", "--data-dir", trained, "--json")
     assert (later.code, later.json()["is_founded"]) == (0, False)
     assert epochs(trained, run_id) == [0]
+
+
+def test_the_owner_names_a_deputy_and_withdraws_the_trust(trained: Path) -> None:
+    run_id, friend = run_of(trained), Wallet.from_secret(parse_token("ab" * 32))
+    offer, owner = find_run(trained, RunId(run_id)), Wallet.from_secret(parse_token(TOKEN))
+    assert offer is not None
+    member_pass = invitation_to(RunId(run_id), owner).pass_for(friend.public_key, 1)
+    StoredPasses(trained, offer).keep_papers(Papers((member_pass,)))
+    place = ("--run", run_id, "--data-dir", trained)
+    with pytest.raises(UsageError, match="Only the run's owner can name its deputies"):
+        StoredFoundations(trained).name_deputies(offer, friend, (friend.public_key,))
+    named = neuroshard("run", "trust", friend.wallet_id[:8], *place)
+    assert f": {friend.wallet_id[:8]}. Other members learn it" in named.out, named.err
+    founding = ("run", "refound", run_id, "--yes", "--data-dir", trained, "--token", "ab" * 32, "--json")
+    assert neuroshard(*founding).json()["is_founded"] is False  # no node runs
+    assert "Deputies of run" in neuroshard("run", "trust", friend.wallet_id[:8], "--withdraw", *place).out
+    assert not StoredFoundations(trained).read(offer).may_sign(friend.public_key)
+    assert epochs(trained, run_id) == [0, 1, 2]
 
 
 def test_a_run_that_was_trained_before_it_had_a_foundation_continues(trained: Path, quick: list[str]) -> None:

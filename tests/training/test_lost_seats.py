@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from neuroshard.consensus.committee import MoveKey, Remove
+from neuroshard.consensus.committee import Committee, MoveKey, Remove, Seat
+from neuroshard.consensus.foundation import Foundations, Founding, StageStart
 from neuroshard.consensus.matchmaking import SILENT_HEIGHTS, SILENT_SECONDS, Matchmaking, RoundTimes
 from neuroshard.consensus.seat_changes import LOST_LOG
 from neuroshard.consensus.stage_chain import InMemoryChainStore
@@ -15,7 +17,19 @@ from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork
 from neuroshard.types import NodeId
-from tests.worlds.replicas import DUE_SECONDS, IDENTITIES, NOW, A, B, C, SimulatedReplica, for_seconds, play
+from tests.worlds.replicas import (
+    DUE_SECONDS,
+    IDENTITIES,
+    NOW,
+    RUN,
+    A,
+    B,
+    C,
+    SimulatedReplica,
+    for_seconds,
+    founding_of,
+    play,
+)
 
 
 def seated(replica: SimulatedReplica) -> list[str]:
@@ -193,5 +207,43 @@ def test_a_seat_is_silent_only_after_ten_minutes_and_six_heights() -> None:
         assert silent(3 * SILENT_HEIGHTS, 200 * SILENT_SECONDS + 60) == []
         assert silent(4 * SILENT_HEIGHTS, 201 * SILENT_SECONDS + 59) == []
         assert silent(4 * SILENT_HEIGHTS, 201 * SILENT_SECONDS + 60) == [C]
+
+    play(scenario)
+
+
+def test_a_deputy_founds_while_the_owner_is_away_and_the_members_follow() -> None:
+    owner, deputy = (Wallet.from_secret(TokenSecret("hex", bytes([number] * 32))) for number in (0, 1))
+    assert [IDENTITIES[A].wallet_id, IDENTITIES[B].wallet_id] == [owner.wallet_id, deputy.wallet_id]
+    first = StageStart(0, founding_of((A, B, C)).start.committee)
+    known = [Foundations(RUN, owner.public_key)]
+
+    def signed(by: Wallet, starts: Sequence[StageStart], deputies: tuple[bytes, ...] | None = None) -> None:
+        known.append(known[-1].with_statements([known[-1].next(by, starts, deputies)]))
+
+    def founding() -> Founding:
+        found = known[-1].start_of(0)
+        assert found is not None
+        return Founding(found[0].id, found[0].foundation.epoch, found[1], owner.wallet_id)
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        signed(owner, [first])
+        signed(owner, [], (deputy.public_key,))  # it changes no chain
+        a, b, c = (SimulatedReplica(name, network, seed, founding=founding) for seed, name in enumerate((A, B, C)))
+        await for_seconds(DUE_SECONDS + 5, a, b, c)
+        network.kill(A)
+        network.kill(C)
+        await for_seconds(3 * DUE_SECONDS, b)
+        standing = b.group.chain.last.standing  # type: ignore[union-attr]
+        assert standing.outer_step == b.state.outer_step == 1
+        alone = Committee.founded([Seat(deputy.wallet_id, B, 0)], is_open=False)
+        root = b.replica_status().root
+        signed(deputy, [StageStart(0, alone, standing.height, 1, root, standing.value)])
+        b.may_be_alone = True
+        again = replace(c)
+        again.follow(c)
+        await for_seconds(5 * DUE_SECONDS, b, again)
+        assert seated(b) == seated(again) == [B]
+        assert again.state.outer_step > 1
+        assert b.replica_status().line == again.replica_status().line
 
     play(scenario)

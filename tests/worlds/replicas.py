@@ -119,6 +119,7 @@ class SimulatedReplica:
     wallet_rounds: int = 0
     is_open: bool = False  # to strangers
     seats: Sequence[NodeId] = (A, B, C)
+    founding: Callable[[], Founding] | None = None  # the one that applies; None: with these seats
     store: ChainStore = field(default_factory=InMemoryChainStore)  # also on its disk
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
     newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
@@ -170,7 +171,7 @@ class SimulatedReplica:
             self.signed,
             AcceptanceCheck(self._root_after, self._candidates, self._object, self._choose),
             book=self.book,
-            chain=StageChain(lambda: founding, self.store, at_once),
+            chain=StageChain(self.founding or (lambda: founding), self.store, at_once),
             told=self.told,
             times=self.times,
             offload=at_once,
