@@ -48,14 +48,16 @@ class NodeProcess:
         return cast("dict[str, Any]", response.raise_for_status().json())
 
     def authorised(self) -> dict[str, str]:
-        """The header with the node's API secret; without one before the node has made it.
+        """The header with the node's API secret. Raises httpx.ConnectError before the node has made it.
 
         The options of a demo can move its folder below `data_dir`, and its further nodes are below that folder.
         """
         files = [self.data_dir / "api-secret"]
         if not files[0].exists():
             files = sorted(self.data_dir.rglob("api-secret"), key=lambda file: len(file.parts))
-        return {"Authorization": f"Bearer {files[0].read_text(encoding='ascii').strip()}"} if files else {}
+        if not files:
+            raise httpx.ConnectError(f"there is no API secret in {self.data_dir}")
+        return {"Authorization": f"Bearer {files[0].read_text(encoding='ascii').strip()}"}
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """JSON of an authorised POST."""

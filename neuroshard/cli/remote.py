@@ -84,7 +84,7 @@ def open_dashboard(
     if as_json:
         typer.echo(json.dumps({"url": url, "address": entrance.address, "page": str(entrance.page)}))
     elif not print_address and open_browser_at(entrance.page.as_uri()):
-        typer.echo(f"Your browser opens {url} (if it does not: `neuroshard open --print`).")
+        typer.echo(f"Your browser opens {url}. If it does not, add --print to this command.")
     else:
         typer.echo("Open this address in a browser within ten minutes. It works once:")
         typer.echo(entrance.address)
