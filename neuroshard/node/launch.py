@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -153,6 +154,8 @@ def _show_dashboard(settings: Settings, port: int, warnings: tuple[str, ...], *,
         _LOG.warning("%s", warning)
     if open_browser:
         open_browser_at(new_entrance(settings.data_dir, url, time.time()).page.as_uri())
+    else:
+        _LOG.info("`neuroshard open --data-dir %s` opens it.", shlex.quote(str(settings.data_dir)))
 
 
 def _prepare_native_threads() -> None:

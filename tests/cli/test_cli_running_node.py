@@ -153,6 +153,7 @@ def test_a_pause_can_end_by_itself(neuroshard: Command, node: NodeProcess) -> No
 def test_logs_are_lines_for_people_and_objects_for_programs(neuroshard: Command) -> None:
     lines = neuroshard("logs").out.splitlines()
     assert any("Dashboard: http://localhost:" in line for line in lines)
+    assert any("`neuroshard open --data-dir " in line for line in lines)
     records = [json.loads(line) for line in neuroshard("logs", "--json").out.splitlines()]
     assert {"sequence", "time", "level", "logger", "message"} <= records[0].keys()
     numbers = [record["sequence"] for record in records]
