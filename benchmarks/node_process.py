@@ -36,6 +36,7 @@ class NodeProcess:
     port: int
     data_dir: Path
     started: float  # time.perf_counter() just before the process was made
+    _secret: dict[str, str] | None = None  # the header of requests, once it is known
 
     @property
     def url(self) -> str:
@@ -52,12 +53,17 @@ class NodeProcess:
 
         The options of a demo can move its folder below `data_dir`, and its further nodes are below that folder.
         """
+        if self._secret is not None:  # the folder may have been moved since
+            return self._secret
         files = [self.data_dir / "api-secret"]
-        if not files[0].exists():
+        is_own = files[0].exists()
+        if not is_own:
             files = sorted(self.data_dir.rglob("api-secret"), key=lambda file: len(file.parts))
         if not files:
             raise httpx.ConnectError(f"there is no API secret in {self.data_dir}")
-        return {"Authorization": f"Bearer {files[0].read_text(encoding='ascii').strip()}"}
+        header = {"Authorization": f"Bearer {files[0].read_text(encoding='ascii').strip()}"}
+        self._secret = header if is_own else None
+        return header
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """JSON of an authorised POST."""
