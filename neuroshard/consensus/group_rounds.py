@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import make_codec
-from neuroshard.consensus.chain import Chain, ChainError, ChainLedger, ForkError, Step
+from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
 from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
 from neuroshard.consensus.lone_steps import LoneSteps
 from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
@@ -189,7 +189,7 @@ class GroupRounds:
         """Look at the replicas, enter steps and run them until cancelled. Raises StorageError."""
         await self.chain.load()
         ended = await self.actor.load()
-        self.seats.check_log()
+        await self.seats.open_log(self._present_step())
         for certificate in ended:
             await self._extend(certificate)
         self.chain.add_earlier(ended)
@@ -220,7 +220,7 @@ class GroupRounds:
         """Ask the replicas that have not answered lately, beside the others: nobody waits for them."""
         while True:
             now = anyio.current_time()
-            unproven = self._matchmaking.unproven(self._ledger, now)
+            unproven = self._matchmaking.unproven(self.chain.ledger, now)
             if unproven:
                 found = await query_statuses(self._asking, self.stage, unproven)
                 self._matchmaking.note_probed(found, anyio.current_time())
@@ -232,7 +232,7 @@ class GroupRounds:
         """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
         if self.in_round:
             return
-        peers = self._matchmaking.asked(self._ledger, anyio.current_time())
+        peers = self._matchmaking.asked(self.chain.ledger, anyio.current_time())
         others = await query_statuses(self._asking, self.stage, peers) if peers else {}
         now = anyio.current_time()
         self._matchmaking.note_answers(list(others), now)
@@ -242,7 +242,7 @@ class GroupRounds:
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
         if look.step is not None and (self._matchmaking.unheard or not self.seats.may_vote):
             await self.seats.look(look.step, self._matchmaking, now)
-        ahead = self._matchmaking.ahead(self._ledger, look)
+        ahead = self._matchmaking.ahead(self.chain.ledger, look)
         if ahead and not self._is_learning and self._beside is not None:
             self._beside.start_soon(self._learn, ahead)  # whoever does not answer delays no look
         if await self._is_behind():
@@ -250,11 +250,6 @@ class GroupRounds:
         due = self._matchmaking.looked(look)
         if due is not None:
             self._enter_soon(due)
-
-    @property
-    def _ledger(self) -> ChainLedger | None:
-        chain = self.chain.chain
-        return None if chain is None else chain.ledger
 
     @property
     def _is_ahead(self) -> bool:
@@ -409,8 +404,10 @@ class GroupRounds:
         """Run the step that is due. `sequences` is the number of sequences in the contribution."""
         await self._has_loaded.wait()  # no vote without knowing this node's earlier votes
         step, expected = due.step, frozenset(map(attrgetter("node_id"), due.members))
-        setting, work = self._setting(step, expected)
-        setting = replace(setting, invited=due.invited, newcomer_seconds=due.newcomer_seconds)
+        if not self.seats.may_vote:  # an intent can bring this node in before its first look
+            await self.seats.open_log(step)
+        terms, work = self._setting(step, expected)
+        setting = replace(terms, invited=due.invited, newcomer_seconds=due.newcomer_seconds)
         watch, before = self._watch(due, work), self._sent
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # a voted value may contain the earlier contribution: work since then waits for the next round

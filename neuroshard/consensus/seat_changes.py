@@ -67,17 +67,20 @@ class SeatChanges:
         """Whether this node may have sent votes for its seat that are not in its log."""
         return self._actor.log_start is not None and not self.may_vote
 
-    def check_log(self) -> None:
-        """Decide whether this node may vote, by its log and the newest chain."""
+    async def open_log(self, step: Step | None) -> None:
+        """Begin the vote log if there is none, and decide by it and the newest chain whether this node may vote.
+
+        `step` is the next one; None while the chain does not lead to this node's state.
+        """
+        if self._actor.log_start is None and step is not None:
+            await self._actor.begin_log(LogStart(step.standing.epoch, step.standing.height))
         chain, log = self._chain.chain, self._actor.log_start
         if chain is not None and log is not None:
             self.may_vote = self._member not in chain.committee.members or chain.is_covered(self._member, log)
 
     async def look(self, step: Step, matchmaking: Matchmaking, now: float) -> None:
-        """Begin the vote log if there is none, and ask for the changes of the committee that this step needs."""
-        if self._actor.log_start is None:
-            await self._actor.begin_log(LogStart(step.standing.epoch, step.standing.height))
-        self.check_log()
+        """Ask for the changes of the committee that this step needs."""
+        await self.open_log(step)
         silent, removed = matchmaking.silent_seats(step, now), self._removed(step)
         if self._asked_at == step.id or (self.may_vote and not silent and not removed):
             return

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
-from neuroshard.consensus.chain import Chain, ChainError, ChainProof, ForkError, Step
+from neuroshard.consensus.chain import Chain, ChainError, ChainLedger, ChainProof, ForkError, Step
 from neuroshard.consensus.committee import LARGEST_HEIGHT, Height
 from neuroshard.consensus.foundation import Founding
 from neuroshard.consensus.round_messages import Quorum
@@ -121,6 +121,12 @@ class StageChain:
         if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
         return self._chain
+
+    @property
+    def ledger(self) -> ChainLedger | None:
+        """The ledger after the newest value; None while there is no chain."""
+        chain = self.chain
+        return None if chain is None else chain.ledger
 
     @property
     def obstacle(self) -> str:

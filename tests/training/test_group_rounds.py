@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import pytest
 import torch
 
 from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.matchmaking import RoundTimes, WorkToRound
 from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_ANSWER_LIMITS, ChainRequest
@@ -16,6 +17,7 @@ from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
 from neuroshard.optim.outer import OuterState
+from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.types import NodeId
 from tests.worlds.replicas import (
     DUE_SECONDS,
@@ -46,6 +48,38 @@ def test_replicas_hold_the_same_bytes_after_every_round_and_both_ones_work_is_in
         assert a.state.outer_step >= 4
         assert not any(isinstance(outcome, Abandoned) for outcome in (*a.outcomes, *b.outcomes))
         assert a.replica_status().line == b.replica_status().line
+
+    play(scenario)
+
+
+class _OneLook(RoundTimes):
+    def pause(self, work: WorkToRound, replicas: int) -> float:
+        return 1_000.0
+
+
+class _LateReplica(SimulatedReplica):
+    """It does not know the root of its state at its first look, and looks only once."""
+
+    knows_root = False
+
+    def _replica_status(self) -> ReplicaStatus:
+        status = super()._replica_status()
+        return status if self.knows_root else replace(status, root="")
+
+
+def test_an_intent_that_comes_before_the_first_look_from_a_known_state_makes_a_seat_vote() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), _LateReplica(B, network, 2, times=_OneLook(near_seconds=1_000))
+
+        async def learn_root() -> None:
+            await anyio.sleep(1)
+            b.knows_root = True
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(learn_root)
+            await for_seconds(DUE_SECONDS + 5, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+        assert not any(isinstance(outcome, Abandoned) for outcome in (*a.outcomes, *b.outcomes))
 
     play(scenario)
 
