@@ -224,6 +224,7 @@ class GroupRounds:
             if unproven:
                 found = await query_statuses(self._asking, self.stage, unproven)
                 self._matchmaking.note_probed(found, anyio.current_time())
+            self._matchmaking.has_probed = True
             await anyio.sleep(
                 self._matchmaking.times.near_seconds if unproven else self._matchmaking.times.look_seconds
             )

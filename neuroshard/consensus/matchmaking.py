@@ -150,6 +150,7 @@ class Matchmaking:
         # the states of replicas that answer, and since when: one that is behind may be about to follow
         self._seen: dict[NodeId, tuple[str, float]] = {}
         self._probed: dict[NodeId, ReplicaStatus] = {}  # newest answers to `unproven`
+        self.has_probed = False  # before, a replica that is online would look like one that is not
         self._turns = 0
         self.unheard: dict[NodeId, tuple[int, float]] = {}  # seats that do not answer, and since which height and time
 
@@ -278,7 +279,7 @@ class Matchmaking:
             for node in self.responsive(now)
             if node in here or step.ledger.counts(node)
         )
-        return look is not None and not any(waits)
+        return look is not None and self.has_probed and not any(waits)
 
     def _is_awaited(self, node: NodeId, other: ReplicaStatus | None, now: float, *, is_here: bool) -> bool:
         """Whether a replica that answers takes part in the next step, or may do so soon.

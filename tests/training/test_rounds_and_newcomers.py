@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+import trio
+from trio.testing import MockClock
 
 from neuroshard.consensus.matchmaking import Look
 from neuroshard.consensus.sync_strategies import Agreed
-from neuroshard.network import InMemoryNetwork
+from neuroshard.network import InMemoryNetwork, Link
 from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
 
 
@@ -46,6 +48,23 @@ def test_a_lone_replica_whose_state_somebody_always_fetches_waits_three_minutes_
         assert len(a.outcomes) == 2
 
     play(scenario)
+
+
+def test_a_replica_that_has_just_started_is_not_alone_before_the_others_could_answer() -> None:
+    """Its first look waits for nobody: a step alone would leave a replica behind that is online."""
+
+    async def main() -> None:
+        with InMemoryNetwork(default_link=Link(delay_seconds=1)) as network:
+            a, b = (SimulatedReplica(name, network, seed, seats=(A, B)) for seed, name in enumerate((A, B)))
+            await for_seconds(0.5, a, b)
+            assert a.group._matchmaking._look is not None
+            assert not a.group.is_alone
+        with InMemoryNetwork() as network:
+            a = SimulatedReplica(A, network, 1, seats=(A, B))
+            await for_seconds(5, a)
+            assert a.group.is_alone
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_a_seat_that_is_silent_is_waited_for_once_its_intent_arrives() -> None:
