@@ -241,14 +241,9 @@ class Chain:
         value = self.tip.value
         return Standing(self.statement, self.epoch, value.height, value.digest, value.outer_step, value.next_root)
 
-    @property
-    def committee(self) -> Committee:
-        """The committee of the next height."""
-        return self.ledger.committee
-
     def is_covered(self, member: GroupMember, log: LogStart) -> bool:
         """Whether a log that began there has all votes of a seat that can count: those since it was seated."""
-        seat = self.committee.seat_of(member.wallet_id)
+        seat = self.ledger.committee.seat_of(member.wallet_id)
         return seat is not None and log < (self.epoch, max(seat.seated_at, self.start.height + 1))
 
     def extended(self, certificate: Quorum) -> Chain:
@@ -270,7 +265,7 @@ class Chain:
             ) from None
         if ledger.digest != value.ledger:
             raise ChainError(f"The ledger after height {value.height} is not the certified one.")
-        has_changed = ledger.committee != self.committee
+        has_changed = ledger.committee != self.ledger.committee
         return replace(
             self,
             ledger=ledger,

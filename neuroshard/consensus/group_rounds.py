@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +18,7 @@ from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import make_codec
 from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
 from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
-from neuroshard.consensus.lone_steps import LoneSteps
+from neuroshard.consensus.lone_steps import LOST_STATE, LoneSteps
 from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
 from neuroshard.consensus.round_messages import EvidenceSaid, IntentSaid, Quorum, most_message_bytes
@@ -55,7 +54,6 @@ _LOG = logging.getLogger(__name__)
 WAITING_VIEWS = 2.0
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
-UNPROVEN = "The certificates of this node's state are lost. If no node has them: `neuroshard run refound`."
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
 
 
@@ -103,6 +101,7 @@ class GroupRounds:
         self._sent: _Sent | None = None
         self._called = Signal()
         self._behind_since: float | None = None
+        self._lost_state = ""  # why no replica here has the newest certified state, in words for people
         self._absent = ""  # the seats that are missing, in words for people, as of the last look
         self._is_learning = False  # whether replicas are being asked for their chain
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
@@ -124,9 +123,8 @@ class GroupRounds:
             ),
         )
         self.seats = SeatChanges(replica, chain, sign, self.actor, self._free_step)
-        self.lone = LoneSteps(
-            replica, chain, sign, alone, self.seats, keep_end=self.actor.keep_end, extend=self._extend
-        )
+        ends = self.actor.keep_end
+        self.lone = LoneSteps(replica, chain, sign, alone, self.seats, keep_end=ends, extend=self._extend)
 
     @property
     def is_called(self) -> bool:
@@ -138,7 +136,7 @@ class GroupRounds:
         """Whether a step of this node alone is allowed."""
         if self.in_round or self.due is not None or not self.seats.may_vote:
             return False
-        step = self.lone.pending() if self._is_ahead else self._present_step()
+        step = self.lone.pending() if self.lone.is_ahead else self._present_step() or self.lone.after_lost_state()
         return self._matchmaking.is_alone(step, anyio.current_time())
 
     @property
@@ -170,9 +168,8 @@ class GroupRounds:
     @property
     def obstacle(self) -> str:
         """The reason why no step can complete now, and the action that helps; "" if there is none."""
-        if self._is_ahead and self.chain.obstacle == "" and self.lone.pending() is None:
-            return UNPROVEN
-        return self.chain.obstacle or self._absent or (LOST_LOG if self.seats.has_lost_votes else "")
+        votes = LOST_LOG if self.seats.has_lost_votes else ""
+        return self.chain.obstacle or self.lone.obstacle or self._lost_state or self._absent or votes
 
     def certified_root(self, outer_step: int) -> str:
         """The newest certified root if it is the state after this outer step; otherwise ""."""
@@ -201,7 +198,7 @@ class GroupRounds:
             try:
                 tasks.start_soon(self.actor.run)
                 tasks.start_soon(self._keep_probing)
-                if self._is_ahead:  # killed before the certificate
+                if self.lone.is_ahead:  # killed before the certificate
                     tasks.start_soon(self.lone.follow)
                 await self._keep_looking()
             finally:
@@ -246,17 +243,11 @@ class GroupRounds:
         ahead = self._matchmaking.ahead(self.chain.ledger, look)
         if ahead and not self._is_learning and self._beside is not None:
             self._beside.start_soon(self._learn, ahead)  # whoever does not answer delays no look
-        if await self._is_behind():
+        if await self._is_behind(look):
             return
         due = self._matchmaking.looked(look)
         if due is not None:
             self._enter_soon(due)
-
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether this replica has made a step alone whose certificate follows."""
-        chain = self.chain.chain
-        return chain is not None and self._replica.replica_status().outer_step > chain.standing.outer_step
 
     def _heard(self, message: IntentSaid | EvidenceSaid) -> None:
         """Another member has entered a step: enter it, too, if it is this node's and the member has a seat."""
@@ -289,24 +280,35 @@ class GroupRounds:
 
     async def _learn(self, peers: list[NodeId]) -> None:
         self._is_learning = True
-        await self.chain.learn_from(self._asking, self.stage, peers)
-        self._is_learning = False
+        try:
+            await self.chain.learn_from(self._asking, self.stage, peers)
+        finally:
+            self._is_learning = False
 
-    async def _is_behind(self) -> bool:
-        """Whether the chain proves a newer state than this replica's; then catch up, or ask for a download."""
+    async def _is_behind(self, look: Look) -> bool:
+        """Whether the chain proves a newer state than this replica's; then catch up, or ask for a download.
+
+        Nobody waits for a state that no replica here has: without a say of others, the next step replaces it.
+        """
         own, now = self._replica.replica_status(), anyio.current_time()
         chain = self.chain.chain
         if chain is None or not own.root or self.chain.fork is not None or self.chain.is_newest(own) or self.in_round:
-            self._behind_since = None
+            self._behind_since, self._lost_state = None, ""
             return False
-        if self._is_ahead:
+        if self.lone.is_ahead:
             return False
         if await self.catch_up():
             self._behind_since = None
             return True
         self._behind_since = now if self._behind_since is None else self._behind_since
         is_patient = now - self._behind_since < self._matchmaking.times.behind_seconds
-        if (not is_patient or not chain.has_aggregate(own.root)) and not self.must_follow.is_set():
+        if is_patient and chain.has_aggregate(own.root):
+            return True
+        if not self._matchmaking.has_newer(chain, look):
+            self._lost_state = "" if self.lone.after_lost_state() is not None else LOST_STATE
+            return self._lost_state != ""
+        self._lost_state = ""
+        if not self.must_follow.is_set():
             layers = self.stage.layers
             _LOG.info("The chain of layers %d-%d is ahead: downloading its state.", layers.start + 1, layers.stop)
             self.must_follow.set()
@@ -389,14 +391,14 @@ class GroupRounds:
             self._leave(completed=completed)
         if isinstance(outcome, Abandoned):
             self.abandoned(outcome)
-        self.actor.wake()
+        self.actor.changed.notify()
 
     def _leave(self, *, completed: bool) -> None:
         if self._sent is not None and not completed:
             self._sent.is_outgrown = self._sent.is_late = True
         members = () if self.due is None else self.due.members
         self.in_round, self.due = False, None
-        self._matchmaking.note_answers(list(map(attrgetter("node_id"), members)), anyio.current_time())
+        self._matchmaking.note_answers([member.node_id for member in members], anyio.current_time())
         self._matchmaking.ended(anyio.current_time(), completed=completed)
 
     async def _with_group(
@@ -404,7 +406,7 @@ class GroupRounds:
     ) -> Complete | Abandoned:
         """Run the step that is due. `sequences` is the number of sequences in the contribution."""
         await self._has_loaded.wait()  # no vote without knowing this node's earlier votes
-        step, expected = due.step, frozenset(map(attrgetter("node_id"), due.members))
+        step, expected = due.step, frozenset(member.node_id for member in due.members)
         if not self.seats.may_vote:  # an intent can bring this node in before its first look
             await self.seats.open_log(step)
         terms, work = self._setting(step, expected)
@@ -483,8 +485,8 @@ class GroupRounds:
     def _end(self, *, is_late: bool = False) -> RoundEnd:
         mail, (sent, received) = self.actor.mail, self._mailed
         self._mailed = mail.sent_bytes, mail.received_bytes
-        sent, received = mail.sent_bytes - sent, mail.received_bytes - received
-        return RoundEnd(self._replica.now(), anyio.current_time(), sent, received, is_late)
+        sent, received, now = mail.sent_bytes - sent, mail.received_bytes - received, anyio.current_time()
+        return RoundEnd(self._replica.now(), now, sent, received, is_late)
 
     def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[RoundConfig, RoundWork]:
         work = self._work(step.number)

@@ -1,8 +1,14 @@
-"""Certifies the outer steps that a node makes alone: its own vote is the whole quorum."""
+"""Certifies the outer steps that a node makes alone: its own vote is the whole quorum.
+
+No aggregate leads to such a state. After a kill, a node may know a certificate of its own whose state was in no
+checkpoint. If no replica here has that state, the next step continues from the state that the node has.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,9 +21,15 @@ from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote
 from neuroshard.consensus.seat_changes import SeatChanges
 from neuroshard.consensus.stage_chain import StageChain
-from neuroshard.consensus.sync_strategies import Abandoned, Outcome, RunRound
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, Outcome, RunRound
 from neuroshard.state.replica_status import ReplicaStatus
 
+_LOG = logging.getLogger(__name__)
+UNPROVEN = "The certificates of this node's state are lost. If no node has them: `neuroshard run refound`."
+LOST_STATE = (
+    "Training continues, but no step completes: no node that answers has the run's newest state. Start the node that "
+    "trained last. If it does not come back, the run's owner or a deputy can decide: `neuroshard run refound`."
+)
 ROOT_LOOK_SECONDS = 0.02  # while the root of the new state is computed on another thread
 FOLLOW_SECONDS = 60.0
 
@@ -55,9 +67,36 @@ class LoneSteps:
         if not await self.certify():
             return Abandoned("the step before it could not be stored", is_soon_again=True)
         self._root_before = self._replica.replica_status().root
+        lost = self.after_lost_state()
         if beside is not None:
             beside.start_soon(self.follow)
-        return await self._alone(contribution, outer_step)
+        outcome = await self._alone(contribution, outer_step)
+        if lost is None or not isinstance(outcome, Agreed):
+            return outcome
+        _LOG.warning(
+            "The state of outer step %d is lost. Step %d continues from an older one.", lost.number, lost.number + 1
+        )
+        return replace(outcome, completes=lost.number)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether this replica has made a step alone whose certificate follows."""
+        chain = self._chain.chain
+        return chain is not None and self._replica.replica_status().outer_step > chain.standing.outer_step
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why the state of this node cannot be certified, and the action that helps; "" if it can."""
+        return UNPROVEN if self.is_ahead and self._chain.obstacle == "" and self.pending() is None else ""
+
+    def after_lost_state(self) -> Step | None:
+        """The step after the newest certified state, which this node lacks; None if others have a say in that step."""
+        chain, own = self._chain.chain, self._replica.replica_status()
+        is_behind = chain is not None and self._chain.fork is None and own.outer_step <= chain.standing.outer_step
+        if chain is None or not is_behind or not own.root or self._chain.is_newest(own) or not self._seats.may_vote:
+            return None
+        step = self._step(chain)
+        return step if step.is_quorum({self._replica.node_id}) else None
 
     def pending(self) -> Step | None:
         """The step of this node alone whose certificate is missing; None if there is none or others have a say."""

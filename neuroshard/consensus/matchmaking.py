@@ -251,6 +251,14 @@ class Matchmaking:
         """Some of the replicas that report a greater height than this node's."""
         return self._some([node for node, other in look.others.items() if other.height > look.own.height], ledger)
 
+    def has_newer(self, chain: Chain, look: Look) -> bool:
+        """Whether a replica that counts reports the newest certified state, or one on the way to it."""
+        return any(
+            chain.ledger.counts(node)
+            and (other.outer_step > look.own.outer_step or chain.standing.is_state(other.root, other.outer_step))
+            for node, other in look.others.items()
+        )
+
     def ended(self, now: float, *, completed: bool) -> None:
         """Record the end of a step, completed or abandoned."""
         self._due_since = None
@@ -309,7 +317,7 @@ class Matchmaking:
             return ()
         here, found = {self.replica.node_id, *self.responsive(now)}, list[Voter]()
         before, self.unheard = self.unheard, {}
-        for seat in chain.committee.seats:
+        for seat in chain.ledger.committee.seats:
             found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, seat.node_id in here))
             if seat.node_id not in here:
                 self.unheard[seat.node_id] = before.get(seat.node_id, (chain.standing.height, now))

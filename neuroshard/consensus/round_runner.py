@@ -186,7 +186,7 @@ class RoundRunner:
         if certificate is None or aggregate is None:
             return False
         self.ended = Complete(certificate, aggregate)
-        self.wake()
+        self.changed.notify()
         return True
 
     async def recall_from(self, root: str) -> bool:
@@ -251,10 +251,6 @@ class RoundRunner:
         """Wait until the round that was entered last has ended, or comes to nothing, and why."""
         await self.changed.until(lambda: self.ended is not None or self._gave_up is not None)
         return self.ended if self.ended is not None else self._gave_up or ""
-
-    def wake(self) -> None:
-        """Let those who wait for an end look."""
-        self.changed.notify()
 
     async def _until_ended(self) -> None:
         await self.changed.until(lambda: self.ended is not None)
@@ -343,7 +339,7 @@ class RoundRunner:
                 elif running is self._running:
                     self._running = None
                     self._gave_up = "this node could not store its vote"
-                    self.wake()
+                    self.changed.notify()
             case Accuse(node, what):
                 _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
                 self._around.report(node, ScoreReason.BROKEN_WORD)
@@ -352,7 +348,7 @@ class RoundRunner:
                 await self._complete(running, effect)
             case GiveUp(reason):
                 self._gave_up = reason
-                self.wake()
+                self.changed.notify()
             case Check() | Choose():
                 if self._tasks is not None:
                     self._tasks.start_soon(self._check, running, effect)
@@ -380,7 +376,7 @@ class RoundRunner:
             else:
                 is_step = effect.certificate.value.outer_step > running.number
                 self._gave_up = "another node made the step alone" if is_step else "the committee has changed"
-        self.wake()
+        self.changed.notify()
 
     def _say(self, to: frozenset[NodeId], message: Message) -> None:
         pieces = encode_round_message(message)

@@ -76,7 +76,7 @@ class SeatChanges:
             await self._actor.begin_log(LogStart(step.standing.epoch, step.standing.height))
         chain, log = self._chain.chain, self._actor.log_start
         if chain is not None and log is not None:
-            self.may_vote = self._member not in chain.committee.members or chain.is_covered(self._member, log)
+            self.may_vote = self._member not in chain.ledger.committee.members or chain.is_covered(self._member, log)
 
     async def look(self, step: Step, matchmaking: Matchmaking, now: float) -> None:
         """Ask for the changes of the committee that this step needs."""
@@ -150,11 +150,11 @@ class SeatChanges:
     @property
     def _is_seated(self) -> bool:
         chain = self._chain.chain
-        return chain is not None and self._member in chain.committee.members
+        return chain is not None and self._member in chain.ledger.committee.members
 
     @property
     def _may_leave(self) -> bool:
         chain = self._chain.chain
-        if chain is None or chain.committee.is_open or self._chain.fork is not None:
+        if chain is None or chain.ledger.committee.is_open or self._chain.fork is not None:
             return False
-        return self._is_seated and len(chain.committee.seats) >= LEAST_SEATS
+        return self._is_seated and len(chain.ledger.committee.seats) >= LEAST_SEATS

@@ -19,7 +19,7 @@ from neuroshard.compression import has_outer_momentum, make_codec, next_residual
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
-from neuroshard.consensus.vote_log import KEPT_STEPS
+from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.inner_optimizer import EagerAdamW, zero_moments
@@ -332,6 +332,7 @@ class Agreed:
     is_without_own: bool = False  # completed without this node, whose work waits for the next round
     work: CertifiedWork | None = None  # as the certificate states; None: without one, the work of this node counts
     offered: int | None = None  # sequences whose work is in `late_for`; None: all of them
+    completes: int | None = None  # number of the outer step; None: the one that follows this replica's state
 
 
 @dataclass(frozen=True)
@@ -376,6 +377,8 @@ class StageRounds:
     schema: TensorSchema
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
+    # the outer step of the newest checkpoint on this disk; None: there are no checkpoints
+    saved: Callable[[], int] | None = None
 
     def step(self, outer_step: int, root: str, standing: Standing, ledger: ChainLedger, owner: WalletId) -> Step:
         """The height that completes this outer step, from the state with this root."""
@@ -389,8 +392,13 @@ class StageRounds:
         return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
 
     def kept_steps(self, outer_step: int) -> int:
-        """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates."""
-        return KEPT_STEPS * parts_of(self.parameters_at(outer_step))
+        """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates.
+
+        Those since the newest checkpoint are kept as well. So if all members are killed at once, each of them reaches
+        the newest state from its own disk.
+        """
+        since = 0 if self.saved is None else min(outer_step + 1 - self.saved(), MOST_KEPT_STEPS)
+        return max(KEPT_STEPS * parts_of(self.parameters_at(outer_step)), since)
 
     def _vector(self, outer_step: int) -> str:
         """A name for the format of contributions: the schema, and the strategy's terms where they restrict it."""

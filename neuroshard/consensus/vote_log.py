@@ -55,6 +55,7 @@ _T = TypeVar("_T")
 
 KEPT_VOTES = 8  # steps: a node changes between steps from one state when members join and leave
 KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up
+MOST_KEPT_STEPS = 24  # since the newest checkpoint: with int4, about as many bytes as the checkpoint
 ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
 LOG_FILE, COUNT_FILE, CONTRIBUTION_FILE = "votes.log", "votes.count", "offer.bin"
 SPARE_BYTES = 1 << 20  # of records that are not needed any more, before the log is written again without them

@@ -129,7 +129,7 @@ class Founder:
 
     def _has_lost_its_seats(self, stage: int, founding: Founding, holders: Sequence[NodeId]) -> bool:
         chain = self.swarm.rounds.last_chain(self.swarm.name_of(self.swarm.plan[stage]))
-        committee = founding.start.committee if chain is None else chain.committee
+        committee = founding.start.committee if chain is None else chain.ledger.committee
         seats = {seat.node_id for seat in committee.seats}
         if not holders or seats.intersection(holders):
             self._seatless_since.pop(stage, None)

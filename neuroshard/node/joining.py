@@ -102,7 +102,7 @@ class Joining:
         nodes, founding, chain = candidates(self.swarm, self.identity.layers), self._founding(), self._chain
         if founding is None:
             return nodes
-        committee = founding.start.committee if chain is None else chain.committee
+        committee = founding.start.committee if chain is None else chain.ledger.committee
         seats = {seat.node_id for seat in committee.seats}
         others, start = [node for node in nodes if node not in seats], self._turns
         self._turns += MOST_ASKED

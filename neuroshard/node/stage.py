@@ -169,7 +169,14 @@ def _outer_part(
     """Build the stage's outer step with its other replicas, and the donor that sends its state to them."""
     model = stage.executor.model
     outer_at = _outer_parameters(swarm.versions.at)
-    rounds = StageRounds(run.run_id, index, TensorSchema.of(model), run.parameters.outer, outer_at)
+    rounds = StageRounds(
+        run.run_id,
+        index,
+        TensorSchema.of(model),
+        run.parameters.outer,
+        outer_at,
+        lambda: stage.keeper.saved_outer_step,
+    )
     outer = make_outer_sync(compute, stage, lone_exchange, swarm.versions.at, index)
     progress = ReplicaProgress(outer, stage.record)
 

@@ -199,6 +199,11 @@ class CheckpointSaver:
         self._generations = self.store.generations()
         return restoration
 
+    @property
+    def saved_outer_step(self) -> int:
+        """The outer step of the newest checkpoint; 0 without one. Any thread may read it."""
+        return self._generations[0].outer_step if self._generations else 0
+
     def change_limits(self, policy: CheckpointPolicy, storage: StorageLimits) -> None:
         """Apply other limits on writes and on disk space from now on."""
         self.store.change_limits(storage)

@@ -380,7 +380,8 @@ class OuterSync:
             await self._compute.run(partial(load_vector, self._model, weights), Priority.SMALL)
         since_round = 0 if agreed.is_without_own else sequences
         work = agreed.work or CertifiedWork(self.progress.since_round - since_round)
-        self.replace_state(replace(after, line=self._line_after(work)))
+        outer_step = after.outer_step if agreed.completes is None else agreed.completes + 1
+        self.replace_state(replace(after, outer_step=outer_step, line=self._line_after(work)))
         self.residual = residual
         self.progress = OuterProgress(
             inner_steps=inner_steps,

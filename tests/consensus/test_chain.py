@@ -36,13 +36,13 @@ def value_on(
     chain: Chain, content: str = "1", *, entries: Sequence[Entry] = (), members: Sequence[GroupMember] = MEMBERS[:3]
 ) -> Value:
     standing, number = chain.standing, chain.standing.outer_step + 1
-    after = EntryRules(chain.standing.height + 1, OWNER).applied(chain.committee, entries)
+    after = EntryRules(chain.standing.height + 1, OWNER).applied(chain.ledger.committee, entries)
     value = Value(
         step_id="5" * 64,
         statement=standing.statement,
         height=standing.height + 1,
         parent=standing.value,
-        committee=chain.committee.digest,
+        committee=chain.ledger.committee.digest,
         outer_step=number,
         root=standing.root or "0" * 64,
         next_root=f"{number:063x}{content}",
@@ -52,7 +52,7 @@ def value_on(
         accepted=tuple(sorted(member.node_id for member in members)),
         seconds=600,
         entries=tuple(entries),
-        next_committee=None if after == chain.committee else after,
+        next_committee=None if after == chain.ledger.committee else after,
     )
     rules = EntryRules(chain.standing.height + 1, OWNER)
     return structs.replace(value, ledger=chain.ledger.after(value, rules).digest)
@@ -67,7 +67,7 @@ def signed(value: Value, voters: Sequence[GroupMember], phase: Phase = Phase.COM
 
 def longer(chain: Chain, count: int) -> Chain:
     for _ in range(count):
-        chain = chain.extended(signed(value_on(chain), [seat.member for seat in chain.committee.seats]))
+        chain = chain.extended(signed(value_on(chain), [seat.member for seat in chain.ledger.committee.seats]))
     return chain
 
 
@@ -132,14 +132,14 @@ def admitted(chain: Chain) -> Chain:
 def test_a_friend_gets_a_seat_after_half_an_hour_of_accepted_work() -> None:
     chain = admitted(founded())
     assert chain.standing.height == ADMISSION_SECONDS // 600 + 1
-    assert MEMBERS[3] in chain.committee.members
+    assert MEMBERS[3] in chain.ledger.committee.members
     assert not chain.ledger.candidates
 
 
 def test_no_value_admits_a_wallet_before_that_and_no_work_seats_a_stranger() -> None:
     for is_open, steps in ((False, 2), (True, 50)):
         chain = founded(4 if is_open else 3, is_open=is_open)
-        seats = [seat.member for seat in chain.committee.seats]
+        seats = [seat.member for seat in chain.ledger.committee.seats]
         newcomer = MEMBERS[4]
         for _ in range(steps):
             chain = chain.extended(signed(value_on(chain, members=[*seats, newcomer]), seats))
@@ -152,7 +152,10 @@ def test_no_value_admits_a_wallet_before_that_and_no_work_seats_a_stranger() -> 
 def test_a_newcomer_verifies_the_newest_state_by_the_changes_of_the_committee_alone() -> None:
     chain = longer(admitted(founded()), 2 * KEPT_VALUES)
     chain = chain.extended(
-        signed(value_on(chain, entries=[Leave(MEMBERS[1].wallet_id)]), [seat.member for seat in chain.committee.seats])
+        signed(
+            value_on(chain, entries=[Leave(MEMBERS[1].wallet_id)]),
+            [seat.member for seat in chain.ledger.committee.seats],
+        )
     )
     chain = longer(chain, 3)
     proof = chain.proof()
@@ -201,7 +204,7 @@ def test_the_draws_of_a_step_follow_from_a_state_two_steps_before() -> None:
 def test_a_stranger_reduces_only_when_the_seed_is_younger_than_its_key() -> None:
     """It may choose its key with all that is known when it joins: that decides no slice, however many keys it tries."""
     start = longer(founded(4, is_open=True), 2)
-    seats = [seat.member for seat in start.committee.seats]
+    seats = [seat.member for seat in start.ledger.committee.seats]
     newcomer, seeds = MEMBERS[4], set[str]()
     for content in ("1", "2", "3"):  # states that nobody knows yet when it joins
         chain, joined = start, 0

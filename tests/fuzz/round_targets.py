@@ -141,7 +141,7 @@ def check_chain(data: bytes) -> None:
 def chain_seeds() -> tuple[bytes, ...]:
     """A proof of one value, and a foundation."""
     chain = chain_of(MEMBERS)
-    start = StageStart(0, chain.committee)
+    start = StageStart(0, chain.ledger.committee)
     foundation = Foundation("1" * 64, 0, (start,))
     signed = SignedFoundation(sign_message(NODES[0].key, "foundation", foundation), NODES[0].key.public_key)
     step = Step(RunId("1" * 64), 0, 0, HASH, "terms", chain.standing, chain.ledger, chain.owner)

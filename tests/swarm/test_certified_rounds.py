@@ -213,7 +213,7 @@ def test_a_certificate_names_the_median_work_of_its_members_whatever_a_few_say()
 def test_newcomers_contribute_and_do_not_vote() -> None:
     """Twelve wallets that join change neither the committee nor its quorum."""
     world = World(NAMES)
-    seats = world.nodes[NodeId("a")].chain.committee
+    seats = world.nodes[NodeId("a")].chain.ledger.committee
     for number in range(12):
         world.add(f"new {number}", like=NodeId("a"))
     for done in range(1, 4):
@@ -221,7 +221,7 @@ def test_newcomers_contribute_and_do_not_vote() -> None:
         assert world.settle(until=lambda done=done: world.all_done(done))
     world.check_safety()
     for one in world.nodes.values():
-        assert one.chain.committee == seats
+        assert one.chain.ledger.committee == seats
         certificate = one.chain.tip
         assert certificate is not None
         assert len(certificate.value.members) == 16
@@ -249,7 +249,7 @@ def test_absent_seats_do_not_make_the_quorum_smaller() -> None:
         world.kill(NodeId(name))
     world.start_all()
     assert world.settle()
-    assert world.nodes[NodeId("a")].chain.committee.seats[3].node_id == "d"
+    assert world.nodes[NodeId("a")].chain.ledger.committee.seats[3].node_id == "d"
     world.kill(NodeId("c"))
     world.start_all()
     assert not world.settle(5000, until=lambda: world.all_done(2))

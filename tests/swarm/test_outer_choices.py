@@ -33,7 +33,9 @@ def test_the_lower_median_of_a_quorums_choices_is_certified_for_all() -> None:
         values = [certified(one) for one in world.nodes.values()]
         assert len({value.digest for value in values}) == 1
         chosen = dict(values[0].choices)
-        assert world.nodes[NAMES[0]].chain.committee.is_quorum([world.nodes[NodeId(name)].member for name in chosen])
+        assert world.nodes[NAMES[0]].chain.ledger.committee.is_quorum(
+            [world.nodes[NodeId(name)].member for name in chosen]
+        )
         assert chosen.items() <= world.choices.items()
         assert values[0].work.choice == median_low(chosen.values())
 

@@ -208,6 +208,6 @@ def test_a_stranger_that_works_takes_part_between_silent_names_and_counts_after_
             assert chain is not None
             assert sum(stranger.name in each.value.accepted for each in chain.recent) >= 2
             assert chain.ledger.counts(stranger.name) is counts
-            assert set(chain.committee.members) == {one.member for one in honest}
+            assert set(chain.ledger.committee.members) == {one.member for one in honest}
 
     play(scenario)

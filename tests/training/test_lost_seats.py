@@ -36,7 +36,7 @@ def seated(replica: SimulatedReplica) -> list[str]:
     """Nodes with a seat, as a replica knows them."""
     chain = replica.group.chain.chain
     assert chain is not None
-    return [seat.node_id for seat in chain.committee.seats]
+    return [seat.node_id for seat in chain.ledger.committee.seats]
 
 
 def entries(replica: SimulatedReplica) -> list[object]:

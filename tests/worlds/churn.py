@@ -309,8 +309,8 @@ class ChurnMachine:
         here = {name: one for name, one in self.live.items() if one.replica_status().line == line}
         chain = self.newest().group.chain.chain
         awake = here.keys() - self._asleep - {node}
-        return chain is not None and chain.committee.is_quorum(
-            [seat.member for seat in chain.committee.seats if seat.node_id in awake]
+        return chain is not None and chain.ledger.committee.is_quorum(
+            [seat.member for seat in chain.ledger.committee.seats if seat.node_id in awake]
         )
 
     async def _report(self) -> None:

@@ -110,6 +110,7 @@ class SimulatedReplica:
     step_seconds: float = 1.0
     steps: int = 0
     sequences: int = 0
+    saved: int = 1_000_000  # outer step of its newest checkpoint
     is_idle: bool = False
     state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
     outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
@@ -151,7 +152,7 @@ class SimulatedReplica:
         replica = Replica(
             self.member,
             STAGE,
-            StageRounds(RUN, 0, SCHEMA, self.outer, self.versions),
+            StageRounds(RUN, 0, SCHEMA, self.outer, self.versions, lambda: self.saved),
             self._sequences_due,
             self._replica_status,
             self._peers,
@@ -264,7 +265,9 @@ class SimulatedReplica:
                 included = included_work(outcome, strategy, carried)
                 self.weights = strategy.next_weights(self.weights, before, after, included)
             work, counted = outcome.work, self._counted(outcome)
-            self.state = replace(after, line=before.line.after(work or CertifiedWork(counted)))
+            outer_step = after.outer_step if outcome.completes is None else outcome.completes + 1
+            line = before.line.after(work or CertifiedWork(counted))
+            self.state = replace(after, outer_step=outer_step, line=line)
             self.sequences = self.sequences - counted
             self.anchors[self.state.outer_step] = bytes(self.state.anchor.numpy()) + bytes(self.state.velocity.numpy())
             self.wallet_rounds += outcome.members if outcome.members > 1 else 0

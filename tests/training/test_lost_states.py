@@ -1,0 +1,115 @@
+"""A kill between a certificate and the checkpoint of its state: the node knows a newer state than the one it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from neuroshard.consensus.lone_steps import LOST_STATE
+from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
+from neuroshard.network import InMemoryNetwork
+from neuroshard.optim.outer import OuterState
+from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
+
+
+def from_checkpoint(replica: SimulatedReplica, state: OuterState) -> SimulatedReplica:
+    """The node after a kill: its votes and its chain are on the disk, its state is this older one."""
+    return replace(replica, state=state, sequences=0)
+
+
+async def killed_after_a_lone_step(network: InMemoryNetwork) -> tuple[SimulatedReplica, SimulatedReplica]:
+    """The owner's node before the kill, and after it."""
+    before = SimulatedReplica(A, network, 0, may_be_alone=True, seats=(A,))
+    start = before.state
+    await for_seconds(1.5 * DUE_SECONDS, before)
+    assert before.state.outer_step == 1
+    network.kill(A)
+    return before, from_checkpoint(before, start)
+
+
+def certified(replica: SimulatedReplica) -> tuple[int, str | None]:
+    """Outer step and root of the newest certified state that a replica knows."""
+    chain = replica.group.chain.chain
+    assert chain is not None
+    return chain.standing.outer_step, chain.standing.root
+
+
+def test_a_lone_node_continues_from_the_state_that_it_has() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        _, after = await killed_after_a_lone_step(network)
+        await for_seconds(4 * DUE_SECONDS, after)
+        assert after.state.outer_step >= 3
+        assert certified(after) == (after.state.outer_step, after.replica_status().root)
+        assert not after.group.must_follow.is_set()
+        assert after.group.obstacle == ""
+
+    play(scenario)
+
+
+def test_a_node_whose_state_another_one_has_takes_it_from_there() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        before, after = await killed_after_a_lone_step(network)
+        friend = SimulatedReplica(B, network, 1, seats=(A,), store=before.store)
+        friend.follow(before)
+        await for_seconds(4 * DUE_SECONDS, after, friend)
+        assert after.group.must_follow.is_set()
+        assert (after.state.outer_step, friend.state.outer_step) == (0, 1)
+        assert certified(after) == (1, friend.replica_status().root)
+
+    play(scenario)
+
+
+def test_a_friend_at_the_lost_state_learns_what_replaces_it() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        before, after = await killed_after_a_lone_step(network)
+        await for_seconds(1.5 * DUE_SECONDS, after)
+        assert after.state.outer_step == 2
+        friend = SimulatedReplica(B, network, 1, seats=(A,), store=before.store)
+        friend.follow(before)
+        await for_seconds(3 * DUE_SECONDS, after, friend)
+        assert friend.group.must_follow.is_set()
+        assert certified(friend) == certified(after)
+        assert friend.group.chain.fork is None
+
+    play(scenario)
+
+
+def test_a_seat_that_decides_nothing_alone_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (
+            SimulatedReplica(name, network, seed, may_be_alone=True, seats=(A, B)) for seed, name in enumerate((A, B))
+        )
+        start = b.state
+        await for_seconds(1.5 * DUE_SECONDS, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+        network.kill(A)
+        network.kill(B)
+        monkeypatch.setattr(b.book, "aggregate", lambda _certificate: None)  # it is damaged
+        b = from_checkpoint(b, start)
+        await for_seconds(6 * DUE_SECONDS, b)
+        assert b.state.outer_step == 0
+        assert b.group.obstacle == LOST_STATE
+        assert not b.group.must_follow.is_set()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("steps", [KEPT_STEPS + 3, MOST_KEPT_STEPS - 1])
+def test_members_that_are_killed_at_once_reach_the_newest_state_from_their_disks(steps: int) -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        names = (A, B, C)
+        replicas = [SimulatedReplica(name, network, seed, saved=0) for seed, name in enumerate(names)]
+        start = replicas[0].state
+        while replicas[0].state.outer_step < steps:
+            await for_seconds(DUE_SECONDS, *replicas)
+        before = certified(replicas[0])
+        for name in names:
+            network.kill(name)
+        replicas = [from_checkpoint(replica, start) for replica in replicas]
+        await for_seconds(6 * DUE_SECONDS, *replicas)
+        assert before[0] < replicas[0].state.outer_step < before[0] + 7
+        assert len({replica.replica_status().root for replica in replicas}) == 1
+        assert not any(replica.group.must_follow.is_set() for replica in replicas)
+
+    play(scenario)
