@@ -85,8 +85,9 @@ class GroupRounds:
         times: RoundTimes | None = None,
         told: StageRoundsStatus | None = None,
         offload: BlockingRunner = anyio.to_thread.run_sync,
+        note_abandoned: Callable[[Abandoned], None] = lambda _why: None,
     ) -> None:
-        """`told` is the status before a restart."""
+        """`told` is the status before a restart. `note_abandoned` gets rounds abandoned while training continued."""
         self.stage = replica.stage
         self.chain = chain
         self.must_follow = anyio.Event()  # set once the chain proves a newer state that this node must download
@@ -106,8 +107,7 @@ class GroupRounds:
         self._is_learning = False  # whether replicas are being asked for their chain
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
         self._exchange_seconds: float | None = None  # of this member's last round
-        # called with rounds that were abandoned while training continued
-        self.abandoned: Callable[[Abandoned], None] = lambda _why: None
+        self._note_abandoned = note_abandoned
         self._beside: TaskGroup | None = None  # task group for rounds during training, while `run` is active
         self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
@@ -390,7 +390,7 @@ class GroupRounds:
         finally:
             self._leave(completed=completed)
         if isinstance(outcome, Abandoned):
-            self.abandoned(outcome)
+            self._note_abandoned(outcome)
         self.actor.changed.notify()
 
     def _leave(self, *, completed: bool) -> None:

@@ -211,8 +211,9 @@ def _outer_part(
             FileChainStore(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         ),
         told=swarm.rounds.earlier(swarm.name_of(index)),
+        note_abandoned=outer.note_abandoned,
     )
-    outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
+    outer.exchange = group.exchange
     return outer, group, StateDonor(stage.keeper, outer, progress, group), vote
 
 

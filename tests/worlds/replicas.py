@@ -176,8 +176,8 @@ class SimulatedReplica:
             told=self.told,
             times=self.times,
             offload=at_once,
+            note_abandoned=self._note_abandoned,
         )
-        self.group.abandoned = self._note_abandoned
         donor, door = SnapshotServer(lambda node: node in self.network.nodes(), offload=at_once), RoundRequestHandlers()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
         self._send = self.group.actor.mail.send

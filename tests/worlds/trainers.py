@@ -198,8 +198,9 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         book=FileVoteLog(place.folder / f"rounds-{held.index}"),
         chain=StageChain(lambda: founding, InMemoryChainStore()),
         times=QUICK,
+        note_abandoned=outer.note_abandoned,
     )
-    outer.exchange, group.abandoned = group.exchange, outer.note_abandoned
+    outer.exchange = group.exchange
     place.donor.offer(stage_name, StateDonor(stage.keeper, outer, progress, group))
     place.door.add(group)
     return replace(held, group=group, vote=vote)
