@@ -158,8 +158,7 @@ class _Run:
         async with anyio.create_task_group() as tasks:
             for place, member in enumerate(self.members):
                 exchange: RunRound = _nobody if is_abandoned else partial(meeting.exchange, place)
-                member.outer.exchange = exchange
-                tasks.start_soon(member.outer.run_round, 0.0)
+                tasks.start_soon(member.outer.run_round, exchange, 0.0)
         self.refused += meeting.refused
         if is_abandoned or meeting.abandoned:
             self.abandoned += 1
@@ -179,7 +178,7 @@ class _Run:
 
     def _member(self, executor: StageExecutor, state: OuterState, number: int, step: int) -> _Member:
         versions = run_of(OUTER)
-        outer = OuterSync(compute=self.compute, model=executor.model, versions=versions, exchange=_nobody, state=state)
+        outer = OuterSync(compute=self.compute, model=executor.model, versions=versions, state=state)
         return _Member(executor, outer, replica_data(self.start.seed, number), step)
 
 

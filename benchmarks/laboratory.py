@@ -27,7 +27,7 @@ from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.effects import Judge, MakeStatistics, Reduce
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.sync_strategies import Abandoned, Agreed, UnderWay, steps_between_rounds
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, RunRound, UnderWay, steps_between_rounds
 from neuroshard.consensus.sync_strategies import Outcome as RoundOutcome
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES
@@ -272,10 +272,9 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
                 compute=compute,
                 model=executor.model,
                 versions=run_of(scheme.outer),
-                exchange=Late(meeting, replica).exchange if scheme.late_share else partial(meeting.exchange, replica),
                 state=replace(fresh_outer_state(flatten(executor.model)), line=LineProgress(start.steps * BATCH)),
             )
-            for replica, executor in enumerate(executors)
+            for executor in executors
         ]
 
         if scheme.votes:
@@ -286,7 +285,10 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
                 for replica, executor in enumerate(executors):
                     make_step = partial(_replica_step, executor, texts, replica_data(start.seed, replica))
                     pace = _Pace.of(scheme, replica, start.steps)
-                    tasks.start_soon(_train, outer[replica], make_step, pace, compute)
+                    exchange = partial(meeting.exchange, replica)
+                    if scheme.late_share:
+                        exchange = Late(meeting, replica).exchange
+                    tasks.start_soon(_train, outer[replica], exchange, make_step, pace, compute)
 
         trio.run(train)
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
@@ -334,17 +336,19 @@ class _Pace:
         return _Pace(first_step, total, between, ceil(scheme.late_share * between))
 
 
-async def _train(outer: OuterSync, make_step: Callable[[int], None], pace: _Pace, compute: ComputeThread) -> None:
+async def _train(
+    outer: OuterSync, exchange: RunRound, make_step: Callable[[int], None], pace: _Pace, compute: ComputeThread
+) -> None:
     for done in range(1, pace.total + 1):
         await compute.run(partial(make_step, pace.first_step + done - 1))
         outer.after_step(BATCH)
         since = done % pace.between
         if done > pace.between and (since or pace.between) == pace.late:
-            await outer.run_round(0.0)
+            await outer.run_round(exchange, 0.0)
         if since == 0:
-            await outer.run_round(0.0)
+            await outer.run_round(exchange, 0.0)
     if pace.total % pace.between < pace.late:
-        await outer.run_round(0.0)
+        await outer.run_round(exchange, 0.0)
 
 
 def _replica_step(executor: StageExecutor, texts: Texts, generator: torch.Generator, step: int) -> None:

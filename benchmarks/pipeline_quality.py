@@ -38,7 +38,7 @@ from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.data import DataStatus
-from neuroshard.training.outer_sync import OuterSync, lone_exchange
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.record import StageIdentity, TrainingRecord
 from neuroshard.training.stage_checkpoint import build_stage
@@ -246,7 +246,6 @@ def _stage(
         compute=compute,
         model=model,
         versions=lambda _: parameters,
-        exchange=lone_exchange,
         state=stage.outer_state,
         progress=stage.outer_progress,
     )

@@ -177,7 +177,7 @@ def _outer_part(
         outer_at,
         lambda: stage.keeper.saved_outer_step,
     )
-    outer = make_outer_sync(compute, stage, lone_exchange, swarm.versions.at, index)
+    outer = make_outer_sync(compute, stage, swarm.versions.at, index)
     progress = ReplicaProgress(outer, stage.record)
 
     def may_take_part() -> bool:
@@ -213,7 +213,6 @@ def _outer_part(
         told=swarm.rounds.earlier(swarm.name_of(index)),
         note_abandoned=outer.note_abandoned,
     )
-    outer.exchange = group.exchange
     return outer, group, StateDonor(stage.keeper, outer, progress, group), vote
 
 

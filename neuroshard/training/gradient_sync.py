@@ -73,7 +73,6 @@ class GradientSync(OuterSync):
         compute: ComputeThread,
         model: StageModel,
         versions: Callable[[int], RunParameters],
-        exchange: RunRound,
         state: OuterState,
         averaging: Callable[[int], GradientAveraging],
         residual: Tensor | None = None,
@@ -85,7 +84,6 @@ class GradientSync(OuterSync):
             compute=compute,
             model=model,
             versions=versions,
-            exchange=exchange,
             state=state,
             residual=residual,
             progress=progress,
@@ -121,13 +119,13 @@ class GradientSync(OuterSync):
         averaging = self.strategy.averaging
         return averaging.learning_rate(self.state.outer_step // averaging.phases)
 
-    async def run_round(self, now: float) -> bool:
+    async def run_round(self, exchange: RunRound, now: float) -> bool:
         """Run one phase of the averaging as a round of OuterSync."""
         before, step = self.state, self.strategy
         offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
         # rounds hold the contributions that may still end late; a released contribution can never count
         self._offered = [*(one for one in self._offered if one.contribution() is not None), offer]
-        agreed = await self._agreed(contribution, before.outer_step)
+        agreed = self._agreed(await exchange(contribution, before.outer_step))
         if agreed is None:
             return False
         with anyio.CancelScope(shield=True):  # the other members have committed, so this node must too
@@ -218,7 +216,7 @@ def _after_alone(averaging: GradientAveraging, before: OuterState, offer: _Offer
 
 
 def make_outer_sync(
-    compute: ComputeThread, stage: Stage, exchange: RunRound, versions: Callable[[int], RunParameters], index: int
+    compute: ComputeThread, stage: Stage, versions: Callable[[int], RunParameters], index: int
 ) -> OuterSync:
     """Create the outer synchronisation of stage `index`; `versions` returns the parameters at an outer step."""
     model, state = stage.executor.model, stage.outer_state
@@ -234,7 +232,6 @@ def make_outer_sync(
             compute=compute,
             model=model,
             versions=versions,
-            exchange=exchange,
             state=state,
             averaging=averaging_at,
             residual=stage.residual,
@@ -244,7 +241,6 @@ def make_outer_sync(
         compute=compute,
         model=model,
         versions=versions,
-        exchange=exchange,
         state=state,
         residual=stage.residual,
         progress=stage.outer_progress,

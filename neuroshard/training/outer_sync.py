@@ -21,6 +21,7 @@ from neuroshard.config.run_parameters import OuterOptimization, RunParameters, S
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
+    Outcome,
     OuterStep,
     RunRound,
     Strategy,
@@ -102,7 +103,6 @@ class OuterSync:
         compute: ComputeThread,
         model: StageModel,
         versions: Callable[[int], RunParameters],
-        exchange: RunRound,
         state: OuterState,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
@@ -112,7 +112,6 @@ class OuterSync:
         self._model = model
         self._schema = TensorSchema.of(model)
         self._versions = versions
-        self.exchange = exchange
         self.state = state  # read it anywhere; only `replace_state` changes its values
         self._changes = 0  # of the state's values; dropping them does not count
         self._root_of: int | None = None  # value of `_changes` for which the root was computed
@@ -197,8 +196,8 @@ class OuterSync:
             max_round_seconds=self.parameters.outer.max_round_seconds,
         )
 
-    async def run_round(self, now: float) -> bool:
-        """Run one round with the group between two inner steps. Returns whether it completed.
+    async def run_round(self, exchange: RunRound, now: float) -> bool:
+        """Run one round by this exchange between two inner steps. Returns whether it completed.
 
         An aborted round changes nothing. Training continues, and the work becomes part of the next contribution. The
         next round is due as late as after a success, unless the exchange reports that it follows soon.
@@ -211,7 +210,7 @@ class OuterSync:
         # a version that arrives during the round waits for the next one
         parameters, strategy = self.parameters.outer, self._strategy
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
-        agreed = await self._agreed(contribution, before.outer_step)
+        agreed = self._agreed(await exchange(contribution, before.outer_step))
         if agreed is None:
             return False
         with anyio.CancelScope(shield=True):  # the other members have committed, so this node must too
@@ -237,9 +236,8 @@ class OuterSync:
             await self._commit(weights, after, residual, agreed, now)
         return True
 
-    async def _agreed(self, contribution: Tensor, outer_step: int) -> Agreed | None:
-        """Outcome of the round of an outer step; None if it continues or was abandoned."""
-        outcome = await self.exchange(contribution, outer_step)
+    def _agreed(self, outcome: Outcome) -> Agreed | None:
+        """The agreement in which a round ended; None if it continues or was abandoned."""
         match outcome:
             case Agreed():
                 return outcome

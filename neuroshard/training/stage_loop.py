@@ -18,6 +18,7 @@ from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.training.evaluator import Evaluator
+from neuroshard.training.outer_sync import lone_exchange
 from neuroshard.training.parts import StageParts
 from neuroshard.training.record import STEPS_BEFORE_RESTORE, SkippedSteps, TrainingRecord
 from neuroshard.training.stage_checkpoint import Restored
@@ -407,7 +408,9 @@ class StageLoop:
         return is_alone and self.parts.outer.is_due(elapsed)
 
     async def _run_round(self) -> bool:
-        completed = await self.parts.outer.run_round(self._wall_clock())
+        group = self.parts.group
+        exchange = lone_exchange if group is None else group.exchange
+        completed = await self.parts.outer.run_round(exchange, self._wall_clock())
         self._last_round = self.pace.monotonic()
         return completed
 

@@ -32,6 +32,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 if TYPE_CHECKING:
+    from neuroshard.consensus.sync_strategies import RunRound
     from neuroshard.pipeline.executor import ComputeThread
 
 T = TypeVar("T")
@@ -230,11 +231,11 @@ def one_certified_round() -> Walk:
         outer = node.trainer.parts.stages[0].outer
         run_round = outer.run_round
 
-        async def run_watched(now: float) -> bool:
+        async def run_watched(exchange: RunRound, now: float) -> bool:
             if outer.state.outer_step != RECORDED_OUTER_STEP:
-                return await run_round(now)
+                return await run_round(exchange, now)
             await begin.pass_through()
-            completed = await run_round(now)
+            completed = await run_round(exchange, now)
             await end.pass_through()
             return completed
 

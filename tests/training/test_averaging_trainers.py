@@ -67,7 +67,7 @@ def test_two_trainers_hold_the_same_bytes_after_every_phase(tmp_path: Path, code
 
     async def scenario(nodes: list[Node]) -> None:
         for name, node in zip(NAMES, nodes, strict=True):
-            offered[name] = _record_offered(sync_of(node))
+            offered[name] = _record_offered(node)
         await trained_until(lambda: all(len(node.weights) >= 3 * phases for node in nodes), nodes)
 
     a, b = of_two(tmp_path, scenario, replace(AVERAGED, codec=codec))
@@ -88,9 +88,11 @@ def test_two_trainers_hold_the_same_bytes_after_every_phase(tmp_path: Path, code
     assert (sync_of(a).residual is not None) == (codec != "fp32")
 
 
-def _record_offered(outer: GradientSync) -> list[int]:
+def _record_offered(node: Node) -> list[int]:
     """Number of sequences in this node's contribution to each completed round, as the rounds complete."""
-    exchange, offered = outer.exchange, list[int]()
+    group, offered = node.trainer.parts.stages[0].group, list[int]()
+    assert group is not None
+    exchange = group.exchange
 
     async def recorded(contribution: torch.Tensor, outer_step: int) -> Outcome:
         outcome = await exchange(contribution, outer_step)
@@ -99,7 +101,7 @@ def _record_offered(outer: GradientSync) -> list[int]:
             offered.append(outcome.offered)
         return outcome
 
-    outer.exchange = recorded
+    group.exchange = recorded  # type: ignore[method-assign]
     return offered
 
 
@@ -115,9 +117,11 @@ def _object_once(node: Node, outer_step: int) -> None:
     group.actor.judging = replace(group.actor.judging, objection=objection)
 
 
-def _watch_aborted(outer: GradientSync, kept: list[bool]) -> None:
+def _watch_aborted(node: Node, kept: list[bool]) -> None:
     """Notes of every round that comes to nothing whether all was as before."""
-    honest = outer.exchange
+    outer, group = sync_of(node), node.trainer.parts.stages[0].group
+    assert group is not None
+    honest = group.exchange
 
     async def watched(contribution: torch.Tensor, outer_step: int) -> Outcome:
         before = state_root(outer.state), outer.residual, outer.gathered
@@ -126,7 +130,7 @@ def _watch_aborted(outer: GradientSync, kept: list[bool]) -> None:
             kept.append((state_root(outer.state), outer.residual, outer.gathered) == before)
         return outcome
 
-    outer.exchange = watched
+    group.exchange = watched  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("aborted", [0, 1])
@@ -136,7 +140,7 @@ def test_a_round_aborted_in_a_phase_changes_nothing_and_loses_no_work(tmp_path: 
     async def scenario(nodes: list[Node]) -> None:
         for node in nodes:
             _object_once(node, aborted)
-            _watch_aborted(sync_of(node), kept)
+            _watch_aborted(node, kept)
         await trained_until(lambda: all(len(node.weights) >= 4 for node in nodes), nodes)
 
     a, b = of_two(tmp_path, scenario)

@@ -53,7 +53,7 @@ class Script:
 @pytest.fixture
 def sync(compute: ComputeThread, tmp_path: Path) -> GradientSync:
     stage = make_stage(compute, tmp_path, AVERAGING)
-    made = make_outer_sync(compute, stage, Script([]).exchange, lambda _step: AVERAGING, 0)
+    made = make_outer_sync(compute, stage, lambda _step: AVERAGING, 0)
     assert isinstance(made, GradientSync)
     made.progress = made.progress.__class__(members=2)
     return made
@@ -74,13 +74,13 @@ async def gather(sync: GradientSync, seed: int) -> Tensor:
 
 def played(sync: GradientSync, *endings: str) -> list[Tensor]:
     """A gradient before each round; all of them."""
-    sync.exchange = Script(endings).exchange
+    exchange = Script(endings).exchange
     gradients = list[Tensor]()
 
     async def main() -> None:
         for number in range(len(endings)):
             gradients.append(await gather(sync, number))
-            await sync.run_round(0.0)
+            await sync.run_round(exchange, 0.0)
 
     trio.run(main)
     return gradients
@@ -150,14 +150,13 @@ def test_the_root_is_never_that_of_the_state_before(sync: GradientSync) -> None:
 def test_what_was_offered_before_a_restore_takes_nothing_that_was_gathered_since(sync: GradientSync) -> None:
     played(sync, "agreed", "agreed")
     script = Script(["aborted", "late"])
-    sync.exchange = script.exchange
 
     async def main() -> Tensor:
         await gather(sync, 1)
-        await sync.run_round(0.0)
+        await sync.run_round(script.exchange, 0.0)
         sync.restore(sync.state, sync.residual, sync.progress)
         since = await gather(sync, 2)
-        await sync.run_round(0.0)
+        await sync.run_round(script.exchange, 0.0)
         return since
 
     residual, since = sync.residual, trio.run(main)
@@ -168,8 +167,7 @@ def test_what_was_offered_before_a_restore_takes_nothing_that_was_gathered_since
 
 def test_who_has_gathered_nothing_offers_nothing(sync: GradientSync) -> None:
     script = Script(["without"])
-    sync.exchange = script.exchange
-    trio.run(sync.run_round, 0.0)
+    trio.run(sync.run_round, script.exchange, 0.0)
     assert not script.offered[0].any()
     assert sync.state.outer_step == 1
 

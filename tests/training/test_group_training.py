@@ -172,8 +172,8 @@ def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good
                 node_of(compute, tmp_path, name, network, shard)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
             ]
-            outers = [node.trainer.parts.stages[0].outer for node in nodes]
-            honest, outcomes = [outer.exchange for outer in outers], list[Outcome]()
+            groups = [group for node in nodes if (group := node.trainer.parts.stages[0].group) is not None]
+            honest, outcomes = [group.exchange for group in groups], list[Outcome]()
 
             async def poisoned(contribution: torch.Tensor, outer_step: int) -> Outcome:
                 return await honest[1](-20 * contribution, outer_step)
@@ -181,10 +181,10 @@ def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good
             async def noted(contribution: torch.Tensor, outer_step: int) -> Outcome:
                 outcomes.append(await honest[0](contribution, outer_step))
                 if len(outcomes) == 2:
-                    outers[1].exchange = honest[1]
+                    groups[1].exchange = honest[1]  # type: ignore[method-assign]
                 return outcomes[-1]
 
-            outers[0].exchange, outers[1].exchange = noted, poisoned
+            groups[0].exchange, groups[1].exchange = noted, poisoned  # type: ignore[method-assign]
 
             await trained_until(lambda: all(node.anchors for node in nodes), nodes)
             return nodes, outcomes
@@ -216,8 +216,9 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
                 for shard, (compute, name) in enumerate(zip(computes[:2], NAMES, strict=True))
             )
             held, begun, has_ended = a.trainer.parts.stages[0], list[torch.Tensor](), anyio.Event()
-            exchange, group = held.outer.exchange, held.group
+            group = held.group
             assert group is not None
+            exchange = group.exchange
 
             async def up_to_the_end(contribution: torch.Tensor, outer_step: int) -> Outcome:
                 if group.due is None:
@@ -226,7 +227,7 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
                 begun.append(held.outer.state.anchor - contribution)
                 return await exchange(contribution, outer_step)
 
-            held.outer.exchange = up_to_the_end
+            group.exchange = up_to_the_end  # type: ignore[method-assign]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(b.trainer.run)
                 await trained_until(lambda: has_ended.is_set() and bool(b.anchors), [a])

@@ -159,8 +159,7 @@ def test_the_state_after_a_round_is_the_one_that_was_voted_on(
 
     async def main() -> str:
         root = await outer.root_after(0.1 * gained, 0, work)
-        outer.exchange = exchange
-        assert await outer.run_round(0.0)
+        assert await outer.run_round(exchange, 0.0)
         return root
 
     assert trio.run(main) == state_root(outer.state)

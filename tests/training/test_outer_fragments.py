@@ -16,7 +16,6 @@ from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
     FragmentStep,
-    RunRound,
     StageRounds,
     steps_between_rounds,
     strategy_at,
@@ -47,14 +46,11 @@ def model_of(layers: LayerRange = STAGES[0]) -> StageModel:
     return model
 
 
-def sync_of(
-    compute: ComputeThread, model: StageModel, parameters: OuterOptimization, exchange: RunRound = lone_exchange
-) -> OuterSync:
+def sync_of(compute: ComputeThread, model: StageModel, parameters: OuterOptimization) -> OuterSync:
     return OuterSync(
         compute=compute,
         model=model,
         versions=lambda _: replace(PARAMETERS, outer=parameters),
-        exchange=exchange,
         state=fresh_outer_state(flatten(model)),
     )
 
@@ -89,7 +85,7 @@ def test_alone_a_cycle_moves_the_whole_anchor_to_the_weights(
     for number in range(SPARTA_SLICES if strategy == "sparta" else STREAMED_FRAGMENTS):
         fragment, before = part_of(outer), outer.state.anchor
         assert not torch.equal(before, weights)
-        assert trio.run(outer.run_round, 0.0)
+        assert trio.run(outer.run_round, lone_exchange, 0.0)
         assert torch.equal(outside(fragment, outer.state.anchor), outside(fragment, before))
         assert torch.equal(fragment.of(outer.state.anchor), fragment.of(weights))
         assert outer.state.outer_step == number + 1
@@ -120,7 +116,7 @@ def test_streamed_fragments_each_make_the_steps_of_torch_sgd(compute: ComputeThr
         reference.step()
         for _ in range(10):
             outer.after_step(4)
-        assert trio.run(outer.run_round, 0.0)
+        assert trio.run(outer.run_round, lone_exchange, 0.0)
         torch.testing.assert_close(fragment.of(outer.state.anchor), anchor.detach(), rtol=1e-5, atol=1e-6)
         assert torch.equal(fragment.of(flatten(model)), fragment.of(outer.state.anchor))
         assert torch.equal(outside(fragment, flatten(model)), outside(fragment, local))
@@ -134,7 +130,7 @@ def test_two_nodes_agree_on_the_part_and_keep_the_rest_of_their_own(
     parameters = OuterOptimization(strategy=strategy, codec="fp32", learning_rate=0.7)
     models = [model_of(layers), model_of(layers)]
     place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, TensorSchema.of(models[0]), parameters), 2)
-    nodes = [sync_of(compute, model, parameters, place.exchange) for model in models]
+    nodes = [sync_of(compute, model, parameters) for model in models]
 
     async def main() -> None:
         for number in range(STREAMED_FRAGMENTS + 1):
@@ -144,7 +140,7 @@ def test_two_nodes_agree_on_the_part_and_keep_the_rest_of_their_own(
             fragment, local = part_of(nodes[0]), [flatten(model) for model in models]
             async with trio.open_nursery() as nursery:
                 for node in nodes:
-                    nursery.start_soon(node.run_round, 0.0)
+                    nursery.start_soon(node.run_round, place.exchange, 0.0)
             assert torch.equal(nodes[0].state.anchor, nodes[1].state.anchor)
             assert torch.equal(nodes[0].state.velocity, nodes[1].state.velocity)
             for node, model, earlier in zip(nodes, models, local, strict=True):
@@ -176,23 +172,23 @@ def test_what_was_trained_while_a_round_ended_late_stays_on_top(compute: Compute
         return Agreed(0.5 * torch.ones_like(contribution), 3, is_without_own=True)
 
     model = model_of()
-    outer = sync_of(compute, model, OuterOptimization(strategy=strategy, codec="fp32"), exchange)
+    outer = sync_of(compute, model, OuterOptimization(strategy=strategy, codec="fp32"))
     move(model, 1)
     outer.after_step(4)
     sent, fragment, anchor = flatten(model), part_of(outer), outer.state.anchor
-    assert not trio.run(outer.run_round, 0.0)
+    assert not trio.run(outer.run_round, exchange, 0.0)
     assert torch.equal(flatten(model), sent)
     move(model, 2)
     outer.after_step(4)
     later = flatten(model)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, exchange, 0.0)
     assert torch.equal(given[0], fragment.of(anchor) - fragment.of(sent))
     expected = fragment.of(outer.state.anchor) + (fragment.of(later) - fragment.of(sent))
     torch.testing.assert_close(fragment.of(flatten(model)), expected, rtol=0, atol=1e-6)
     assert torch.equal(outside(fragment, flatten(model)), outside(fragment, later))
     assert (outer.progress.inner_steps, outer.progress.sequences) == (1, 4)  # since what was sent
     fragment, anchor, later = part_of(outer), outer.state.anchor, flatten(model)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, exchange, 0.0)
     expected = fragment.of(outer.state.anchor) + (fragment.of(later) - fragment.of(anchor))
     torch.testing.assert_close(fragment.of(flatten(model)), expected, rtol=0, atol=1e-6)
 
@@ -207,11 +203,11 @@ def test_what_a_codec_lost_of_a_part_waits_for_its_next_turn(compute: ComputeThr
         return Agreed(sent, 3, None if outer_step in is_refused else sent)
 
     model = model_of()
-    outer = sync_of(compute, model, OuterOptimization(strategy=strategy), exchange)
+    outer = sync_of(compute, model, OuterOptimization(strategy=strategy))
     count = SPARTA_SLICES if strategy == "sparta" else STREAMED_FRAGMENTS
     for number in range(count):
         move(model, number)
-        assert trio.run(outer.run_round, 0.0)
+        assert trio.run(outer.run_round, exchange, 0.0)
     lost = outer.residual
     assert lost is not None
     fragment = part_of(outer)
@@ -219,7 +215,7 @@ def test_what_a_codec_lost_of_a_part_waits_for_its_next_turn(compute: ComputeThr
     work = fragment.of(outer.state.anchor) - fragment.of(flatten(model))
     assert fragment.of(lost).any()
     is_refused.append(outer.state.outer_step)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, exchange, 0.0)
     assert torch.equal(given[-1], work + fragment.of(lost))
     assert outer.residual is not None
     assert torch.equal(outer.residual, outside(fragment, lost))  # refused: only this part's is gone

@@ -15,7 +15,6 @@ from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
     Outcome,
-    RunRound,
     StageRounds,
     UnderWay,
     strategy_at,
@@ -47,14 +46,12 @@ def sync_of(
     compute: ComputeThread,
     model: StageModel,
     parameters: OuterOptimization,
-    exchange: RunRound = lone_exchange,
     line: LineProgress = LineProgress(),  # noqa: B008 - frozen
 ) -> OuterSync:
     return OuterSync(
         compute=compute,
         model=model,
         versions=lambda _: replace(PARAMETERS, outer=parameters),
-        exchange=exchange,
         state=replace(fresh_outer_state(flatten(model)), line=line),
     )
 
@@ -74,7 +71,7 @@ def test_alone_keep_leaves_weights_and_moves_the_anchor_to_them(compute: Compute
             move(model, number)
             before = flatten(model)
             outer.after_step(4)
-            assert await outer.run_round(now=12.0)
+            assert await outer.run_round(lone_exchange, now=12.0)
             assert torch.equal(flatten(model), before)
             assert torch.equal(outer.state.anchor, before)
             assert not outer.state.velocity.any()
@@ -93,7 +90,7 @@ def test_alone_keep_leaves_weights_and_moves_the_anchor_to_them(compute: Compute
 def test_alone_keep_leaves_what_others_have_not_had_for_them(compute: ComputeThread) -> None:
     outer = sync_of(compute, model_of(), OuterOptimization(lone_outer="keep"))
     outer.residual = lost = torch.full_like(outer.state.anchor, 0.5)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, lone_exchange, 0.0)
     assert outer.residual is lost
 
 
@@ -110,7 +107,7 @@ def test_alone_apply_equals_torch_sgd_with_nesterov_momentum(compute: ComputeThr
             anchor.grad = anchor.detach() - flatten(model)
             reference.step()
             outer.after_step(4)
-            assert await outer.run_round(now=0.0)
+            assert await outer.run_round(lone_exchange, now=0.0)
             torch.testing.assert_close(outer.state.anchor, anchor.detach(), rtol=1e-5, atol=1e-6)
             assert torch.equal(flatten(model), outer.state.anchor)
 
@@ -123,7 +120,7 @@ def test_apply_with_lr_one_and_no_momentum_changes_nothing(compute: ComputeThrea
     move(model, 1)
     before = flatten(model)
     outer.after_step(4)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, lone_exchange, 0.0)
     torch.testing.assert_close(flatten(model), before, rtol=0, atol=1e-7)
 
 
@@ -132,14 +129,14 @@ def test_an_abandoned_round_changes_nothing_and_is_counted(compute: ComputeThrea
         return Abandoned("nobody answered")
 
     model = model_of()
-    outer = sync_of(compute, model, OuterOptimization(inner_steps=2, lone_outer="apply"), nobody)
+    outer = sync_of(compute, model, OuterOptimization(inner_steps=2, lone_outer="apply"))
     state = outer.state
     move(model, 1)
     before = flatten(model)
     for _ in range(2):
         outer.after_step(4)
     assert outer.is_due(0.0)
-    assert not trio.run(outer.run_round, 0.0)
+    assert not trio.run(outer.run_round, nobody, 0.0)
     assert outer.state is state
     assert torch.equal(flatten(model), before)
     assert not outer.is_due(0.0)
@@ -158,13 +155,13 @@ def test_the_schedule_counts_what_certificates_say_of_the_line_and_what_was_trai
             torch.zeros_like(contribution), 3, None, late_for, outer_step == 1, work=CertifiedWork(told[outer_step])
         )
 
-    outer = sync_of(compute, model_of(), OuterOptimization(), exchange)
+    outer = sync_of(compute, model_of(), OuterOptimization())
     counts = list[tuple[int, int]]()
     for _ in told:
         for _ in range(2):
             outer.after_step(4)
         before = outer.scheduled_sequences
-        assert trio.run(outer.run_round, 0.0)
+        assert trio.run(outer.run_round, exchange, 0.0)
         counts.append((before, outer.scheduled_sequences))
     assert counts == [(8, 500), (508, 800), (808, 1000)]
     assert outer.progress.sequences == 0
@@ -177,7 +174,7 @@ def test_alone_the_schedule_counts_every_sequence_once(compute: ComputeThread) -
         move(model, number)
         for _ in range(2):
             outer.after_step(4)
-        assert trio.run(outer.run_round, 0.0)
+        assert trio.run(outer.run_round, lone_exchange, 0.0)
         outer.after_step(4)
     assert outer.scheduled_sequences == 36
 
@@ -199,14 +196,14 @@ class Rounds:
 
 def test_what_the_codec_lost_is_part_of_the_next_contribution_once_a_round_commits(compute: ComputeThread) -> None:
     model, rounds_ = model_of(), Rounds()
-    outer = sync_of(compute, model, OuterOptimization(codec="int8"), rounds_.exchange)
+    outer = sync_of(compute, model, OuterOptimization(codec="int8"))
 
     def play(kind: str) -> Tensor:
         """A round of this kind; the work that is new in what was contributed."""
         rounds_.next = kind
         move(model, len(rounds_.given))
         work = outer.state.anchor - flatten(model)
-        assert trio.run(outer.run_round, 0.0) == (kind != "aborted")
+        assert trio.run(outer.run_round, rounds_.exchange, 0.0) == (kind != "aborted")
         return work
 
     first = play("accepted")
@@ -246,13 +243,13 @@ def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute
     model = model_of()
     others = 0.01 * torch.randn(len(flatten(model)), generator=torch.Generator().manual_seed(9))
     rounds_, parameters = BesideTraining(others), OuterOptimization(codec="int8", overlap=True)
-    outer = sync_of(compute, model, parameters, rounds_.exchange)
+    outer = sync_of(compute, model, parameters)
     anchor = outer.state
     move(model, 1)
     sent = flatten(model)
     for _ in range(3):
         outer.after_step(4)
-    assert not trio.run(outer.run_round, 0.0)
+    assert not trio.run(outer.run_round, rounds_.exchange, 0.0)
     assert outer.state is anchor
     assert torch.equal(flatten(model), sent)
     assert (outer.progress.sequences, outer.progress.failed) == (12, 0)
@@ -261,7 +258,7 @@ def test_the_end_of_an_overlapped_round_keeps_what_was_trained_meanwhile(compute
     now = flatten(model)
     for _ in range(2):
         outer.after_step(4)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, rounds_.exchange, 0.0)
     assert rounds_.begun is not None
     decoded = make_codec("int8").round_trip(rounds_.begun)
     expected = strategy_at(parameters, TensorSchema.of(model), 0, 0).next_state(anchor, (decoded + others) / 2, 0)
@@ -281,7 +278,7 @@ def test_alone_nothing_is_lost_whatever_the_codec(compute: ComputeThread) -> Non
         nodes.append(sync_of(compute, model, OuterOptimization(codec=codec, lone_outer="apply", momentum=0.9)))
         for seed in range(3):
             move(model, seed)
-            assert trio.run(nodes[-1].run_round, 0.0)
+            assert trio.run(nodes[-1].run_round, lone_exchange, 0.0)
     assert nodes[1].residual is None
     assert state_root(nodes[0].state) == state_root(nodes[1].state)
 
@@ -295,7 +292,7 @@ def test_alone_no_aggregator_wants_for_others(compute: ComputeThread, parameters
     model = model_of()
     outer = sync_of(compute, model, parameters)
     move(model, 1)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, lone_exchange, 0.0)
     assert torch.equal(outer.state.anchor, flatten(model))
 
 
@@ -308,7 +305,7 @@ def test_alone_nothing_follows_from_no_work_or_from_no_numbers(
     before, weights = state_root(outer.state), flatten(model)
     weights[3] += moved
     load_vector(model, weights)
-    assert not trio.run(outer.run_round, 0.0)
+    assert not trio.run(outer.run_round, lone_exchange, 0.0)
     assert reason in outer.status().explanation
     assert state_root(outer.state) == before
 
@@ -317,7 +314,7 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
     parameters = OuterOptimization(codec="fp32")
     models = [model_of(), model_of()]
     place = MeetingPlace(rounds(parameters), 2)
-    nodes = [sync_of(compute, model, parameters, place.exchange) for model in models]
+    nodes = [sync_of(compute, model, parameters) for model in models]
     for number, (node, model) in enumerate(zip(nodes, models, strict=True)):
         move(model, number)
         node.after_step(4)
@@ -328,7 +325,7 @@ def test_two_nodes_end_a_round_with_the_same_bytes(compute: ComputeThread) -> No
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             for node in nodes:
-                nursery.start_soon(node.run_round, 0.0)
+                nursery.start_soon(node.run_round, place.exchange, 0.0)
 
     trio.run(main)
     assert torch.equal(nodes[0].state.anchor, nodes[1].state.anchor)
@@ -375,10 +372,10 @@ def test_the_interval_is_shown_with_its_reason(compute: ComputeThread) -> None:
     async def exchange(contribution: Tensor, _outer_step: int) -> Agreed:
         return Agreed(contribution, 3, work=CertifiedWork(8))
 
-    outer = sync_of(compute, model_of(), OuterOptimization(50), exchange, LineProgress(4 * 18))
+    outer = sync_of(compute, model_of(), OuterOptimization(50), line=LineProgress(4 * 18))
     move(outer._model, 1)
     outer.after_step(8)
-    assert trio.run(outer.run_round, 0.0)
+    assert trio.run(outer.run_round, exchange, 0.0)
     status = outer.status()
     assert status.inner_steps_total == 5
     assert "Every 5 inner steps end with a round. The interval grows with the run's 20 certified steps, up to 50." in (

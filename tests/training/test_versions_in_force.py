@@ -95,7 +95,6 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
             compute=compute,
             model=model,
             versions=lambda outer_step: replace(FIRST, outer=at(outer_step)),
-            exchange=place.exchange,
             state=replace(fresh_outer_state(flatten(model)), line=LineProgress(4 * 300)),
         )
         for model in models
@@ -110,7 +109,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 node.after_step(4)
-                nursery.start_soon(node.run_round, 0.0)
+                nursery.start_soon(node.run_round, place.exchange, 0.0)
         went = nodes[0].state.anchor - anchor
         assert torch.equal(nodes[0].state.anchor, nodes[2].state.anchor)
         torch.testing.assert_close(went, went[:1].expand_as(went), rtol=0, atol=1e-4)

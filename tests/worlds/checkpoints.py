@@ -218,7 +218,6 @@ def donor_node(
         compute=compute,
         model=stage.executor.model,
         versions=lambda _: MODEL,
-        exchange=_no_rounds,
         state=state,
         progress=OuterProgress(
             inner_steps=2,

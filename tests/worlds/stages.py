@@ -44,7 +44,6 @@ from neuroshard.status.board import Generate, GeneratedText
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.gradient_sync import make_outer_sync
-from neuroshard.training.outer_sync import lone_exchange
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.record import StageIdentity
 from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
@@ -186,7 +185,7 @@ def make_parts(
     versions: Callable[[int], RunParameters] | None = None,
 ) -> StageParts:
     """The parts of a stage, in a sync group of one. Without `versions`, `parameters` apply at every outer step."""
-    outer = make_outer_sync(compute, stage, lone_exchange, versions or (lambda _step: parameters), number)
+    outer = make_outer_sync(compute, stage, versions or (lambda _step: parameters), number)
     saver = Saver(
         compute=compute,
         keeper=stage.keeper,

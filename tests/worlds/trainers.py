@@ -21,7 +21,7 @@ from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, Roun
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
-from neuroshard.consensus.sync_strategies import StageRounds
+from neuroshard.consensus.sync_strategies import RunRound, StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork, Transport
@@ -33,7 +33,7 @@ from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.training.held_out_vote import HeldOutVote
-from neuroshard.training.outer_sync import ReplicaProgress
+from neuroshard.training.outer_sync import ReplicaProgress, lone_exchange
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.training.state_transfer import StateDonor
@@ -192,7 +192,7 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
     group = GroupRounds(
         replica,
         ReplicaClient(place.transport),
-        outer.exchange,
+        lone_exchange,
         sign,
         AcceptanceCheck(outer.root_after, outer.measured_candidates, vote.objection, vote.choice),
         book=FileVoteLog(place.folder / f"rounds-{held.index}"),
@@ -200,7 +200,6 @@ def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name:
         times=QUICK,
         note_abandoned=outer.note_abandoned,
     )
-    outer.exchange = group.exchange
     place.donor.offer(stage_name, StateDonor(stage.keeper, outer, progress, group))
     place.door.add(group)
     return replace(held, group=group, vote=vote)
@@ -210,8 +209,8 @@ def note_rounds(noted: Noted, held: StageParts) -> None:
     """Remember what the stage holds after each round."""
     outer, model, run_round = held.outer, held.executor.model, held.outer.run_round
 
-    async def note(now: float) -> bool:
-        completed = await run_round(now)
+    async def note(exchange: RunRound, now: float) -> bool:
+        completed = await run_round(exchange, now)
         if completed:
             noted.anchors.append(outer.state.anchor)
             noted.scheduled.append(outer.state.line.sequences)
