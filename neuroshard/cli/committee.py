@@ -1,19 +1,21 @@
-"""`neuroshard run refound`, for a run whose voting seats are gone, and `run trust`, which names deputies."""
+"""Commands for a run whose voting seats are gone: `neuroshard run refound`, `run trust` and `run branch`."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neuroshard.cli.invitations import OwnerToken, RunName, node_status, only_run
-from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
+from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
     from neuroshard.consensus.foundation import Foundation
+    from neuroshard.node.branching import Branch
     from neuroshard.runs.foundations import StoredFoundations
     from neuroshard.runs.offer import RunOffer
 
@@ -100,6 +102,74 @@ def trust(
     stored.name_deputies(offer, wallet_of(loaded)[0], tuple(dict.fromkeys(later)))
     names = ", ".join(wallet_id_of(key)[:8] for key in stored.read(offer).deputies)
     typer.echo(f"Deputies of run {offer.parameters.name}: {names or 'none'}. Other members learn it within 5 minutes.")
+
+
+def branch(
+    run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Continue from the newest saved state even if a newer one was certified.")
+    ] = False,
+    genesis: GenesisSource = None,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="TOKEN", help="Wallet that owns the new run; default: yours.")
+    ] = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a run whose owner, deputies and voting nodes are gone, as a new run of your own.
+
+    The new run begins with the state of your node: weights, outer step, data and tokenizer stay. Your wallet owns it
+    and your node is the only voter. The first run stays stored; those who still train it are not affected. Friends need
+    new invitations. Stop your node first. If the owner or a deputy can come back, use `run refound` instead.
+    """
+    from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
+    from neuroshard.config.loading import load_settings
+    from neuroshard.errors import UsageError
+    from neuroshard.host.identity import node_identity, wallet_of
+    from neuroshard.node.branching import RunBrancher
+    from neuroshard.runs.creation import Owner
+    from neuroshard.runs.stored_runs import named_offer
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis), os.environ)
+    settings = loaded.settings
+    offer, wallet = named_offer(run, settings.data_dir), wallet_of(loaded)[0]
+    if not yes:
+        question = f"Continue run {offer.parameters.name} as a new run of wallet {wallet.wallet_id[:8]}?"
+        typer.confirm(question, abort=True, err=True)
+    try:
+        lock = InstanceLock.acquire(settings.data_dir)
+    except AlreadyRunningError as error:
+        raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.") from error
+    try:
+        node_id = node_identity(wallet, settings.data_dir).node_id
+        brancher = RunBrancher(Owner(wallet, settings.data_dir), node_id, settings.max_checkpoint_storage)
+        made = brancher.branch(offer, force=force)
+    finally:
+        lock.release()
+    source = settings.genesis if loaded.sources["genesis"] != "default" else None
+    here = ["neuroshard", "--run", made.choice.offer.run_id, *(["--data-dir", str(data_dir)] if data_dir else [])]
+    _print_branch(offer, made, shlex.join([*here, *(["--genesis", source] if source else [])]), as_json=as_json)
+
+
+def _print_branch(offer: RunOffer, made: Branch, serve: str, *, as_json: bool) -> None:
+    new, is_new = made.choice.offer, made.choice.is_new
+    if as_json:
+        stages = [
+            {"layers": [each.saved.layers.start, each.saved.layers.stop], "step": each.saved.generation.step}
+            | {"outer_step": each.saved.generation.outer_step, "is_tip": each.is_tip}
+            for each in made.stages
+        ]
+        facts = {"run_id": new.run_id, "continues": offer.run_id, "is_new": is_new, "stages": stages, "serve": serve}
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"{'Run' if is_new else 'Known already: run'} {new.run_id} continues run {offer.run_id[:16]}.")
+    for each in made.stages:
+        layers, state = each.saved.layers, each.saved.generation
+        typer.echo(f"  layers {layers.start + 1}-{layers.stop}: step {state.step:,}, outer step {state.outer_step:,}")
+    typer.echo(f"Start it here:  {serve}")
+    typer.echo("Friends join with a new invitation: `neuroshard run invite` makes one for each while your node runs.")
 
 
 def _epoch(stored: StoredFoundations, offer: RunOffer) -> int:

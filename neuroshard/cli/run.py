@@ -24,6 +24,7 @@ app = typer.Typer(help="Make a run for others to join, invite friends, or show a
 invitations.add_to(app)
 app.command("refound")(committee.refound)
 app.command("trust")(committee.trust)
+app.command("branch")(committee.branch)
 
 
 @app.command("create")

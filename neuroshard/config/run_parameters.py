@@ -79,6 +79,15 @@ class OuterOptimization:
 
 
 @dataclass(frozen=True)
+class BranchPoint:
+    """The state of another run from which a run continues, and the run whose id divides the data."""
+
+    run_id: HexDigest  # of the other run
+    outer_step: _Whole  # of the state
+    data_run_id: HexDigest  # the first run of the line: its held-out text was never trained on
+
+
+@dataclass(frozen=True)
 class RunParameters:
     """A run: its architecture, stages, optimisation and data."""
 
@@ -100,3 +109,4 @@ class RunParameters:
     # Encoding of activations and their gradients between stages, and how drivers choose among a stage's replicas.
     wire_precision: Literal["fp32", "bf16", "int8"] = field(default="fp32", metadata={"since": 3})
     routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})
+    branch: BranchPoint | None = field(default=None, metadata={"since": 6})  # None: it begins with untrained weights

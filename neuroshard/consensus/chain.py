@@ -54,7 +54,7 @@ class ForkError(ChainError):
         names = ", ".join(sorted(member.wallet_id[:8] for member in double)) or "none"
         super().__init__(
             f"Height {height} of stage {stage} was certified twice. Wallets that signed both: {names}.",
-            "The run's owner decides: `neuroshard run refound`.",
+            "The run's owner decides: `neuroshard run refound`. If the owner is gone: `neuroshard run branch`.",
         )
         self.double = tuple(double)
 

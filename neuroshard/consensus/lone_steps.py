@@ -25,10 +25,11 @@ from neuroshard.consensus.sync_strategies import Abandoned, Agreed, Outcome, Run
 from neuroshard.state.replica_status import ReplicaStatus
 
 _LOG = logging.getLogger(__name__)
-UNPROVEN = "The certificates of this node's state are lost. If no node has them: `neuroshard run refound`."
+UNPROVEN = "The certificates of this node's state are lost. If no node has them: `run refound`, or `run branch`."
 LOST_STATE = (
     "Training continues, but no step completes: no node that answers has the run's newest state. Start the node that "
-    "trained last. If it does not come back, the run's owner or a deputy can decide: `neuroshard run refound`."
+    "trained last. If it does not come back, the run's owner or a deputy can decide: `neuroshard run refound`. "
+    "If these are gone, too, you can continue from your own state: `neuroshard run branch`."
 )
 ROOT_LOOK_SECONDS = 0.02  # while the root of the new state is computed on another thread
 FOLLOW_SECONDS = 60.0

@@ -308,7 +308,8 @@ class Matchmaking:
         missing = ", ".join(seat.wallet_id[:8] for seat in step.committee.seats if seat.node_id not in here)
         return (
             f"Training continues, but no step completes: too few voting nodes are online. Start those of {missing}. "
-            "If they do not come back, the run's owner or a deputy can decide: `neuroshard run refound`."
+            "If they do not come back, the run's owner or a deputy can decide: `neuroshard run refound`. If these are "
+            "gone, too, you can continue from your own state: `neuroshard run branch`."
         )
 
     def voters(self, chain: Chain | None, now: float) -> tuple[Voter, ...]:

@@ -33,7 +33,8 @@ _LOG = logging.getLogger(__name__)
 
 UNFOUNDED = (
     "No step completes: this stage has no foundation, or two that contradict each other. Start a node with the wallet "
-    "of the run's owner. If two contradict each other, the owner decides: `neuroshard run refound`."
+    "of the run's owner. If two contradict each other, the owner decides: `neuroshard run refound`. If the owner is "
+    "gone, you can continue from your own state: `neuroshard run branch`."
 )
 FILE = "chain.msgpack"
 MAX_CHAIN_BYTES = 64 << 20  # of 4,096 changes of the committee

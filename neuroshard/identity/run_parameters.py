@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -192,6 +193,8 @@ def _check_names(kind: Any, value: JsonValue, path: str) -> None:
 
     msgspec accepts unknown fields, and missing ones that have a default. Only fields that came later may be missing.
     """
+    if value is not None and get_origin(kind) is UnionType:
+        kind = next((choice for choice in get_args(kind) if dataclasses.is_dataclass(choice)), kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         hints = _kinds_of(cast("type[Any]", kind))
         needed = {item.name for item in dataclasses.fields(kind) if not _came_later(item)}

@@ -45,7 +45,7 @@ class Participant:
         self,
         identity: NodeIdentity,
         run_id: RunId,
-        total_shards: int,
+        coverage: ShardCoverage,
         words: OwnMessages,
         learned: AddressSink,
         *,
@@ -69,7 +69,7 @@ class Participant:
             ClaimIntake(ANNOUNCEMENT_RULES, run_id, now, announced, members=members, clock_skew=skew),
             ClaimIntake(REPORT_RULES, run_id, now, reported, members=members, clock_skew=skew),
         )
-        self._coverage = ShardCoverage(run_id, total_shards)
+        self._coverage = coverage
         self._handshaker = Handshaker(
             identity, self.membership, self.intakes, words.announcement, members, now=now, random=chance
         )

@@ -101,7 +101,7 @@ def _feed(ground: NodeContext, identity: NodeIdentity, record: TrainingRecord) -
     return DataFeed(
         ground.data.genesis,
         ground.data_store.cache,
-        run_id=ground.run.run_id,
+        run_id=ground.run.offer.data_run_id,
         node_id=identity.node_id,
         sequence_length=parameters.architecture.sequence_length,
         vocabulary_size=parameters.genesis.next_merge_id,

@@ -34,6 +34,7 @@ from neuroshard.membership.participant import OwnMessages, Participant
 from neuroshard.membership.reports import MAX_WINDOWS, TrainingReport, kept_report_numbers
 from neuroshard.membership.run_members import Papers, RunMembers
 from neuroshard.membership.stage_coverage import StageRange
+from neuroshard.membership.swarm_status import ShardCoverage
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
@@ -155,7 +156,7 @@ class JoinedRun:
         self.participant = Participant(
             identity,
             offer.run_id,
-            offer.parameters.genesis.total_shards,
+            ShardCoverage(offer.data_run_id, offer.parameters.genesis.total_shards),
             OwnMessages(self._report, self._announcement, kept_report_numbers(settings.data_dir)),
             networking.book.add,
             plan=plan_of(offer.parameters),

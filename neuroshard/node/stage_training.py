@@ -300,7 +300,7 @@ class StageTraining:
         feed = DataFeed(
             ground.data.genesis,
             ground.data_store.cache,
-            run_id=run.run_id,
+            run_id=run.offer.data_run_id,
             node_id=self._identity.node_id,
             sequence_length=run.parameters.architecture.sequence_length,
             vocabulary_size=run.parameters.genesis.next_merge_id,

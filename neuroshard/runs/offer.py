@@ -99,6 +99,12 @@ class RunOffer:
         return self.current.parameters
 
     @property
+    def data_run_id(self) -> RunId:
+        """The run whose id divides the data into held-out text and the parts of nodes. A branch keeps the division."""
+        branch = self.parameters.branch
+        return self.run_id if branch is None else RunId(branch.data_run_id)
+
+    @property
     def versions(self) -> tuple[SignedRunParameters, ...]:
         """All signed versions, the lowest number first."""
         later = () if self.current.parameters == self.initial.parameters else (*self.between, self.current)
@@ -268,7 +274,7 @@ def changed_fields(old: RunParameters, new: RunParameters) -> tuple[str, ...]:
 def _differences(old: Any, new: Any, prefix: str) -> Iterator[str]:
     for item in dataclasses.fields(old):
         before, after = getattr(old, item.name), getattr(new, item.name)
-        if dataclasses.is_dataclass(before):
+        if dataclasses.is_dataclass(before) and type(after) is type(before):
             yield from _differences(before, after, f"{prefix}{item.name}.")
         elif before != after:
             yield f"{prefix}{item.name}"

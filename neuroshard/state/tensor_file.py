@@ -183,6 +183,12 @@ def read_tensor_file(path: Path, expected: TensorLayout, digest: str, into: Call
         raise CheckpointError(f"{path.name} is damaged: its SHA-256 is not the one it was written with.")
 
 
+def sha256_of(path: Path) -> str:
+    """Return the hex SHA-256 of a whole file. Raises OSError."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
 def map_tensor_file(path: Path, digest: str) -> dict[str, Tensor]:
     """Map the tensors of a file after checking its digest; memory is used only for pages that are read.
 
@@ -191,8 +197,7 @@ def map_tensor_file(path: Path, digest: str) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             layout, header = read_layout(file, path.stat().st_size)
-            file.seek(0)
-            if file_digest(file, "sha256").hexdigest() != digest:
+            if sha256_of(path) != digest:
                 raise CheckpointError(f"{path.name} is damaged: its SHA-256 is not the one it was written with.")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:

@@ -14,6 +14,7 @@ from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.membership.handshake import HANDSHAKES_AT_ONCE, WANTED_PEERS, KnownPeers
 from neuroshard.membership.participant import OwnMessages, Participant
 from neuroshard.membership.reports import TrainingReport
+from neuroshard.membership.swarm_status import ShardCoverage
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import InMemoryNetwork, Link, PeerUnreachableError
 from neuroshard.types import NodeId, RunId
@@ -41,7 +42,7 @@ class Node:
         self.participant = Participant(
             self.identity,
             self.run,
-            TOTAL_SHARDS,
+            ShardCoverage(self.run, TOTAL_SHARDS),
             words,
             self._learn,
             plan=StagePlan.even(12, 1),

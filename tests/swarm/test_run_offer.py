@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.config.run_parameters import MAX_SEEDS, RunParameters
+from neuroshard.config.run_parameters import MAX_SEEDS, BranchPoint, RunParameters
 from neuroshard.errors import DataError
 from neuroshard.identity import RunParametersError, SignatureError, SignedRunParameters, run_id
 from neuroshard.runs.offer import (
@@ -36,6 +36,7 @@ VECTORS, VERSION_VECTORS = (
 )
 RUN = run_id(OWNER.public_key, FIRST)
 
+BRANCH = BranchPoint("ab" * 32, 7, "cd" * 32)
 
 SIGNED = {
     (number, start): SignedRunParameters.sign(OWNER, version(number + 2, 0.1 * (number + 1), start))
@@ -119,6 +120,7 @@ def test_a_later_version_may_change_what_is_listed(changes: dict[str, Any]) -> N
         (replace(FIRST, version=2, outer=replace(FIRST.outer, inner_steps=5)), "outer.inner_steps"),
         (replace(FIRST, version=2, admission="strangers"), "admission"),
         (replace(FIRST, version=2, name="other"), "name"),
+        (replace(FIRST, version=2, branch=BRANCH), "branch"),
         (replace(FIRST, seeds=(SEED,)), "but seeds changed"),
     ],
 )
@@ -137,6 +139,21 @@ def test_no_version_changes_to_averaged_gradients_or_from_them() -> None:
     lossy = replace(averaging, version=2, holds_from_outer_step=5, outer=replace(averaging.outer, codec="int8"))
     offer = offer_of(lossy, averaging)
     assert checked_offer(offer.run_id, offer.to_json()).parameters == lossy
+
+
+def test_a_branch_keeps_the_division_of_the_data_and_its_place() -> None:
+    first = replace(FIRST, branch=BRANCH)
+    offer = offer_of(replace(first, version=2, seeds=(SEED,)), first)
+    assert checked_offer(offer.run_id, offer.to_json()).data_run_id == "cd" * 32
+    assert offer_of().data_run_id == RUN
+    for place in (None, replace(BRANCH, outer_step=8)):
+        moved = offer_of(replace(first, version=2, branch=place), first)
+        with pytest.raises(RunOfferError, match="changes branch"):
+            read_offer(moved.to_json())
+    written = json.loads(offer.to_json())
+    written["initial"]["parameters"]["branch"]["more"] = 1
+    with pytest.raises(RunParametersError, match="unknown field `more`"):
+        read_offer(json.dumps(written).encode())
 
 
 def test_an_older_version_counts_for_nothing() -> None:
