@@ -23,7 +23,7 @@ from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
 from neuroshard.consensus.round_messages import EvidenceSaid, IntentSaid, Quorum, most_message_bytes
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
-from neuroshard.consensus.round_status import NO_ANSWER, RoundEnd, RoundMonitor, RoundTerms, with_round
+from neuroshard.consensus.round_status import NO_ANSWER, NO_QUORUM, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.seat_changes import LOST_LOG, SeatChanges
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, chain_answer
@@ -207,7 +207,7 @@ class GroupRounds:
     async def _keep_looking(self) -> None:
         while True:
             await self.look()
-            pause = self._matchmaking.pause_seconds(anyio.current_time(), is_soon=self._is_learning)
+            pause = self._matchmaking.pause_seconds(anyio.current_time(), is_soon=self._is_learning or self.in_round)
             if self._replica.peers():
                 await anyio.sleep(pause)
             else:  # no replica to query: look together with the node's other tasks
@@ -222,13 +222,14 @@ class GroupRounds:
                 found = await query_statuses(self._asking, self.stage, unproven)
                 self._matchmaking.note_probed(found, anyio.current_time())
             self._matchmaking.has_probed = True
-            await anyio.sleep(
-                self._matchmaking.times.near_seconds if unproven else self._matchmaking.times.look_seconds
-            )
+            times = self._matchmaking.times
+            await anyio.sleep(times.near_seconds if unproven else times.look_seconds)
 
     async def look(self) -> None:
         """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
         if self.in_round:
+            if self.due and not self.due.step.is_quorum({self._replica.node_id, *self._replica.peers()}):
+                self.actor.give_up(NO_QUORUM)
             return
         peers = self._matchmaking.asked(self.chain.ledger, anyio.current_time())
         others = await query_statuses(self._asking, self.stage, peers) if peers else {}
@@ -476,8 +477,7 @@ class GroupRounds:
         aggregator, seats = aggregator_name(work.aggregator), len(due.step.committee.seats)
         rounds, number = self._replica.rounds, due.step.number
         parameters = rounds.parameters_at(number)
-        part = part_at(parameters, rounds.schema, number)
-        scheme = parameters.strategy, part, parameters.codec, aggregator
+        scheme = parameters.strategy, part_at(parameters, rounds.schema, number), parameters.codec, aggregator
         watch = RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
         self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())
         return watch

@@ -252,6 +252,11 @@ class RoundRunner:
         await self.changed.until(lambda: self.ended is not None or self._gave_up is not None)
         return self.ended if self.ended is not None else self._gave_up or ""
 
+    def give_up(self, reason: str) -> None:
+        """Wait no more for the round that was entered last. It continues, and may still end."""
+        self._gave_up = reason
+        self.changed.notify()
+
     async def _until_ended(self) -> None:
         await self.changed.until(lambda: self.ended is not None)
 

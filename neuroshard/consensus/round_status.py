@@ -26,6 +26,7 @@ MAX_CONTRIBUTORS = 256  # listed by name
 VALUE_DIGITS = 16  # of a digest, as shown to people
 OTHER_REFUSAL = "other"  # used for unknown reasons in a certificate from other members
 NO_ANSWER = "too few members answered in time"
+NO_QUORUM = "too few voting nodes are online"
 _UNJUDGED: tuple[MemberPart, str] = (MemberPart.UNJUDGED, "")
 _ABSTAINED: tuple[MemberPart, str] = (MemberPart.ABSTAINED, "")
 _REFUSAL_NAMES = {str(refusal): refusal.name.lower() for refusal in RejectionReason}
@@ -96,7 +97,7 @@ class RoundMonitor:
         elif objection:
             kind = AbandonReason.OBJECTION
         else:
-            kind = AbandonReason.NO_ANSWER if reason is None else AbandonReason.NODE
+            kind = AbandonReason.NO_ANSWER if reason in (None, NO_QUORUM) else AbandonReason.NODE
         record = self._record(end, self._own_contributions())
         return replace(record, abandoned_for=kind, reason=reason or NO_ANSWER)
 

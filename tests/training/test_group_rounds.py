@@ -12,6 +12,7 @@ from neuroshard.consensus.all_reduce import AllReduce
 from neuroshard.consensus.matchmaking import RoundTimes, WorkToRound
 from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.round_machine import RoundStateMachine
+from neuroshard.consensus.round_status import NO_QUORUM
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_ANSWER_LIMITS, ChainRequest
 from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.messages import Frame, TensorPart, TensorSpec
@@ -207,6 +208,27 @@ def test_a_member_that_dies_during_a_round_stops_nobody(messages: int) -> None:
             tasks.cancel_scope.cancel()
         assert max(a.state.outer_step, c.state.outer_step) >= 2
         assert a.replica_status().line == c.replica_status().line
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("messages", [0, 1, 3])
+def test_training_waits_for_no_round_that_cannot_end(messages: int) -> None:
+    """The only seat ends within a round: the other trains again as soon as the membership has noticed it."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, seats=(A,)) for seed, name in enumerate((A, B)))
+        a.dies_at_message = messages
+        async with anyio.create_task_group() as tasks:
+            for replica in (a, b):
+                tasks.start_soon(replica.live)
+            while network.transport_of(A):
+                await anyio.sleep(0.1)
+            await anyio.sleep(5)
+            assert b.steps > DUE_SECONDS + 1
+            assert all(outcome == Abandoned(NO_QUORUM, is_soon_again=True) for outcome in b.outcomes)
+            assert f"too few voting nodes are online. Start those of {a.member.wallet_id[:8]}" in b.group.obstacle
+            tasks.cancel_scope.cancel()
 
     play(scenario)
 
