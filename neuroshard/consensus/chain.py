@@ -31,6 +31,14 @@ from neuroshard.consensus.committee import (
 )
 from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
 from neuroshard.consensus.round_messages import LARGEST, MAX_MEMBERS, Phase, Quorum, Value
+from neuroshard.consensus.waypoints import (
+    MAX_MILESTONES,
+    MILESTONE_HEIGHTS,
+    Milestone,
+    Waypoint,
+    keeps_milestone,
+    with_milestone,
+)
 from neuroshard.errors import DataError
 from neuroshard.identity import hash_parts
 from neuroshard.types import HexDigest, NamedWallet, NodeId, RunId, WalletId
@@ -40,11 +48,16 @@ SPAN = 16  # aggregates; who is in half of them is established
 KEPT_VALUES = 128  # more than the outer steps whose aggregates are kept
 MAX_CHANGES = 4096  # certificates that changed a committee since the foundation
 NO_ROOT = "0" * 64
+ASTRAY = "The chain of this stage does not pass through the value that the run's owner has signed."
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
 class ChainError(DataError):
     """A certificate or a chain that does not follow from the foundation that this node knows."""
+
+
+class AstrayError(ChainError):
+    """A chain that does not pass through the owner's newest waypoint. Its sender may not know the waypoint."""
 
 
 class ForkError(ChainError):
@@ -116,6 +129,9 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     sequences: _Number = 0  # trained per member since the run began
     candidates: Annotated[tuple[Candidate, ...], Meta(max_length=MAX_MEMBERS)] = ()
     reducers: Annotated[tuple[ReducerShare, ...], Meta(max_length=MAX_MEMBERS)] = ()
+    milestones: Annotated[
+        tuple[Milestone, ...], Meta(max_length=MAX_MILESTONES)
+    ] = ()  # earlier values, the oldest first
 
     @property
     def digest(self) -> str:
@@ -159,6 +175,9 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
                 raise InvalidEntryError(f"wallet {entry.wallet_id} has not worked for long enough to get a seat")
         has_aggregate, uploads = value.round_id is not None, dict(value.uploads)
         reducers = [ReducerShare(node, uploads.get(node, 0)) for node in sorted(value.accepted)]
+        milestones, before = self.milestones, value.height - 1
+        if before and before % MILESTONE_HEIGHTS == 0:
+            milestones = with_milestone(milestones, Milestone(before, value.parent))
         return structs.replace(
             self,
             committee=committee,
@@ -167,6 +186,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
             sequences=self.sequences + value.sequences,
             candidates=self._candidates_after(value, committee),
             reducers=tuple(reducers) if has_aggregate else self.reducers,
+            milestones=milestones,
         )
 
     def _may_admit(self, entry: Admit) -> bool:
@@ -222,6 +242,7 @@ class Chain:
     start: StageStart
     owner: WalletId
     ledger: ChainLedger
+    point: Waypoint | None = None
     tip: Quorum | None = None
     changes: tuple[Quorum, ...] = ()
     recent: tuple[Quorum, ...] = field(default=(), repr=False)  # the last KEPT_VALUES, the oldest first
@@ -229,7 +250,13 @@ class Chain:
     @classmethod
     def founded(cls, by: Founding) -> Chain:
         """The chain of an epoch in which nothing is certified yet."""
-        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by.statement, by.start))
+        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by.statement, by.start), by.point)
+
+    def bound_to(self, point: Waypoint | None) -> Chain:
+        """The chain with another waypoint of the owner. Raises AstrayError if it does not pass through it."""
+        bound = replace(self, point=point)
+        bound._check_line(self.standing.height, self.standing.value, self.ledger, self.recent)
+        return bound
 
     @cached_property
     def standing(self) -> Standing:
@@ -265,6 +292,9 @@ class Chain:
             ) from None
         if ledger.digest != value.ledger:
             raise ChainError(f"The ledger after height {value.height} is not the certified one.")
+        point = self.point
+        if point is not None and point.milestone.height == value.height and point.milestone.value != value.digest:
+            raise AstrayError(ASTRAY)
         has_changed = ledger.committee != self.ledger.committee
         return replace(
             self,
@@ -340,7 +370,10 @@ class Chain:
         if tip.height <= self.standing.height:
             self._check_known(proof.tip)
             return self
+        if self.point is not None and tip.height < self.point.milestone.height:
+            return self
         recent = self._joined((*self.recent, *proof.recent), proof.tip)
+        self._check_line(tip.height, tip.digest, proof.ledger, recent)
         return replace(self, ledger=proof.ledger, tip=proof.tip, changes=proof.changes, recent=recent)
 
     def with_earlier(self, certificates: Iterable[Quorum]) -> Chain:
@@ -374,6 +407,28 @@ class Chain:
             if known.value.height == value.height and known.value.digest != value.digest:
                 double = certificate.signers & known.signers
                 raise ForkError(self.start.stage, value.height, sorted(double))
+
+    def _check_line(self, height: int, value: str, ledger: ChainLedger, recent: Sequence[Quorum]) -> None:
+        """Compare a line, given by its newest value, with the values known here and with the owner's waypoint.
+
+        Raises ForkError if it has another value at a height of this chain, AstrayError if it misses the waypoint.
+        """
+        known = {each.value.height: each for each in self.recent}
+        for each in recent:
+            other = known.get(each.value.height, each)
+            if other.value.digest != each.value.digest:
+                raise ForkError(self.start.stage, each.value.height, sorted(other.signers & each.signers))
+        seen = {milestone.height: milestone.value for milestone in ledger.milestones}
+        seen |= {each.value.height: each.value.digest for each in recent} | {height: value}
+        for milestone in (*self.ledger.milestones, Milestone(self.standing.height, self.standing.value)):
+            if seen.get(milestone.height, milestone.value) != milestone.value:
+                raise ForkError(self.start.stage, milestone.height, ())
+        point = self.point
+        if point is None or height < point.milestone.height:
+            return
+        found = seen.get(point.milestone.height)
+        if found != point.milestone.value and (found is not None or keeps_milestone(point.milestone, height)):
+            raise AstrayError(ASTRAY)
 
 
 @dataclass(frozen=True)

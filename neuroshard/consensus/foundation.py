@@ -12,7 +12,8 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
     its number or above that trusts it no more
 
 The owner names deputies in a statement, which needs no stages. A deputy may found while the owner is away. It names no
-other deputies, and never goes below the heights of earlier statements. What the owner has continued stays valid.
+other deputies, and never goes below the heights of earlier statements or below the owner's newest waypoint on its line.
+What the owner has continued stays valid.
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from neuroshard.consensus.committee import Committee, Height
+from neuroshard.consensus.waypoints import MAX_STAGES, SignedWaypoint, StageIndex, Waypoint, newest_of, valid_points
 from neuroshard.errors import DataError
 from neuroshard.identity import hash_parts
 from neuroshard.identity.claims import PublicKey, Signed, sign_message
 from neuroshard.identity.signing import Signer
 from neuroshard.types import HexDigest, NamedRun, WalletId
 
-MAX_STAGES = 128
 MAX_STATEMENTS = 256  # per run: a node keeps and sends all of them, because each names the one before
 MAX_DEPUTIES = 4
 MAX_CONTRADICTIONS = 16  # statements of one number that a later one replaces
 LARGEST_EPOCH = MAX_STATEMENTS - 1
 _KIND = "foundation"
-StageIndex = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
 
 
 class FoundationError(DataError):
@@ -111,6 +111,7 @@ class Founding:
     epoch: int
     start: StageStart
     owner: WalletId
+    point: Waypoint | None = None  # the owner's newest one in this epoch
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,28 @@ class Foundations:
     run_id: NamedRun
     owner: bytes  # public key
     known: Mapping[str, SignedFoundation] = field(default_factory=dict[str, SignedFoundation])
+    waypoints: Mapping[int, tuple[SignedWaypoint, ...]] = field(default_factory=dict[int, tuple[SignedWaypoint, ...]])
 
-    def with_statements(self, statements: Iterable[SignedFoundation]) -> Foundations:
+    def with_statements(
+        self, statements: Iterable[SignedFoundation], waypoints: Iterable[SignedWaypoint] = ()
+    ) -> Foundations:
         """Add statements in the order of their epochs. Raises FoundationError or SignatureError for the first bad one.
 
         A statement without a known predecessor is an error: its sender must send the predecessors with it.
         """
+        points = self._with_waypoints(waypoints)
         known = dict(self.known)
         for statement in sorted(statements, key=lambda each: each.foundation.epoch):
             if statement.id not in known:
                 self._check(statement, known)
                 known[statement.id] = statement
-        return Foundations(self.run_id, self.owner, self._trusted(known))
+        return Foundations(self.run_id, self.owner, self._trusted(known, points), points)
+
+    @cached_property
+    def points(self) -> Mapping[int, Waypoint]:
+        """The owner's newest waypoint of each stage that no other one contradicts."""
+        found = {stage: valid_points(each) for stage, each in self.waypoints.items()}
+        return {stage: each[0] for stage, each in found.items() if each}
 
     @cached_property
     def highest(self) -> tuple[SignedFoundation, ...]:
@@ -183,14 +194,32 @@ class Foundations:
         )
         return SignedFoundation.sign(signer, foundation)
 
-    def _trusted(self, known: Mapping[str, SignedFoundation]) -> Mapping[str, SignedFoundation]:
-        """The statements without those of deputies whose trust the owner has ended, and without all that follow."""
+    def _with_waypoints(self, new: Iterable[SignedWaypoint]) -> Mapping[int, tuple[SignedWaypoint, ...]]:
+        points = dict(self.waypoints)
+        for each in new:
+            stage = each.waypoint.stage
+            if each not in points.get(stage, ()):
+                if each.waypoint.run_id != self.run_id:
+                    raise FoundationError(f"A waypoint is of run {each.waypoint.run_id[:16]}.")
+                each.verify(self.owner)
+                points[stage] = newest_of((*points.get(stage, ()), each))
+        return points
+
+    def _trusted(
+        self, known: Mapping[str, SignedFoundation], points: Mapping[int, tuple[SignedWaypoint, ...]]
+    ) -> Mapping[str, SignedFoundation]:
+        """The statements without those of deputies whose trust the owner has ended, and without all that follow.
+
+        Those that set a stage back below a waypoint of the owner on their line are void in the same way.
+        """
         words = [each for each in known.values() if each.signer == self.owner]
         continued = {each.id for word in words for each in _line(word, known)}
         kept = dict[str, SignedFoundation]()
         for statement in sorted(known.values(), key=lambda each: each.foundation.epoch):
             is_owners = statement.signer == self.owner or statement.id in continued
-            is_ended = not is_owners and any(_ends_trust(word.foundation, statement) for word in words)
+            is_ended = not is_owners and (
+                any(_ends_trust(word.foundation, statement) for word in words) or _is_set_back(statement, known, points)
+            )
             if not is_ended and statement.foundation.previous in {None, *kept}:
                 kept[statement.id] = statement
         return kept
@@ -265,3 +294,19 @@ def _newest_start(
 def _ends_trust(word: Foundation, statement: SignedFoundation) -> bool:
     """Whether a statement of the owner ends the trust in the deputy that signed another one."""
     return word.epoch >= statement.foundation.epoch and statement.signer not in word.deputies
+
+
+def _is_set_back(
+    statement: SignedFoundation,
+    known: Mapping[str, SignedFoundation],
+    points: Mapping[int, tuple[SignedWaypoint, ...]],
+) -> bool:
+    """Whether a statement continues a stage from below a waypoint that the owner signed on its line."""
+    line = {each.id for each in _line(statement, known)} - {statement.id}
+    return any(
+        start.height < point.milestone.height
+        or (start.height == point.milestone.height and start.parent != point.milestone.value)
+        for start in statement.foundation.stages
+        for point in valid_points(points.get(start.stage, ()))
+        if point.statement in line
+    )

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
-from neuroshard.consensus.chain import Chain, ChainError, ChainLedger, ChainProof, ForkError, Step
+from neuroshard.consensus.chain import AstrayError, Chain, ChainError, ChainLedger, ChainProof, ForkError, Step
 from neuroshard.consensus.committee import LARGEST_HEIGHT, Height
 from neuroshard.consensus.foundation import Founding
 from neuroshard.consensus.round_messages import Quorum
@@ -121,7 +121,18 @@ class StageChain:
             return None
         if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
+        elif self._chain.point != founding.point:
+            self._chain = self._bound(self._chain, founding)
         return self._chain
+
+    @staticmethod
+    def _bound(chain: Chain, founding: Founding) -> Chain:
+        """The chain with the owner's newest waypoint; if it does not pass through it, one without any value."""
+        try:
+            return chain.bound_to(founding.point)
+        except AstrayError as error:
+            _LOG.error("%s This node follows the others.", error.message)
+            return Chain.founded(founding)
 
     @property
     def ledger(self) -> ChainLedger | None:
@@ -195,6 +206,8 @@ class StageChain:
                     await self.learn(proof)
                 except ForkError:
                     return  # it stays in `fork`
+                except AstrayError as error:
+                    _LOG.warning("Node %s: %s Its chain is not followed.", peer, error.message)
                 except ChainError as error:
                     raise LyingDonorError(f"Its chain is not valid: {error.message}") from None
 
@@ -270,6 +283,9 @@ async def newest_chain(asking: ReplicaClient, stage: StageName, known: Chain, pe
         with asking.blaming(peer):
             try:
                 return await asking.offload(partial(known.proven, proof))
+            except AstrayError as error:
+                _LOG.warning("Node %s: %s Its chain is not followed.", peer, error.message)
+                return known
             except ChainError as error:
                 raise LyingDonorError(f"Its chain is not valid: {error.message}") from None
 

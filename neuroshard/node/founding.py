@@ -11,20 +11,24 @@ In a run that is open to strangers, wallets cost nothing, so only nodes of the o
 Everything else, such as a lost quorum of a stage that this node holds, is the decision of the owner or of a deputy:
 `neuroshard run refound` leaves a request in the data folder, and this node then founds the stages again from the state
 that it has.
+
+Once per week it signs a waypoint of each stage that it holds: a certified value through which the chain passes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
 
 from neuroshard.consensus.chain import Chain, ForkError, Standing
 from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
-from neuroshard.consensus.foundation import Founding, StageStart
+from neuroshard.consensus.foundation import Foundations, Founding, StageStart
 from neuroshard.consensus.stage_chain import newest_chain
+from neuroshard.consensus.waypoints import SignedWaypoint, Waypoint, is_waypoint_due, next_milestone
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
 from neuroshard.node.stage_swarm import StageSwarm
@@ -49,6 +53,7 @@ class Founder:
     wallet: Wallet
     stored: StoredFoundations
     first_seats: int = 1  # nodes to wait for before a stage of a demo is founded
+    now: Callable[[], float] = time.time
     _seatless_since: dict[int, float] = field(default_factory=dict[int, float])
 
     async def found_first(self, stages: Iterable[int], *, is_shared: bool) -> None:
@@ -70,7 +75,7 @@ class Founder:
 
     async def run(self) -> None:
         """Look every LOOK_SECONDS until cancelled."""
-        began = anyio.current_time()
+        began = waited_since = anyio.current_time()
         await anyio.sleep(PATIENCE_SECONDS)
         while True:
             foundations = self.swarm.versions.foundations
@@ -79,6 +84,8 @@ class Founder:
                     self._found_again()
             elif self._is_owners and len(foundations.highest) < 2 and self._acts():
                 await self._look(anyio.current_time() - began)
+                if self.sign_waypoints(anyio.current_time() - waited_since):
+                    waited_since = anyio.current_time()
             await sleep_to_tick(LOOK_SECONDS)
 
     @property
@@ -103,6 +110,21 @@ class Founder:
                     starts.append(start)
         if starts:
             self._sign(starts)
+
+    def sign_waypoints(self, waited_seconds: float) -> bool:
+        """Sign a waypoint of each stage held here for which one is due. Returns whether new ones are on the disk."""
+        versions, now, signed = self.swarm.versions, self.now(), list[SignedWaypoint]()
+        for stage in range(len(self.swarm.plan)):
+            name, founding = self.swarm.name_of(self.swarm.plan[stage]), versions.founding_of(stage)
+            chain, last = self.swarm.rounds.last_chain(name), versions.foundations.points.get(stage)
+            if chain is None or founding is None or chain.statement != founding.statement:
+                continue
+            above = last.milestone.height if last is not None and last.statement == chain.statement else 0
+            milestone = next_milestone(chain.ledger.milestones, above)
+            if milestone is not None and is_waypoint_due(last, now, waited_seconds):
+                waypoint = Waypoint(versions.offer.run_id, stage, chain.statement, chain.epoch, milestone, int(now))
+                signed.append(SignedWaypoint.sign(self.wallet, waypoint))
+        return bool(signed) and self._keep(versions.foundations.with_statements((), signed))
 
     def _first_start(self, stage: int, holders: Sequence[NodeId]) -> list[StageStart]:
         """The start of a stage without a foundation; empty while the root of the state here is not known.
@@ -157,7 +179,8 @@ class Founder:
     def _found_again(self) -> None:
         """Continue the stages held here from this node's state, with this node as the only seat.
 
-        A stage waits until its state here is the newest certified one, unless foundations contradict each other.
+        A stage waits until its state here is the newest certified one, unless foundations contradict each other. A
+        deputy also waits until its chain has reached the owner's newest waypoint.
         """
         starts, committee, versions = list[StageStart](), self._committee([self.swarm.node_id]), self.swarm.versions
         for stage in range(len(self.swarm.plan)):
@@ -167,7 +190,9 @@ class Founder:
                 continue
             standing = None if chain is None else chain.standing
             is_behind = standing is not None and own.outer_step < standing.outer_step
-            if not own.root or (is_behind and versions.founding_of(stage) is not None):
+            point = None if chain is None or self._is_owners else chain.point
+            is_short = standing is not None and point is not None and standing.height < point.milestone.height
+            if is_short or not own.root or (is_behind and versions.founding_of(stage) is not None):
                 return  # the root is being computed, or the node is about to follow: look again
             heights = [0 if standing is None else standing.height, *versions.foundations.heights_of(stage)]
             parent = None if standing is None else standing.value
@@ -185,13 +210,20 @@ class Founder:
 
     def _sign(self, starts: Sequence[StageStart]) -> bool:
         """Sign and store a statement. Returns whether it is on the disk."""
-        versions = self.swarm.versions
+        foundations = self.swarm.versions.foundations
         try:
-            known = versions.foundations.with_statements([versions.foundations.next(self.wallet, starts)])
-            # before anybody sees it: after a restart, the same stage must not be founded twice
-            self.stored.write(versions.offer, known)
+            return self._keep(foundations.with_statements([foundations.next(self.wallet, starts)]))
         except NeuroShardError as error:
             _LOG.error("The stages of the run cannot be founded: %s", error)
+            return False
+
+    def _keep(self, known: Foundations) -> bool:
+        """Store statements and waypoints before anybody sees them: after a restart none may be signed twice."""
+        versions = self.swarm.versions
+        try:
+            self.stored.write(versions.offer, known)
+        except NeuroShardError as error:
+            _LOG.error("The foundations of the run are not stored: %s", error)
             return False
         return versions.learn_foundations(known)
 

@@ -23,7 +23,7 @@ from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, RequestRefusedError
 from neuroshard.network.tasks import accompanied
-from neuroshard.runs.foundations import MAX_BYTES, encode_foundations, no_foundations, read_foundations
+from neuroshard.runs.foundations import MAX_BYTES, encode_foundations, merged, no_foundations, read_foundations
 from neuroshard.runs.offer import (
     OfferChoice,
     RunAnswer,
@@ -76,7 +76,10 @@ class RunVersions:
         if found is None:
             return None
         statement, start = found
-        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner)
+        point = self.foundations.points.get(stage)
+        if point is not None and point.statement != statement.id:
+            point = None
+        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner, point)
 
     def note_held(self, stages: Collection[int]) -> None:
         """Record the stages that this node holds."""
@@ -88,10 +91,11 @@ class RunVersions:
         return any(self.founding_of(stage) is None for stage in self._held)
 
     def learn_foundations(self, foundations: Foundations) -> bool:
-        """Take checked statements of the same run. Returns whether one of them is new."""
-        new = foundations.known.keys() - self.foundations.known.keys()
-        if not new:
+        """Add checked statements and waypoints of the same run. Returns whether one of them is new."""
+        foundations = merged(self.foundations, foundations)
+        if foundations == self.foundations:
             return False
+        new = foundations.known.keys() - self.foundations.known.keys()
         self.foundations = foundations
         for statement in (foundations.known[key] for key in sorted(new)):
             signer = "owner" if statement.signer == foundations.owner else "deputy"
@@ -300,7 +304,7 @@ class RunExchange:
             self.shown_passes[offer.run_id] = said.member_pass
         known = self.store.foundations(offer)
         learnt = _read_foundations(peer, known, answer)
-        if learnt.known.keys() != known.known.keys():
+        if learnt != known:
             self._keep(offer, learnt)
         return offer
 

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
 from neuroshard.consensus.foundation import MAX_DEPUTIES, MAX_STATEMENTS, Foundations, SignedFoundation
+from neuroshard.consensus.waypoints import KEPT_PER_STAGE, MAX_STAGES, SignedWaypoint
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import Wallet
@@ -23,15 +24,17 @@ MAX_BYTES = 1 << 20
 
 
 class FoundationList(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All statements of a run, as nodes send and store them."""
+    """All statements of a run and the owner's waypoints, as nodes send and store them."""
 
     statements: Annotated[tuple[SignedFoundation, ...], Meta(max_length=MAX_STATEMENTS)] = ()
+    waypoints: Annotated[tuple[SignedWaypoint, ...], Meta(max_length=MAX_STAGES * KEPT_PER_STAGE)] = ()
 
 
 def encode_foundations(foundations: Foundations) -> bytes:
-    """The statements in the order of their epochs."""
+    """The statements in the order of their epochs, and the waypoints."""
     statements = sorted(foundations.known.values(), key=lambda each: (each.foundation.epoch, each.id))
-    return msgspec.msgpack.encode(FoundationList(tuple(statements)))
+    waypoints = [each for stage in sorted(foundations.waypoints) for each in foundations.waypoints[stage]]
+    return msgspec.msgpack.encode(FoundationList(tuple(statements), tuple(waypoints)))
 
 
 def read_foundations(known: Foundations, data: bytes) -> Foundations:
@@ -40,7 +43,13 @@ def read_foundations(known: Foundations, data: bytes) -> Foundations:
         listed = msgpack_decoder(FoundationList).decode(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"Foundations of a run cannot be read: {str(error)[:200]}") from None
-    return known.with_statements(listed.statements)
+    return known.with_statements(listed.statements, listed.waypoints)
+
+
+def merged(known: Foundations, others: Foundations) -> Foundations:
+    """All statements and waypoints of both."""
+    waypoints = [each for stage in others.waypoints.values() for each in stage]
+    return known.with_statements(others.known.values(), waypoints)
 
 
 def no_foundations(offer: RunOffer) -> Foundations:
@@ -71,10 +80,10 @@ class StoredFoundations:
 
     def write(self, offer: RunOffer, foundations: Foundations) -> None:
         """Store all statements, next to those that a command has stored meanwhile. Raises StorageError."""
-        file, merged = self._file(offer), self.read(offer).with_statements(foundations.known.values())
+        file, both = self._file(offer), merged(self.read(offer), foundations)
         try:
             make_folder(file.parent, self._data_dir)
-            write_atomically(file, encode_foundations(merged))
+            write_atomically(file, encode_foundations(both))
         except OSError as error:
             raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
 
