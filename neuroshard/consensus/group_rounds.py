@@ -547,17 +547,17 @@ class RoundRequestHandlers:
     """The request handlers for the rounds of all stages of one node."""
 
     def __init__(self) -> None:
-        self._groups: dict[StageName, GroupRounds] = {}
+        self.groups: dict[StageName, GroupRounds] = {}
         self._earlier: dict[StageName, StageRoundsStatus] = {}
 
     def add(self, group: GroupRounds) -> None:
         """Accept messages of this stage's rounds."""
-        self._groups[group.stage] = group
+        self.groups[group.stage] = group
 
     def clear(self) -> None:
         """Refuse all requests."""
-        self._earlier |= {stage: group.status for stage, group in self._groups.items()}
-        self._groups.clear()
+        self._earlier |= {stage: group.status for stage, group in self.groups.items()}
+        self.groups.clear()
 
     def earlier(self, stage: StageName) -> StageRoundsStatus | None:
         """The status of a stage's rounds from before `clear`, for when the stage is hosted here again."""
@@ -565,7 +565,7 @@ class RoundRequestHandlers:
 
     def last_chain(self, stage: StageName) -> Chain | None:
         """The chain of a stage held here; while its foundations contradict each other, the one before them."""
-        group = self._groups.get(stage)
+        group = self.groups.get(stage)
         return None if group is None else group.chain.last
 
     def serve(self, transport: Transport) -> None:
@@ -594,7 +594,7 @@ class RoundRequestHandlers:
         return chain_answer(chain.proof(request.height))
 
     def _held(self, stage: StageName) -> GroupRounds:
-        group = self._groups.get(stage)
+        group = self.groups.get(stage)
         if group is None:
             raise RequestRefusedError("This node does not hold these layers.")
         return group

@@ -356,6 +356,7 @@ class NodeWork:
             self._beginning.peer_network.exchange.watch_stored,
             self._founder(ground).run,
             HolderMonitor(ground.swarm).run,
+            ground.swarm.leave_before_sleep,
             ground.watch.run,
             StageSafety(ground.swarm, partial(training.has_checkpoint, ground)).run,
         ]

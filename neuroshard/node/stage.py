@@ -181,8 +181,8 @@ def _outer_part(
     progress = ReplicaProgress(outer, stage.record)
 
     def may_take_part() -> bool:
-        # no replica may wait for a node that has agreed to a round and then pauses, ends or sends nothing
-        return control.must_hold is None and swarm.may_send_large()
+        # no replica may wait for a node that has agreed to a round and then pauses, sleeps, ends or sends nothing
+        return control.must_hold is None and swarm.may_send_large() and not swarm.is_asleep
 
     replica = Replica(
         GroupMember(home.identity.node_id, home.identity.wallet_id),

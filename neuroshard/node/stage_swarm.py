@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +10,14 @@ from functools import lru_cache, partial
 from typing import TypeAlias
 
 import anyio
+import anyio.lowlevel
 from torch import Tensor
 
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.data.held_out_losses import HeldOutLosses, MeasuredWith, signed_losses, verified_losses
+from neuroshard.host.sleep import watch_sleep
 from neuroshard.identity import NodeIdentity, SignedClaim
 from neuroshard.membership.connectivity import DialledRequests, Networking
 from neuroshard.membership.holder_health import VALID_SECONDS, ConfirmedHolders, LostNodes, SlowStarts
@@ -44,6 +47,8 @@ from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.snapshot import NodeState
 from neuroshard.types import LayerRange, NodeId, WalletId
 from neuroshard.waiting import sleep_to_tick
+
+_LOG = logging.getLogger(__name__)
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES})
 HOLDING = AT_WORK | {NodeState.PAUSED}
@@ -123,6 +128,7 @@ class StageSwarm:
         self.unobtainable: frozenset[int] = frozenset()  # stages whose state no node that answers has
         self.windows = tuple(windows)
         self._members = members
+        self.is_asleep = False  # whether the computer sleeps or is about to
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
         self.destination: StageRange | None = None  # the stages this node moves to while it still holds others
         self.reported_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
@@ -152,6 +158,25 @@ class StageSwarm:
                 await sleep_to_tick(PRESENCE_LOOK_SECONDS)
         finally:
             self.donor.close()
+
+    async def leave_before_sleep(self) -> None:
+        """Give this node's seats up before the computer sleeps, so that the others need no vote of it meanwhile.
+
+        It takes part in no new step until the computer is awake. Its next accepted work then gets the seats again.
+        """
+
+        async def sleeps() -> None:
+            self.is_asleep = True
+            async with anyio.create_task_group() as leaving:
+                for group in self.rounds.groups.values():
+                    leaving.start_soon(group.seats.leave)
+
+        async def wakes() -> None:
+            await anyio.lowlevel.checkpoint()
+            self.is_asleep = False
+
+        reason = await watch_sleep(sleeps, wakes)
+        _LOG.info("This node cannot say goodbye before the computer sleeps: %s.", reason)
 
     def hold(self, stage: int, service: StageServer, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
         """Serve a stage from now on. `root` returns the root hash of its present weights."""
