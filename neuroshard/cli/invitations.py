@@ -152,9 +152,11 @@ def _when_learned(status: dict[str, Any] | None) -> str:
 
 
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the wallets of a run of friends with their labels, and whether a node of each is online."""
+    """List the wallets of a run of friends: labels, deputies, the wallets that vote, and those that are online."""
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.identity.invitations import date_of
+    from neuroshard.identity.wallet import wallet_id_of
+    from neuroshard.runs.foundations import StoredFoundations
     from neuroshard.runs.stored_passes import KEY_DIGITS, StoredPasses
     from neuroshard.runs.stored_runs import named_offer
 
@@ -162,7 +164,8 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
     status = node_status(folder)
     offer = named_offer(run or only_run(folder, status), folder)
     stored = StoredPasses(folder, offer)
-    online = _online(folder, status)
+    online, seats = _online(folder, status), _seats(folder, status, offer.run_id)
+    deputies = {wallet_id_of(key) for key in StoredFoundations(folder).read(offer).deputies}
     rows: list[dict[str, Any]] = [
         {"wallet_id": offer.owner, "label": "owner", "key": "", "online": offer.owner in online}
     ]
@@ -172,6 +175,9 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
         joined.add(key)
         is_online = known.wallet_id in online
         rows.append({"wallet_id": known.wallet_id, "label": known.label, "key": key, "online": is_online})
+    for row in rows:
+        votes = None if seats is None else [stage for stage, wallet in seats if wallet == row["wallet_id"]]
+        row |= {"is_deputy": row["wallet_id"] in deputies, "seats": votes}
     issued = [one for one in stored.issued().issued if one.invitation.hex()[:KEY_DIGITS] not in joined]
     if as_json:
         unused = [{"label": one.label, "uses": one.uses, "not_after": one.not_after} for one in issued]
@@ -179,7 +185,9 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
         return
     for row in rows:
         seen = ("online" if row["online"] else "offline") if status else "unknown: your node is not running"
-        typer.echo(f"wallet {row['wallet_id'][:WALLET_DIGITS]}  {seen:8} {row['key']:8}  {row['label']}")
+        roles = ", ".join([*(["deputy"] if row["is_deputy"] else []), *(["votes"] if row["seats"] else [])])
+        line = f"wallet {row['wallet_id'][:WALLET_DIGITS]}  {seen:8} {row['key']:8}  {roles:14}  {row['label']}"
+        typer.echo(line)
     for one in issued:
         typer.echo(f"unused until {date_of(one.not_after)}: {one.label} ({one.invitation.hex()[:KEY_DIGITS]})")
 
@@ -202,6 +210,15 @@ def _online(folder: Path, status: dict[str, Any] | None) -> set[str]:
         return set()
     peers = connect(folder, None).get("/api/peers")["peers"]
     return {status["wallet_id"], *(peer["wallet_id"] for peer in peers)}
+
+
+def _seats(folder: Path, status: dict[str, Any] | None, run_id: str) -> list[tuple[int, str]] | None:
+    """Stage and wallet of each seat, as the run's node knows them; None if it does not run."""
+    from neuroshard.cli.client import connect
+
+    if status is None or not status.get("run") or status["run"]["run_id"] != run_id:
+        return None
+    return [(seat["stage"], seat["wallet_id"]) for seat in connect(folder, None).get("/api/rounds")["voters"]]
 
 
 def only_run(folder: Path, status: dict[str, Any] | None) -> str:

@@ -63,6 +63,11 @@ def test_a_friend_joins_with_a_link_and_a_stranger_is_refused(
             listed = members(run.data_dir)
             assert [(one["label"], one["online"]) for one in listed] == [("owner", True), ("Ada", True)]
             assert listed[1]["wallet_id"] == me["wallet_id"]
+            assert [(one["is_deputy"], one["seats"]) for one in listed] == [(False, [0]), (False, [])]
+            assert neuroshard("run", "trust", me["wallet_id"][:8], *here).code == 0
+            assert [one["is_deputy"] for one in members(run.data_dir)] == [False, True]
+            shown = neuroshard("run", "members", *here).out.splitlines()
+            assert [("votes" in line, "deputy" in line) for line in shown[:2]] == [(True, False), (False, True)]
             revoked = neuroshard("run", "revoke", "Ada", *here)
             assert revoked.code == 0, revoked.err
             until("the friend is out", lambda: me["node_id"] not in peers_of(owner))
