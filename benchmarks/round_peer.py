@@ -11,8 +11,10 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 import anyio
@@ -80,8 +82,11 @@ class Peer:
         work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
         expected = frozenset(member.node_id for member in self._members)
         me = GroupMember(self._identity.node_id, self._identity.wallet_id)
+        fits = partial(work.is_slice, work.codec), partial(work.is_slice, work.results)
         setting = RoundConfig(
-            step, self._plan, me, expected, self._sign, work.is_part, work.is_result, ViewTiming(60, 120, 240)
+            *(step, self._plan, me, expected, self._sign, *fits, ViewTiming(60, 120, 240)),
+            secret=token_bytes(32),
+            excerpts=work.excerpts,
         )
         moved, cpu, start = self._moved(), time.process_time(), time.perf_counter()
         parts = await anyio.to_thread.run_sync(work.encoded, self._vector)

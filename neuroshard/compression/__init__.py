@@ -1,6 +1,6 @@
 """Codecs that encode contributions for the network. They use no sockets and keep no state."""
 
-from neuroshard.compression.codec import Bf16Codec, Codec, Fp32Codec, MalformedVectorError, checked_vector
+from neuroshard.compression.codec import EXCERPT, Bf16Codec, Codec, Fp32Codec, MalformedVectorError, checked_vector
 from neuroshard.compression.integers import BLOCK, INT4_BLOCK, Int4Codec, Int8Codec
 from neuroshard.compression.named import (
     aggregate_codec,
@@ -14,6 +14,7 @@ from neuroshard.compression.named import (
 
 __all__ = [
     "BLOCK",
+    "EXCERPT",
     "INT4_BLOCK",
     "Bf16Codec",
     "Codec",

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from neuroshard.errors import NeuroShardError
 
+EXCERPT = 64  # numbers: in every codec a part of a block with a common scale
+
 
 class MalformedVectorError(NeuroShardError):
     """Encoded bytes that are not a vector of the expected length."""
@@ -52,6 +54,24 @@ class Codec(Protocol):
     def check(self, data: bytes | memoryview, length: int) -> None:
         """Raise MalformedVectorError where `decode` would, without decoding."""
         ...
+
+    def excerpt(self, data: bytes | memoryview, start: int, length: int) -> bytes:
+        """EXCERPT encoded numbers of a vector (length,) from a multiple of EXCERPT on, as a vector of their own.
+
+        Sparse codecs have no excerpts.
+        """
+        return self.encode(self.decode_range(data, start, start + EXCERPT, length))
+
+    def decode_excerpts(self, data: bytes) -> Tensor:
+        """Excerpts (n, EXCERPT) fp32 that follow one another. Raises MalformedVectorError for another number of bytes.
+
+        Impossible scales or codes are not refused.
+        """
+        return self.decode(data, EXCERPT * (len(data) // self.encoded_size(EXCERPT))).view(-1, EXCERPT)
+
+    def rounded_like(self, data: bytes, numbers: Tensor) -> Tensor:
+        """Numbers (n, EXCERPT) after encoding with the scales of the excerpts in `data`, and decoding."""
+        return self.round_trip(numbers.view(-1)).view_as(numbers)
 
     def round_trip(self, vector: Tensor) -> Tensor:
         """The vector that the other members decode; the vector itself if the codec is exact."""

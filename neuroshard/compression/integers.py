@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuroshard.compression.codec import Codec, MalformedVectorError, check_size, checked_out, checked_vector
+from neuroshard.compression.codec import EXCERPT, Codec, MalformedVectorError, check_size, checked_out, checked_vector
 
 SCALE_BYTES = 4  # little-endian fp32
 Scales: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
@@ -72,6 +72,15 @@ class Blocks:
             )
         return scales
 
+    def excerpts(self, data: bytes, size: int) -> tuple[Tensor, np.ndarray]:
+        """Scales (n, 1) and bytes of the codes (n, size - 4) of excerpts of `size` bytes each."""
+        if len(data) % size:
+            raise MalformedVectorError(f"{len(data)} bytes are not excerpts of {self.name} vectors.")
+        rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+        scales = np.ascontiguousarray(rows[:, :SCALE_BYTES]).view("<f4").astype(np.float32)
+        codes = np.ascontiguousarray(rows[:, SCALE_BYTES:])
+        return torch.from_numpy(scales), codes  # pyright: ignore[reportUnknownMemberType]
+
     def multiply(self, codes: np.ndarray, scales: Scales, begin: int, start: int) -> None:
         """Multiply codes (n,) fp32 of a piece that begins at `begin` by `scales`, those of the blocks from `start`, in
         place.
@@ -131,6 +140,18 @@ class Int8Codec(Codec):
             np.copyto(part, self._codes_of(data, begin, end, length))
             _INT8_BLOCKS.multiply(part, scales, begin, start)
         return numbers
+
+    def excerpt(self, data: bytes | memoryview, start: int, length: int) -> bytes:
+        scale, codes = SCALE_BYTES * (start // BLOCK), _INT8_BLOCKS.scale_bytes(length) + start
+        return bytes(data[scale : scale + SCALE_BYTES]) + bytes(data[codes : codes + EXCERPT])
+
+    def decode_excerpts(self, data: bytes) -> Tensor:
+        scales, codes = _INT8_BLOCKS.excerpts(data, self.encoded_size(EXCERPT))
+        return torch.from_numpy(codes.view(np.int8)) * scales  # pyright: ignore[reportUnknownMemberType]
+
+    def rounded_like(self, data: bytes, numbers: Tensor) -> Tensor:
+        scales, _ = _INT8_BLOCKS.excerpts(data, self.encoded_size(EXCERPT))
+        return torch.div(numbers, scales.masked_fill(scales == 0, 1)).round_().mul_(scales)
 
     def check(self, data: bytes | memoryview, length: int) -> None:
         """Raise MalformedVectorError for another number of bytes, and for impossible scales or codes."""
@@ -200,6 +221,19 @@ class Int4Codec(Codec):
             np.copyto(part[1 - skipped :: 2], _high(halves)[: ceil((len(part) - 1 + skipped) / 2)])
             _INT4_BLOCKS.multiply(part, scales, begin, start)
         return numbers
+
+    def excerpt(self, data: bytes | memoryview, start: int, length: int) -> bytes:
+        scale, codes = SCALE_BYTES * (start // INT4_BLOCK), _INT4_BLOCKS.scale_bytes(length) + start // 2
+        return bytes(data[scale : scale + SCALE_BYTES]) + bytes(data[codes : codes + EXCERPT // 2])
+
+    def decode_excerpts(self, data: bytes) -> Tensor:
+        scales, halves = _INT4_BLOCKS.excerpts(data, self.encoded_size(EXCERPT))
+        codes = np.stack((_low(halves), _high(halves)), axis=-1).reshape(-1, EXCERPT)
+        return torch.from_numpy(codes) * scales  # pyright: ignore[reportUnknownMemberType]
+
+    def rounded_like(self, data: bytes, numbers: Tensor) -> Tensor:
+        scales, _ = _INT4_BLOCKS.excerpts(data, self.encoded_size(EXCERPT))
+        return torch.div(numbers, scales.masked_fill(scales == 0, 1)).round_().mul_(scales)
 
     def check(self, data: bytes | memoryview, length: int) -> None:
         """Raise MalformedVectorError for another number of bytes, and for impossible scales or codes."""

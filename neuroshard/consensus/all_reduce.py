@@ -1,11 +1,20 @@
 """The butterfly all-reduce of one view at one member: parts to reducers, statistics, one verdict, results. Pure.
 
 This file makes no decision. A completed exchange yields an aggregate to vote on.
+
+The parts decide, never a majority of reducers. A member that must know the truth about a slice *checks* it: it fetches
+the parts, which the intents name by their hash, and computes the slice itself. Its own result then counts for it.
+
+    reducers of a slice differ, or a seat contradicts them    every member checks the slice
+    a slice has no result when half of the view is over       every member checks the slice
+    members may lie                                           each seat checks one slice of its own secret choice
+    among friends                                             each seat compares blocks of its own secret choice, and
+                                                              checks the slices in which they differ
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -15,6 +24,7 @@ from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statisti
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.effects import (
     Accuse,
+    CompareBlocks,
     Effect,
     EncodedContribution,
     Judge,
@@ -25,8 +35,11 @@ from neuroshard.consensus.effects import (
     Say,
 )
 from neuroshard.consensus.round_messages import (
+    BlocksSent,
+    BlocksWanted,
     ContributionSent,
     Intent,
+    PartsWanted,
     ResultDigests,
     ResultSaid,
     StatementSaid,
@@ -35,39 +48,37 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     members_of,
 )
-from neuroshard.consensus.slices import Encoded, Reducers, assign, digest_of, draw, in_messages
+from neuroshard.consensus.slices import Block, Encoded, assign, digest_of, draw, draw_blocks, in_messages
+from neuroshard.identity import hash_parts
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 AMONG_STRANGERS = 2  # reducers of a slice that must return the same bytes; among friends there is one
+ANSWER_SECONDS = 5.0  # for a part or a block that was asked for
+FREE_PARTS = 2  # slices that a member may ask for without a reason that is known here
+SERVED = 2  # times that a part is sent to the same member
 
 
 @dataclass
 class _Slice:
     """The state of one slice."""
 
-    reducers: Reducers
+    reducers: tuple[NodeId, ...]  # all must return the same bytes: the first one the result, others its hash
+    self_id: NodeId
     parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded parts by member
     statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests by reducer
-    statistics: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # content by digest
     results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
-    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # encoded results by digest
+    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # statistics and encoded results by digest
     is_stated: bool = False  # whether this node has made its statistics or started to
-    is_redone: bool = False
+    is_checked: bool = False  # whether this node computes the slice although it is not a reducer of it
+    is_overdue: bool = False  # whether parts have not come in time
 
-    @property
-    def agreed_statistics(self) -> Encoded | None:
-        digest = _agreed(self.statements, len(self.reducers.active))
-        return None if digest is None else self.statistics.get(digest)
-
-    @property
-    def agreed_digest(self) -> str | None:
-        return _agreed(self.results, len(self.reducers.active))
-
-    @property
-    def agreed_result(self) -> Encoded | None:
-        digest = self.agreed_digest
-        return None if digest is None else self.content.get(digest)
+    def agreed(self, said: Mapping[NodeId, str]) -> str:
+        """The digest that counts at this node: its own if it computes the slice, else that of all reducers; or ""."""
+        if self.is_checked or self.self_id in self.reducers:
+            return said.get(self.self_id, "")
+        first = said.get(self.reducers[0], "")
+        return first if list(map(said.get, self.reducers)).count(first) == len(self.reducers) else ""
 
 
 class AllReduce:
@@ -90,7 +101,8 @@ class AllReduce:
         self._own = own
         self._intents = {one.member.node_id: one.body for one in intents}
         self._order = list(map(attrgetter("node_id"), self.members))
-        self._everybody = setting.everybody | set(self._order)
+        # the other participants, which get all public messages
+        self.others = (setting.others | set(self._order)) - {setting.self_id}
         step = setting.step
         self._facts = _facts(step, intents)
         upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
@@ -98,35 +110,43 @@ class AllReduce:
             reducers = draw(setting.plan, upload, step.ledger.seed, AMONG_STRANGERS)
         else:
             reducers = assign(setting.plan, upload, step.ledger.seed)
-        self._slices = list(map(_Slice, reducers))
+        self._slices = [_Slice(some, setting.self_id) for some in reducers]
         self._is_stating = self._is_judging = False
+        self.is_void = False  # whether the verdict follows from false statistics
+        self.skipped = 0  # checks that ended without an answer
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
-        self._claims: dict[tuple[NodeId, int], bytes] = {}  # digests of results
+        self._claims: dict[tuple[NodeId, int], bytes] = {}  # of reducers for slices, the newest
         self._accused: set[NodeId] = set()
-
-    @property
-    def others(self) -> frozenset[NodeId]:
-        """The other participants, which get all public messages."""
-        return frozenset(self._everybody - {self._setting.self_id})
+        self._disputed: set[int] = set()  # slices about which members disagree
+        self._wrong: set[NodeId] = set()  # reducers that contradict what this node has computed
+        self._doubts: dict[NodeId, int] = {}  # the slice in which a seat contradicts the reducers
+        self._judged_on: dict[int, Encoded] = {}  # the statistics of the slices
+        self._audited: tuple[Encoded, ...] | None = None  # the aggregate when the audit began
+        self._blocks: tuple[Block, ...] = ()  # that this node compares
+        self._rows_of_blocks: dict[int, bytes] = {}  # those that have come
+        self.is_audited = True  # False while this node waits for blocks
+        self._asked_for_blocks = set[NodeId]()  # the members that this node has sent its blocks
+        self._asked_at: float | None = None  # for parts
+        # number of times that parts were sent, by the member that asked and the author
+        self._served = defaultdict[tuple[NodeId, NodeId], Counter[int]](Counter)
 
     @property
     def aggregate(self) -> tuple[Encoded, ...] | None:
-        """The encoded aggregate, once enough reducers of every slice agree and its bytes are here."""
-        found = [result for one in self._slices if (result := one.agreed_result) is not None]
-        return tuple(found) if len(found) == len(self._slices) else None
+        """The encoded aggregate, once every slice is certain here and its bytes have come."""
+        found = [result for one in self._slices if (result := one.content.get(one.agreed(one.results))) is not None]
+        return tuple(found) if len(found) == len(self._slices) and not self.is_void else None
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Digests of the aggregate's slices, hex, for the slices where enough reducers agree."""
-        return tuple(digest for one in self._slices if (digest := one.agreed_digest) is not None)
+        """Digests of the aggregate's slices, hex, for the slices that are certain here."""
+        return tuple(digest for one in self._slices if (digest := one.agreed(one.results)))
 
     def missing(self) -> tuple[NodeId, ...]:
-        """Members that broke the protocol, or whose part of a slice that this node reduces has not arrived."""
-        mine = [one for one in self._slices if self._setting.self_id in one.reducers or (one.is_redone and one.parts)]
-        return tuple(
-            node for node in self._order if node in self._accused or any(node not in one.parts for one in mine)
-        )
+        """Members that broke the protocol, or whose part of a slice that this node computes has not arrived."""
+        mine = [one for one in self._slices if self._setting.self_id in one.reducers or one.is_overdue]
+        liars = self._accused | (self._wrong if self._setting.step.committee.is_open else set[NodeId]())
+        return tuple(node for node in self._order if node in liars or any(node not in one.parts for one in mine))
 
     def begin(self) -> list[Effect]:
         """Send this node's parts to their reducers."""
@@ -136,7 +156,7 @@ class AllReduce:
         self._digests[self_id] = own.digests
         by_reducer: dict[NodeId, dict[int, Encoded]] = {}
         for index, one in enumerate(self._slices):
-            for to in one.reducers.active:
+            for to in one.reducers:
                 by_reducer.setdefault(to, {})[index] = own.parts[index]
         effects = list[Effect]()
         for to, slices in sorted(by_reducer.items()):
@@ -146,36 +166,140 @@ class AllReduce:
                 self._slices[index].parts[self_id] = part
         return [*effects, *self._state()]
 
-    def redo(self) -> list[Effect]:
-        """A member is slow, dead or lies: spare reducers take over, and every holder of a result sends it."""
-        effects, again = list[Effect](), dict[int, Encoded]()
-        to_hand_on: dict[tuple[NodeId, NodeId], dict[int, Encoded]] = {}
-        for index, one in enumerate(self._slices):
-            if one.agreed_result is not None or one.is_redone:
-                continue
-            one.is_redone = True
-            spare, result = one.reducers.spare, one.results.get(self._setting.self_id)
-            if result is not None:
-                again[index] = one.content[result]
-            if spare is not None and spare != self._setting.self_id:
-                # The reducers forward what they have. A lone reducer may be dead, so each member sends its part again.
-                held = one.parts if self._setting.self_id in one.reducers else self._own_part(index)
-                for author, part in held.items():
-                    to_hand_on.setdefault((spare, author), {})[index] = part
-            elif spare is not None:
-                one.parts |= {author: part for author, part in self._own_part(index).items() if author not in one.parts}
-        for (spare, author), slices in sorted(to_hand_on.items()):
-            effects += self._hand_over(spare, author, slices)
-        effects += self._state()
-        return [*effects, *self._say_results(again, again)] if again else effects
-
-    def _own_part(self, index: int) -> Mapping[NodeId, Encoded]:
-        return {} if self._own is None else {self._setting.self_id: self._own.parts[index]}
-
     def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
-        """Forward the parts of one contribution to another reducer."""
+        """Send parts of one contribution to a member that computes their slices."""
         for some in in_messages(slices):
             yield Say(frozenset({to}), ContributionSent(self.round_id, author, self._digests[author], some))
+
+    # Checks
+
+    def redo(self) -> list[Effect]:
+        """A reducer is slow, dead or lies: this node computes the slices that have no result."""
+        late = [one for one in self._slices if one.agreed(one.results) not in one.content and not one.is_overdue]
+        for one in late:
+            one.is_overdue, one.is_checked = True, self._setting.self_id not in one.reducers
+        return [*self._ask(), *self._state()] if late else []
+
+    def audit(self) -> list[Effect]:
+        """Begin this seat's audit of its secret choice, once all results are known.
+
+        Nobody knows the choice before the reducers have signed their results.
+        """
+        setting, verdict = self._setting, self.verdict
+        if self._audited is not None or verdict is None or self.aggregate is None or not setting.is_seat:
+            return []
+        self._audited = self.aggregate
+        others = [index for index, one in enumerate(self._slices) if setting.self_id not in one.reducers]
+        choice = hash_parts("neuroshard/audit", setting.secret, self.round_id)
+        if setting.step.committee.is_open:
+            return self._check([others[int.from_bytes(choice) % len(others)]] if others else [])
+        if not others or setting.excerpts is None:
+            return []
+        self._blocks = draw_blocks(setting.plan, others, choice)
+        self.is_audited, effects = not self._blocks, list[Effect]()
+        if self._own is not None:
+            own = BlocksSent(self.round_id, setting.excerpts(self._own.parts, self._blocks))
+            effects = self._take_blocks(setting.self_id, own)
+        asked = frozenset(self._order) - {setting.self_id}
+        return [Say(asked, BlocksWanted(self.round_id, self._blocks)), *effects] if self._blocks else []
+
+    def help(self, sender: NodeId, message: PartsWanted | BlocksWanted | BlocksSent) -> list[Effect]:
+        """Answer a member that audits or checks, or take an answer."""
+        match message:
+            case PartsWanted():
+                return self._parts_for(sender, message)
+            case BlocksWanted():
+                return self._blocks_for(sender, message)
+            case BlocksSent():
+                return self._take_blocks(sender, message)
+
+    def _take_blocks(self, sender: NodeId, sent: BlocksSent) -> list[Effect]:
+        """Store a member's blocks, and compare all once they are complete. They prove nothing by themselves."""
+        rows, verdict, reduction, aggregate = self._rows_of_blocks, self.verdict, self._reduction, self._audited
+        if self.is_audited or sender not in self._order or verdict is None or reduction is None or aggregate is None:
+            return []
+        row = self._order.index(sender)
+        if row in rows or row not in verdict.accepted:
+            return []
+        rows[row] = sent.content
+        is_whole = len(rows) == len(verdict.accepted)
+        return [CompareBlocks(self.round_id, self._blocks, rows, aggregate, reduction)] if is_whole else []
+
+    def compared(self, differing: frozenset[int] | None) -> list[Effect]:
+        """Check the slices in which blocks differ: the member that sent the blocks may be wrong, or the reducer."""
+        self.is_audited = True
+        self.skipped += differing is None
+        return self._check(sorted(differing)[:FREE_PARTS]) if differing else []
+
+    def _blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
+        """Send a seat blocks of this node's contribution, once per round."""
+        own, setting = self._own, self._setting
+        are_fit = sender in setting.step.seats and all(
+            block < setting.plan.blocks(index) for index, block in wanted.blocks
+        )
+        if own is None or setting.excerpts is None or not are_fit or sender in self._asked_for_blocks:
+            return []
+        self._asked_for_blocks.add(sender)
+        return [Say(frozenset({sender}), BlocksSent(self.round_id, setting.excerpts(own.parts, wanted.blocks)))]
+
+    def remind(self, now: float) -> list[Effect]:
+        """Ask again for parts that have not come: their authors, and then the reducers, which have them, too.
+
+        An audit of blocks ends without the answers. A check does not: this node does not vote without the parts.
+        """
+        waiting = [one for one in self._slices if (one.is_checked or one.is_overdue) and not one.is_stated]
+        if not waiting and self.is_audited:
+            self._asked_at = None
+            return []
+        if self._asked_at is None:
+            self._asked_at = now
+        if now - self._asked_at < ANSWER_SECONDS:
+            return []
+        for one in waiting:
+            one.is_overdue = True
+        self.skipped += not self.is_audited
+        self._asked_at, self.is_audited = now, True
+        return self._ask(of_reducers=True)
+
+    def _check(self, indices: Iterable[int]) -> list[Effect]:
+        """Begin to compute slices that others reduce."""
+        slices = [self._slices[index] for index in indices]
+        fresh = [one for one in slices if not one.is_checked and self._setting.self_id not in one.reducers]
+        for one in fresh:
+            one.is_checked = True
+        return [*self._ask(), *self._state()] if fresh else []
+
+    def _ask(self, *, of_reducers: bool = False) -> list[Effect]:
+        """Ask the authors of missing parts for them. The author of a part may be gone: its reducers have it, too."""
+        wanted: dict[tuple[NodeId, NodeId], list[int]] = {}
+        for index, one in enumerate(self._slices):
+            if one.is_checked and self._own is not None:
+                one.parts.setdefault(self._setting.self_id, self._own.parts[index])
+            for author in self._order if one.is_checked or one.is_overdue else ():
+                for to in {author, *(one.reducers if of_reducers else ())} if author not in one.parts else ():
+                    wanted.setdefault((to, author), []).append(index)
+        return [
+            Say(frozenset({to}), PartsWanted(self.round_id, author, tuple(indices)))
+            for (to, author), indices in sorted(wanted.items())
+            if to != self._setting.self_id
+        ]
+
+    def _parts_for(self, sender: NodeId, wanted: PartsWanted) -> list[Effect]:
+        """Send the parts that a member checks. Without a reason that this node knows, it gets a few of them only."""
+        author, given = wanted.author, dict[int, Encoded]()
+        if sender not in self.others or author not in self._digests:
+            return []
+        doubtful = {node for index in self._doubts.values() for node in self._slices[index].reducers}
+        for index in wanted.slices:
+            served, is_own = self._served[sender, author], author == self._setting.self_id
+            one = self._slices[index] if index < len(self._slices) else None
+            if one is None or served[index] >= SERVED or not (is_own or author in one.parts):
+                continue
+            has_reason = one.is_checked or one.is_overdue or index in self._disputed or doubtful & {*one.reducers}
+            if has_reason or len(served.keys() | {index}) <= FREE_PARTS:
+                served[index] += 1
+                given[index] = self._own.parts[index] if is_own and self._own is not None else one.parts[author]
+        return list(self._hand_over(sender, author, given))
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
         """Store a member's parts. Parts that differ from the author's intent count as absent."""
@@ -187,7 +311,12 @@ class AllReduce:
             return self._accuse(sender, "It sent another contribution than was promised.")
         self._digests[message.author] = digests
         parts = message.slices
-        wanted = {index: part for index, part in parts.items() if index < count and self._reduces(self._slices[index])}
+        wanted = dict[int, Encoded]()
+        for index, part in parts.items():
+            if index < count and (
+                self._slices[index].is_checked or self._setting.self_id in self._slices[index].reducers
+            ):
+                wanted[index] = part
         for index, part in _by_themselves(wanted, parts).items():
             if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
@@ -197,12 +326,20 @@ class AllReduce:
     def take_statement(self, message: StatementSaid) -> list[Effect]:
         """Store a reducer's statistics."""
         reducer = message.signed.member.node_id
-        for index, one, digest in self._reduced_by(reducer, message.signed.body):
+        for index, one, digest in self._said_by(reducer, message.signed.body):
             statistics = message.statistics.get(index, b"")
             is_short = len(statistics) <= statistics_size(len(self._order), with_gram=True)
             if is_short and reducer not in one.statements and digest_of(statistics).hex() == digest:
-                one.statements[reducer], one.statistics[digest] = digest, statistics
-        return self._judge()
+                one.content[digest] = statistics
+                self._note(one.statements, reducer, index, digest)
+                self._claims[reducer, index] = message.signed.claim
+        return [*self._look_for_lies(), *self._judge()]
+
+    def _note(self, said: dict[NodeId, str], author: NodeId, index: int, digest: str) -> None:
+        """Store what a member says about a slice, the first time."""
+        said.setdefault(author, digest)
+        if len(set(said.values())) > 1:
+            self._disputed.add(index)
 
     def take_result(self, message: ResultSaid) -> list[Effect]:
         """Store a reducer's results: the digests of all of them, and the content of those that it sends."""
@@ -216,21 +353,31 @@ class AllReduce:
 
     def _note_result(self, signed: VerifiedBody[ResultDigests], contents: Mapping[int, Encoded]) -> list[Effect]:
         reducer = signed.member.node_id
-        for index, one, digest in self._reduced_by(reducer, signed.body):
-            if one.results.setdefault(reducer, digest) == digest:
+        for index, one, digest in self._said_by(reducer, signed.body):
+            self._note(one.results, reducer, index, digest)
+            if one.results[reducer] == digest:
                 self._claims[reducer, index] = signed.claim
                 if index in contents:
                     one.content[digest] = contents[index]
-        return self._liars()
+        return self._look_for_lies()
 
     def made_statistics(self, statistics: Mapping[int, Encoded]) -> list[Effect]:
-        """Continue with this node's finished statistics."""
+        """Continue with this node's finished statistics. Those of checked slices are said if they contradict others."""
         self._is_stating = False
         if not statistics:
             return []
-        digests = tuple((index, digest_of(made).hex()) for index, made in sorted(statistics.items()))
-        said = StatementSaid(self._setting.sign(StatisticsDigests(self.round_id, digests)), statistics)
-        return [Say(self.others, said), *self.take_statement(said), *self._reduce(statistics), *self._state()]
+        said, digests = dict[int, Encoded](), list[tuple[int, str]]()
+        for index, made in sorted(statistics.items()):
+            one, digest = self._slices[index], digest_of(made).hex()
+            self.is_void = self.is_void or self._judged_on.get(index, made) != made
+            one.content[digest] = made
+            self._note(one.statements, self._setting.self_id, index, digest)
+            if not one.is_checked or index in self._disputed:
+                said[index] = made
+                digests.append((index, digest))
+        signed = self._setting.sign(StatisticsDigests(self.round_id, tuple(digests)))
+        effects: list[Effect] = [Say(self.others, StatementSaid(signed, said))] if said else []
+        return [*effects, *self._look_for_lies(), *self._judge(), *self._reduce(statistics), *self._state()]
 
     def judged(self, judged: Judged) -> list[Effect]:
         """Continue with the finished verdict."""
@@ -239,9 +386,17 @@ class AllReduce:
         return self._reduce(stated)
 
     def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
-        """Continue with this node's finished results."""
-        sent = {index: made for index, made in results.items() if self._sends(self._slices[index])}
-        return self._say_results(results, sent)
+        """Continue with this node's finished results. Those of checked slices are said if they contradict others."""
+        said, sent = dict[int, Encoded](), dict[int, Encoded]()
+        for index, made in results.items():
+            one, digest = self._slices[index], digest_of(made).hex()
+            one.content[digest] = made
+            self._note(one.results, self._setting.self_id, index, digest)
+            if not one.is_checked or index in self._disputed:
+                said[index] = made
+            if one.reducers[0] == self._setting.self_id:
+                sent[index] = made
+        return [*self._say_results(said, sent), *self._look_for_lies()]
 
     def _say_results(self, results: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> list[Effect]:
         """Send the results in `sent` in as many messages as needed, and one more message with the digests of the
@@ -256,12 +411,6 @@ class AllReduce:
             effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]
         return effects
 
-    def _reduces(self, one: _Slice) -> bool:
-        return self._setting.self_id in one.reducers or one.reducers.spare == self._setting.self_id
-
-    def _sends(self, one: _Slice) -> bool:
-        return one.is_redone or one.reducers.active[0] == self._setting.self_id
-
     def _state(self) -> list[Effect]:
         """Start the statistics of own slices whose parts are complete, while other parts are under way.
 
@@ -271,7 +420,7 @@ class AllReduce:
         whole = [
             (index, one)
             for index, one in enumerate(self._slices)
-            if not one.is_stated and self._reduces(one) and len(one.parts) == len(self._order)
+            if not one.is_stated and len(one.parts) == len(self._order)
         ]
         if not whole or self._is_stating:
             return []
@@ -286,11 +435,11 @@ class AllReduce:
     def _judge(self) -> list[Effect]:
         if self._is_judging:
             return []
-        agreed = [one.agreed_statistics for one in self._slices]
+        agreed = [one.content.get(one.agreed(one.statements)) for one in self._slices]
         statistics = [one for one in agreed if one is not None]
         if len(statistics) < len(agreed):
             return []
-        self._is_judging = True
+        self._is_judging, self._judged_on = True, dict(enumerate(statistics))
         return [Judge(self.round_id, statistics, self._facts)]
 
     def accepted_work(self, rows: Collection[int], choices: Collection[tuple[NodeId, int]]) -> CertifiedWork:
@@ -322,40 +471,51 @@ class AllReduce:
         """
         if self._reduction is None:
             return []
-        sizes = {index: self._slices[index].parts[self._order[0]] for index in indices}
-        sent = {index: part for index, part in sizes.items() if self._sends(self._slices[index])}
-        told = {index: part for index, part in sizes.items() if index not in sent}
+        sent, told = dict[int, Encoded](), dict[int, Encoded]()
+        for index in indices:
+            one = self._slices[index]
+            (sent if one.reducers[0] == self._setting.self_id else told)[index] = one.parts[self._order[0]]
         return [
             Reduce(self.round_id, {index: self._rows(self._slices[index]) for index in some}, self._reduction)
             for some in (*in_messages(sent), told)
             if some
         ]
 
-    def _reduced_by(
-        self, reducer: NodeId, body: StatisticsDigests | ResultDigests
-    ) -> Iterable[tuple[int, _Slice, str]]:
+    def _said_by(self, author: NodeId, body: StatisticsDigests | ResultDigests) -> Iterable[tuple[int, _Slice, str]]:
+        """The slices on which a member may speak: those that it reduces, and one more if it is a seat."""
         for index, digest in body.digests:
-            if index < len(self._slices):
-                one = self._slices[index]
-                if reducer in one.reducers or reducer == one.reducers.spare:
-                    yield index, one, digest
+            one = self._slices[index] if index < len(self._slices) else None
+            if one is not None and (
+                author in {*one.reducers, self._setting.self_id}
+                or (author in self._setting.step.seats and self._doubts.setdefault(author, index) == index)
+            ):
+                yield index, one, digest
 
-    def _liars(self) -> list[Effect]:
-        """The reducers whose result differs from that of two others. One alone proves nothing against another."""
+    def _look_for_lies(self) -> list[Effect]:
+        """Check the slices about which members disagree. Accuse those that contradict what this node has computed, and
+        check all slices that they reduce.
+        """
+        if not self._disputed:
+            return []
+        is_malice = self._setting.step.committee.is_open  # among friends it is bad memory, of that node or of this one
         effects = list[Effect]()
-        for index, one in enumerate(self._slices):
-            agreed = one.agreed_digest if len(one.reducers.active) > 1 else None
-            for node, digest in one.results.items():
-                if agreed is not None and digest != agreed:
-                    proof = tuple(self._claims[other, index] for other in one.results if (other, index) in self._claims)
-                    effects += self._accuse(node, "It sent a different result than two other reducers.", proof)
-        return effects
+        for index in sorted(self._disputed):
+            one = self._slices[index]
+            what = f"Its computation of slice {index} does not follow from the parts."
+            for said in (one.statements, one.results):
+                own = said.get(self._setting.self_id)
+                for node, digest in said.items():
+                    if own not in (None, digest) and node not in self._wrong:
+                        effects.append(Accuse(node, what, (self._claims[node, index],), is_malice=is_malice))
+                        self._wrong.add(node)
+        doubtful = (index for index, one in enumerate(self._slices) if self._wrong.intersection(one.reducers))
+        return [*effects, *self._check(sorted(self._disputed.union(doubtful)))]
 
-    def _accuse(self, node: NodeId, what: str, proof: tuple[bytes, ...] = ()) -> list[Effect]:
+    def _accuse(self, node: NodeId, what: str) -> list[Effect]:
         if node in self._accused:
             return []
         self._accused.add(node)
-        return [Accuse(node, what, proof)]
+        return [Accuse(node, what)]
 
 
 def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
@@ -366,12 +526,6 @@ def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
         originals=tuple(map(commitments.index, commitments)),
         are_friends=not step.committee.is_open,
     )
-
-
-def _agreed(said: Mapping[NodeId, str], needed: int) -> str | None:
-    """The digest on which at least `needed` reducers of a slice agree, or None."""
-    common = Counter(said.values()).most_common(1)
-    return common[0][0] if common and common[0][1] >= needed else None
 
 
 def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:

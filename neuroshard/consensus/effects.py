@@ -14,7 +14,7 @@ from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Phase, Quorum, VerifiedBody, Vote
-from neuroshard.consensus.slices import Encoded, SlicePlan, digest_of
+from neuroshard.consensus.slices import Block, Encoded, SlicePlan, digest_of
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
@@ -58,7 +58,7 @@ class ViewTiming:
     """
 
     gather_seconds: float = 10.0  # a proposer waits this long for called members, and without limit for a quorum
-    redo_seconds: float = 30.0  # after this time third reducers take over
+    redo_seconds: float = 30.0  # after this time members compute the slices without a result
     view_seconds: float = 60.0  # after this time it is the next proposer's turn
 
     @classmethod
@@ -71,11 +71,6 @@ class ViewTiming:
             usual = 4 * encoded_bytes / SLOWEST_BYTES_PER_SECOND
         view = max(LEAST_VIEW_SECONDS, 3 * usual)
         return cls(gather_seconds=view / 4, redo_seconds=view / 2, view_seconds=view)
-
-    def of_view(self, tries: int) -> ViewTiming:
-        """The deadlines after `failed` views without a result."""
-        factor = 2.0 ** min(tries, MAX_DOUBLINGS)
-        return ViewTiming(self.gather_seconds, factor * self.redo_seconds, factor * self.view_seconds)
 
 
 @dataclass(frozen=True)
@@ -95,6 +90,9 @@ class RoundConfig:
     may_vote: bool = True  # False: this node does not know which votes it has sent
     invited: frozenset[NodeId] = frozenset()  # strangers that may join and get this member's intent
     newcomer_seconds: float = inf  # for which the step waits for what members that do not count send
+    secret: bytes = b""  # random, for the choice of what this node checks
+    # of an own contribution, for the audits of others; None: its blocks cannot be decoded alone
+    excerpts: Callable[[Sequence[Encoded], Sequence[Block]], bytes] | None = None
 
     @property
     def self_id(self) -> NodeId:
@@ -113,7 +111,8 @@ class RoundConfig:
     def timing_of(self, view: int, first: int) -> ViewTiming:
         """Deadlines in a view of a member that began with view `first`. Skipped views do not count as failed ones."""
         counted = range(first, min(view, first + MAX_DOUBLINGS * len(self.step.seats)))
-        return self.timing.of_view(sum(map(self._is_turn, counted)))
+        usual, factor = self.timing, 2.0 ** min(sum(map(self._is_turn, counted)), MAX_DOUBLINGS)
+        return ViewTiming(usual.gather_seconds, factor * usual.redo_seconds, factor * usual.view_seconds)
 
     def _is_turn(self, view: int) -> bool:
         """Whether a view's proposer is expected: the others do not answer.
@@ -129,11 +128,6 @@ class RoundConfig:
         return self.expected or self.step.seats
 
     @property
-    def everybody(self) -> frozenset[NodeId]:
-        """The seats and the expected members."""
-        return self.step.seats | self.expected
-
-    @property
     def reachable(self) -> frozenset[NodeId]:
         """Members that were here when the step began, with this node."""
         return self.expected | {self.self_id}
@@ -141,7 +135,7 @@ class RoundConfig:
     @property
     def others(self) -> frozenset[NodeId]:
         """The other participants, which get all public messages."""
-        return self.everybody - {self.self_id}
+        return (self.step.seats | self.expected) - {self.self_id}
 
 
 @dataclass(frozen=True)
@@ -218,6 +212,20 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class CompareBlocks:
+    """Compute blocks of the aggregate from the encoded blocks of the accepted contributions.
+
+    Answered with the slices in which they differ from the aggregate; None if the blocks cannot be decoded.
+    """
+
+    round_id: str
+    blocks: Sequence[Block]
+    rows: Mapping[int, bytes] = field(repr=False)  # by the number of the member
+    aggregate: Sequence[Encoded] = field(repr=False)
+    reduction: Reduction
+
+
+@dataclass(frozen=True)
 class Choose:
     """Measure the candidates for the outer step on an aggregate. Answered with Chosen."""
 
@@ -259,6 +267,7 @@ class Accuse:
     node: NodeId
     what: str
     proof: tuple[bytes, ...] = ()
+    is_malice: bool = True  # False: the error is shown and costs no reputation
 
 
 @dataclass(frozen=True)
@@ -276,9 +285,9 @@ class GiveUp:
     reason: str
 
 
-Computation: TypeAlias = MakeStatistics | Judge | Reduce
+Computation: TypeAlias = MakeStatistics | Judge | Reduce | CompareBlocks
 Job: TypeAlias = Computation | Choose | Check
-JobResult: TypeAlias = Mapping[int, bytes] | Judged | Chosen | Checked
+JobResult: TypeAlias = Mapping[int, bytes] | Judged | frozenset[int] | Chosen | Checked | None
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from secrets import token_bytes
 
 import anyio
 import anyio.lowlevel
@@ -15,7 +16,7 @@ from anyio.abc import TaskGroup
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
-from neuroshard.compression import make_codec
+from neuroshard.compression import is_sparse, make_codec
 from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
 from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
 from neuroshard.consensus.lone_steps import LOST_STATE, LoneSteps
@@ -491,18 +492,14 @@ class GroupRounds:
     def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[RoundConfig, RoundWork]:
         work = self._work(step.number)
         timing = ViewTiming.after(self._durations, work.encoded_bytes)
+        fits = partial(work.is_slice, work.codec), partial(work.is_slice, work.results)
         setting = RoundConfig(
-            step,
-            work.plan,
-            self._replica.member,
-            expected,
-            self._sign,
-            work.is_part,
-            work.is_result,
-            timing,
+            *(step, work.plan, self._replica.member, expected, self._sign, *fits, timing),
             self.actor.judging.candidates(),
             self._replica.most_members,
             self.seats.may_vote,
+            secret=token_bytes(32),
+            excerpts=None if is_sparse(work.codec) else work.excerpts,
         )
         return setting, work
 
@@ -518,7 +515,7 @@ class GroupRounds:
         if sent is not None and own in value.accepted:
             decoded, parts = sent.contribution, sent.promised.parts
             if work.codec.name != "fp32":
-                decoded = await self._offload(partial(work.decoded_parts, parts))
+                decoded = await self._offload(partial(work.decoded, parts, work.codec))
         is_of_earlier_life = sent is None and own in value.accepted
         earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
         # Only now, after the last await: if the task is cancelled earlier, the next call finds the same end again.

@@ -6,7 +6,7 @@ The queue accepts messages only from nodes that train the stage, and a limited n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
 from typing import Annotated, TypeAlias
@@ -86,14 +86,9 @@ class RoundMessageQueue:
         # receivers for which a message waits or is under way
         self._outboxes: dict[NodeId, deque[Sequence[Encoded]]] = {}
         self._number = randbits(48)  # random: a receiver may remember numbers from before this node's restart
-        self._upload = 0
+        self.upload = 0  # rate to one receiver in bytes per second, from recent large parts; 0 while unknown
         self.sent_bytes = self.received_bytes = 0  # in parts that arrived, since the start
         self._tasks: TaskGroup | None = None
-
-    @property
-    def upload(self) -> int:
-        """Upload rate to one receiver in bytes per second, from recent large parts; 0 while unknown."""
-        return self._upload
 
     async def run(self) -> None:
         """Transfer messages until cancelled."""
@@ -114,7 +109,7 @@ class RoundMessageQueue:
             if self._tasks is not None:
                 self._tasks.start_soon(self._carry, peer)
         outbox.append(message)
-        while len(outbox) > MAX_WAITING or (len(outbox) > 1 and self._waits_too_much(outbox)):
+        while len(outbox) > MAX_WAITING or (len(outbox) > 1 and sum(map(_size, outbox)) > 2 * self._max_bytes):
             outbox.popleft()
 
     def is_empty(self) -> bool:
@@ -124,9 +119,6 @@ class RoundMessageQueue:
     def has_room_for(self, peer: NodeId) -> bool:
         """Whether no large message waits for this receiver."""
         return all(_size(message) <= SMALL_BYTES for message in self._outboxes.get(peer, ()))
-
-    def _waits_too_much(self, outbox: Iterable[Sequence[Encoded]]) -> bool:
-        return sum(map(_size, outbox)) > 2 * self._max_bytes
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Accept a part. Raises RequestRefusedError."""
@@ -211,7 +203,7 @@ class RoundMessageQueue:
         self.sent_bytes += size
         if size >= MEASURED_BYTES and seconds > 0:
             rate = int(size / seconds)
-            self._upload = rate if self._upload == 0 else (3 * self._upload + rate) // 4
+            self.upload = rate if self.upload == 0 else (3 * self.upload + rate) // 4
 
 
 def _size(message: Sequence[Encoded]) -> int:

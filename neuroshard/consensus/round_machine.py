@@ -26,6 +26,7 @@ from neuroshard.consensus.effects import (
     Checked,
     Choose,
     Chosen,
+    CompareBlocks,
     Complete,
     Effect,
     EncodedContribution,
@@ -46,6 +47,8 @@ from neuroshard.consensus.entries import entries_objection, merged_evidence, sup
 from neuroshard.consensus.round_messages import (
     AggregateSent,
     AggregateWanted,
+    BlocksSent,
+    BlocksWanted,
     CertificateSaid,
     ChoicesSaid,
     ContributionSent,
@@ -57,6 +60,7 @@ from neuroshard.consensus.round_messages import (
     NewView,
     NewViewSaid,
     OuterChoice,
+    PartsWanted,
     ProposalSaid,
     Quorum,
     ResultSaid,
@@ -91,8 +95,8 @@ class RoundStateMachine:
         A member whose step has `completed` only helps members whose step has not.
         """
         self.setting = setting
-        self._voting = Voting(setting, record, completed)
-        self._views = Views(setting)
+        self.voting = Voting(setting, record, completed)
+        self.views = Views(setting)
         self._own: EncodedContribution | None = None
         self._exchange: AllReduce | None = None
         self._ask_after = -inf
@@ -103,31 +107,22 @@ class RoundStateMachine:
         self._objection = ""
         # by digests and work: the same bytes with other claims lead to another state
         self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Callable[[Checked], Value | None]] = {}
+        self._answers: dict[tuple[tuple[str, ...], CertifiedWork], Checked] = {}  # that wait for the audit
         self._evidence: EntryEvidence | None = None  # for entries of this step
         self._proposed_entries: tuple[Entry, ...] = ()  # of the present view
-
-    @property
-    def view(self) -> int:
-        """The number of the current view in this step. The earlier ones failed or were skipped."""
-        return self._views.view
-
-    @property
-    def completed(self) -> Complete | None:
-        """The end of the step, if it has ended."""
-        return self._voting.completed
 
     @property
     def progress(self) -> RoundProgress:
         """The state of the current view."""
         exchange = self._exchange
-        if self.completed is not None:
+        if self.voting.completed is not None:
             phase = RoundPhase.ENDED
         elif self._is_measuring or self._checking or self._proof is not None:
             phase = RoundPhase.VOTE
         else:
             phase = RoundPhase.GATHER if exchange is None else RoundPhase.EXCHANGE
         return RoundProgress(
-            self.view, phase, () if exchange is None else exchange.members, self._judged, self._objection
+            self.views.view, phase, () if exchange is None else exchange.members, self._judged, self._objection
         )
 
     @property
@@ -135,19 +130,14 @@ class RoundStateMachine:
         """Whether this node takes part with a contribution."""
         return self._own is not None
 
-    @property
-    def knows_end(self) -> bool:
-        """Whether the step has ended elsewhere, so that only its aggregate is missing."""
-        return self._voting.knows_end
-
     def enter(self, contribution: EncodedContribution, now: float, view: int = 0) -> list[Effect]:
         """Take part with this contribution, from this view on. `now` is monotonic and in seconds in all methods."""
         self._own = contribution
-        self._views.begin(self.setting.next_view(max(view, self._voting.last_view, 0)), now)
+        self.views.begin(self.setting.next_view(max(view, self.voting.last_view, 0)), now)
         commitment = commitment_of(contribution.digests)
         intent = Intent(
             self.setting.step.id,
-            self.view,
+            self.views.view,
             commitment,
             contribution.sequences,
             contribution.upload,
@@ -157,16 +147,16 @@ class RoundStateMachine:
             contribution.sequence,
         )
         signed = self.setting.sign(intent)
-        self._views.add_intent(signed)
+        self.views.add_intent(signed)
         effects: list[Effect] = [Say(self.setting.others | self.setting.invited, IntentSaid(signed))]
-        if self.view > 0:
+        if self.views.view > 0:
             effects += self._say_new_view(())
         return [*effects, *self._propose(now)]
 
     def add_evidence(self, evidence: EntryEvidence, now: float) -> list[Effect]:
         """Keep evidence for entries; the proposer of this view proposes a value that carries only entries."""
         self._evidence = merged_evidence(self.setting.step, self._evidence or EntryEvidence(), evidence)
-        if self.completed is not None or self._views.has_proposal or self._exchange is not None:
+        if self.voting.completed is not None or self.views.has_proposal or self._exchange is not None:
             return []
         if self.has_entered and not evidence.departures:
             return []  # only a leave is urgent; other entries go with the aggregate
@@ -178,40 +168,47 @@ class RoundStateMachine:
 
     def tick(self, now: float) -> list[Effect]:
         """Check the deadlines. Called about once per second."""
-        if self.completed is not None:
+        if self.voting.completed is not None:
             return []
         effects = list[Effect]()
         if now >= self._ask_after:  # an aggregate may need long to arrive
             self._ask_after = now + self.setting.timing.gather_seconds
-            effects = self._voting.ask()
-        if self._views.is_over(now) and self._views.is_ahead:
-            self._views.wait_again(now)
+            effects = self.voting.ask()
+        if self.views.is_over(now) and self.views.is_ahead:
+            self.views.wait_again(now)
             return [*effects, *self._say_new_view(())]
-        if self._views.is_over(now) or (self._exchange and self._views.is_spoilt(self._exchange.missing(), now)):
+        exchange = self._exchange
+        is_vain = exchange is not None and (exchange.is_void or self.views.is_spoilt(exchange.missing(), now))
+        if self.views.is_over(now) or is_vain:
             return [*effects, *self._give_up_view(now)]
-        if self._views.must_redo(now) and self._exchange is not None:
-            effects += self._exchange.redo()
+        if exchange is not None:
+            again = exchange.redo() if self.views.must_redo(now) else []
+            effects += [*again, *exchange.remind(now), *self._look()]
         return [*effects, *self._propose(now)]
 
     def hear(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
         """Handle a message whose signatures were verified and whose sender is known."""
-        if self.completed is not None or isinstance(message, AggregateWanted):
-            return self._voting.help(sender, message)
-        effects = self._voting.check_memory(message)
+        if self.voting.completed is not None or isinstance(message, AggregateWanted):
+            return self.voting.help(sender, message)
+        effects = self.voting.check_memory(message)
         match message:
             case IntentSaid() | NewViewSaid() | ProposalSaid():
                 effects += self._hear_of_views(message, now)
             case ContributionSent() | StatementSaid() | ResultSaid() | ChoicesSaid():
                 effects += self._take_part(sender, message)
+            case PartsWanted() | BlocksWanted() | BlocksSent():
+                exchange = self._exchange
+                if exchange is not None and exchange.round_id == message.round_id:
+                    effects += exchange.help(sender, message)
             case VoteSaid() | CertificateSaid():
                 # ask the sender of a certificate for its aggregate first, and others only after some time
-                if not self.knows_end:
+                if not self.voting.knows_end:
                     self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
-                effects += self._voting.take(sender, message, self.view)
+                effects += self.voting.take(sender, message, self.views.view)
             case EvidenceSaid(evidence):
                 effects += self.add_evidence(evidence, now)
             case AggregateSent():
-                effects += [*self._voting.take(sender, message, self.view), *self._vote_again()]
+                effects += [*self.voting.take(sender, message, self.views.view), *self._vote_again()]
         return effects
 
     def answered(self, job: Job, answer: JobResult) -> list[Effect]:
@@ -219,9 +216,9 @@ class RoundStateMachine:
         if isinstance(job, Check):
             if not isinstance(answer, Checked):
                 raise TypeError(f"{type(answer).__name__} is not an answer to Check")
-            return self._checked(job, answer) if self.completed is None else []
+            return self._checked(job, answer) if self.voting.completed is None else []
         exchange = self._exchange
-        if self.completed is not None or exchange is None or job.round_id != exchange.round_id:
+        if self.voting.completed is not None or exchange is None or job.round_id != exchange.round_id:
             return []
         effects = list[Effect]()
         match job, answer:
@@ -234,9 +231,11 @@ class RoundStateMachine:
                 effects = exchange.made_statistics(answer)
             case Reduce(), Mapping():
                 effects = exchange.reduced(answer)
+            case CompareBlocks(), frozenset() | None:
+                effects = exchange.compared(answer)
             case Choose(), Chosen(choice):
                 said = ChoicesSaid((self.setting.sign(OuterChoice(job.round_id, choice)),))
-                proposer = self.setting.step.proposer(self.view)
+                proposer = self.setting.step.proposer(self.views.view)
                 is_mine = proposer == self.setting.self_id
                 effects = self._take_choices(proposer, said) if is_mine else [Say(frozenset({proposer}), said)]
             case _:
@@ -248,7 +247,7 @@ class RoundStateMachine:
     def _hear_of_views(self, message: IntentSaid | NewViewSaid | ProposalSaid, now: float) -> list[Effect]:
         match message:
             case IntentSaid(signed):
-                self._views.add_intent(signed)
+                self.views.add_intent(signed)
                 return self._propose(now)
             case NewViewSaid(signed, lock):
                 return self._take_new_view(signed, lock, now)
@@ -256,10 +255,10 @@ class RoundStateMachine:
                 return self._take_proposal(message, now)
 
     def _propose(self, now: float) -> list[Effect]:
-        step, views = self.setting.step, self._views
-        if step.proposer(self.view) != self.setting.self_id or not views.may_propose(now):
+        step, views = self.setting.step, self.views
+        if step.proposer(self.views.view) != self.setting.self_id or not views.may_propose(now):
             return []
-        lock = views.highest_lock(self._voting.lock)
+        lock = views.highest_lock(self.voting.record.lock)
         return self._say_proposal(() if lock is not None else views.chosen_intents(), lock, now)
 
     def _propose_entries(self, now: float) -> list[Effect]:
@@ -267,10 +266,10 @@ class RoundStateMachine:
 
         Nothing is awaited: whether a value is valid does not depend on who is here.
         """
-        views, is_turn = self._views, self.setting.step.proposer(self.view) == self.setting.self_id
-        if not is_turn or not self.setting.is_seat or views.has_proposed or self._voting.lock is not None:
+        views, is_turn = self.views, self.setting.step.proposer(self.views.view) == self.setting.self_id
+        if not is_turn or not self.setting.is_seat or views.has_proposed or self.voting.record.lock is not None:
             return []
-        if not self._entries or self.view > 0:
+        if not self._entries or self.views.view > 0:
             return []
         return self._say_proposal((), None, now)
 
@@ -282,11 +281,11 @@ class RoundStateMachine:
         return supported_entries(step, self._evidence or EntryEvidence(), self.setting.reachable)
 
     def _say_proposal(self, intents: tuple[VerifiedBody[Intent], ...], lock: Quorum | None, now: float) -> list[Effect]:
-        step, views = self.setting.step, self._views
+        step, views = self.setting.step, self.views
         views.has_proposed = True
-        round_id = round_id_of(step.id, self.view, intents)
+        round_id = round_id_of(step.id, self.views.view, intents)
         value, entries = (None, self._entries) if lock is None else (lock.value.digest, ())
-        proposal = self.setting.sign(RoundProposal(step.id, self.view, round_id, value, entries))
+        proposal = self.setting.sign(RoundProposal(step.id, self.views.view, round_id, value, entries))
         said = ProposalSaid(proposal, intents, lock, (self._evidence or EntryEvidence()) if entries else None)
         to = self.setting.others | set(map(attrgetter("member.node_id"), intents))
         return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
@@ -295,9 +294,9 @@ class RoundStateMachine:
         body, step = said.signed.body, self.setting.step
         is_fit = (
             body.step_id == step.id
-            and self.view <= body.view <= max(self.view, self._views.view_of_others() + MAX_AHEAD)
+            and self.views.view <= body.view <= max(self.views.view, self.views.view_of_others() + MAX_AHEAD)
             and said.signed.member.node_id == step.proposer(body.view)
-            and (self._voting.is_lock(said.lock) if said.lock is not None else self._is_fit(said))
+            and (self.voting.is_lock(said.lock) if said.lock is not None else self._is_fit(said))
             and body.round_id == round_id_of(step.id, body.view, said.intents)
             and body.value == (None if said.lock is None else said.lock.value.digest)
         )
@@ -306,23 +305,23 @@ class RoundStateMachine:
             # ahead of the voters, the view's own proposer, a valid lock or a valid set of contributors, and an id and
             # value that match them.
             return []
-        if body.view > self.view:
+        if body.view > self.views.view:
             self._enter_view(body.view, now)
-        if self._views.has_proposal:
+        if self.views.has_proposal:
             return []
-        self._views.has_proposal, self._proposed_entries = True, body.entries
+        self.views.has_proposal, self._proposed_entries = True, body.entries
         if said.lock is not None:
             self._proof = said.lock
-            self._voting.values.want(said.lock.value)
+            self.voting.values.want(said.lock.value)
             return self._vote_again()
-        if self._voting.lock is not None:
+        if self.voting.record.lock is not None:
             return []  # a locked seat supports no other value, so an exchange would be wasted
         if said.intents:
             return self._begin_exchange(body.round_id, said)
         value = structs.replace(self.setting.step.first_value(), entries=self._proposed_entries)
         value = self.setting.step.completed(value)
-        self._voting.values.add(value, ())
-        return self._voting.prepare(self.view, value, None)
+        self.voting.values.add(value, ())
+        return self.voting.prepare(self.views.view, value, None)
 
     def _is_fit(self, said: ProposalSaid) -> bool:
         """Whether a proposal without a lock has contributions that form a round, or only entries, and all are valid."""
@@ -331,29 +330,25 @@ class RoundStateMachine:
             self.setting.step, entries, said.evidence or EntryEvidence(), self.setting.reachable
         ):
             return False
-        return self._views.are_fit(said.intents, said.signed.body.view) if said.intents else bool(entries)
+        return self.views.are_fit(said.intents, said.signed.body.view) if said.intents else bool(entries)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
-        exchange = AllReduce(self.setting, round_id, said.intents, self._own_part(said))
+        promised = {one.member: one.body.commitment for one in said.intents}.get(self.setting.member)
+        is_promised = self._own is not None and promised == commitment_of(self._own.digests)
+        exchange = AllReduce(self.setting, round_id, said.intents, self._own if is_promised else None)
         self._exchange = exchange
         effects = exchange.begin()
-        for sender, early in self._views.take_early(round_id):
+        for sender, early in self.views.take_early(round_id):
             effects += self._take_part(sender, early)
         return effects
 
-    def _own_part(self, said: ProposalSaid) -> EncodedContribution | None:
-        own = next((one.body for one in said.intents if one.member == self.setting.member), None)
-        if own is None or self._own is None:
-            return None
-        return self._own if own.commitment == commitment_of(self._own.digests) else None
-
     def _take_new_view(self, signed: VerifiedBody[NewView], lock: Quorum | None, now: float) -> list[Effect]:
-        if signed.body.step_id != self.setting.step.id or (lock is not None and not self._voting.is_lock(lock)):
+        if signed.body.step_id != self.setting.step.id or (lock is not None and not self.voting.is_lock(lock)):
             return []
-        self._views.add_new_view(signed, lock)
-        ahead = self._views.view_of_others()
+        self.views.add_new_view(signed, lock)
+        ahead = self.views.view_of_others()
         effects = list[Effect]()
-        if ahead > self.view:
+        if ahead > self.views.view:
             effects += self._give_up_view(now, ahead)
         return [*effects, *self._propose(now)]
 
@@ -362,21 +357,22 @@ class RoundStateMachine:
         # A member that only follows others into their view has not waited long enough to accuse anybody.
         if view is None:
             missing = self._exchange.missing() if self._exchange is not None else ()
-        self._enter_view(self.setting.next_view(self.view + 1) if view is None else view, now)
+        self._enter_view(self.setting.next_view(self.views.view + 1) if view is None else view, now)
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:
         self._exchange = self._proof = self._judged = None
         self._objection, self._proposed_entries, self._is_measuring = "", (), False
         self._checking.clear()
+        self._answers.clear()
         self._choices.clear()
-        self._views.begin(view, now)
+        self.views.begin(view, now)
 
     def _say_new_view(self, missing: tuple[NodeId, ...]) -> list[Effect]:
-        signed = self.setting.sign(NewView(self.setting.step.id, self.view, missing))
-        self._views.add_new_view(signed, self._voting.lock)
-        intent = self._views.intents.get(self.setting.self_id)
-        effects: list[Effect] = [Say(self.setting.others, NewViewSaid(signed, self._voting.lock))]
+        signed = self.setting.sign(NewView(self.setting.step.id, self.views.view, missing))
+        self.views.add_new_view(signed, self.voting.record.lock)
+        intent = self.views.intents.get(self.setting.self_id)
+        effects: list[Effect] = [Say(self.setting.others, NewViewSaid(signed, self.voting.record.lock))]
         return effects if intent is None else [Say(self.setting.others, IntentSaid(intent)), *effects]
 
     # The exchange and its result
@@ -388,7 +384,7 @@ class RoundStateMachine:
         is_plain = isinstance(message, ContributionSent | ChoicesSaid)
         round_id = message.round_id if is_plain else message.signed.body.round_id
         if exchange is None or exchange.round_id != round_id:
-            self._views.keep_early(sender, message, round_id)
+            self.views.keep_early(sender, message, round_id)
             return []
         match message:
             case ContributionSent():
@@ -404,7 +400,7 @@ class RoundStateMachine:
     def _take_choices(self, sender: NodeId, said: ChoicesSaid) -> list[Effect]:
         """Collect the seats' choices as the proposer, and send those of a quorum; or take these from the proposer."""
         setting, step, exchange = self.setting, self.setting.step, self._exchange
-        proposer, seats = step.proposer(self.view), step.committee.members
+        proposer, seats = step.proposer(self.views.view), step.committee.members
         are_fit = all(one.member in seats and one.body.choice < setting.candidates for one in said.choices)
         if exchange is None or self._has_chosen or not are_fit or proposer not in {setting.self_id, sender}:
             return []
@@ -426,13 +422,21 @@ class RoundStateMachine:
     def _look(self) -> list[Effect]:
         """Check the aggregate once it is complete, and the choices of a quorum are here if they are due."""
         exchange = self._exchange
-        if exchange is None or exchange.verdict is None or (aggregate := exchange.aggregate) is None:
+        if exchange is None:
             return []
+        effects = exchange.audit()
+        if exchange.verdict is None or (aggregate := exchange.aggregate) is None:
+            # A slice may become uncertain again. Until it is checked, this node neither votes nor locks.
+            if self._checking:
+                self.voting.doubt({digests for digests, _ in self._checking})
+                self._checking.clear()
+                self._answers.clear()
+            return effects
         verdict, choices = exchange.verdict, tuple[tuple[NodeId, int], ...]()
         if self.setting.candidates > 1:
             if not self._has_chosen:
                 measures, self._is_measuring = self.setting.is_seat and not self._is_measuring, True
-                return [Choose(exchange.round_id, aggregate)] if measures else []
+                return [*effects, Choose(exchange.round_id, aggregate)] if measures else effects
             choices = tuple((node, self._choices[node].body.choice) for node in sorted(self._choices))
         names = [member.node_id for member in exchange.members]
         digests, work = exchange.digests, exchange.accepted_work(verdict.accepted, choices)
@@ -458,36 +462,42 @@ class RoundStateMachine:
             )
             return self.setting.step.completed(value)
 
-        return self._check(Check(aggregate, digests, work), value_of)
+        return [*effects, *self._check(Check(aggregate, digests, work), value_of)]
 
     def _check(self, job: Check, value_of: Callable[[Checked], Value | None]) -> list[Effect]:
-        if (job.digests, job.work) in self._checking:
+        key, is_audited = (job.digests, job.work), self._exchange is None or self._exchange.is_audited
+        if is_audited and (known := self._answers.pop(key, None)) is not None:
+            return self._checked(job, known)
+        if key in self._checking:
             return []
-        self._checking[job.digests, job.work] = value_of
+        self._checking[key] = value_of
         return [job]
 
     def _checked(self, job: Check, checked: Checked) -> list[Effect]:
+        if self._exchange is not None and not self._exchange.is_audited:  # no vote before the end of the audit
+            self._answers[job.digests, job.work] = checked
+            return []
         value_of = self._checking.get((job.digests, job.work))
         value = None if value_of is None else value_of(checked)
         # Order matters: the value and its aggregate are stored first, because `prepare` and `count` look them up.
         if value is None or not checked.next_root:
             return []
-        self._voting.values.add(value, job.aggregate)
+        self.voting.values.add(value, job.aggregate)
         # A locked value may have ended the step elsewhere, so its quality no longer matters.
         if checked.objection and self._proof is None:
             self._objection = checked.objection
-            return self._voting.count(self.view) or [GiveUp(f"this node votes no: {checked.objection}")]
-        return self._voting.prepare(self.view, value, self._proof) or self._voting.count(self.view)
+            return self.voting.count(self.views.view) or [GiveUp(f"this node votes no: {checked.objection}")]
+        return self.voting.prepare(self.views.view, value, self._proof) or self.voting.count(self.views.view)
 
     def _vote_again(self) -> list[Effect]:
         """Vote again on the value that a quorum prepared in an earlier view, once its aggregate is here."""
         proof = self._proof
-        known = None if proof is None else self._voting.values.get(proof.value.digest)
+        known = None if proof is None else self.voting.values.get(proof.value.digest)
         if known is None:
-            return self._voting.ask()
+            return self.voting.ask()
         value, aggregate = known
         if value.round_id is None:  # only entries: the state stays as it is
-            return self._voting.prepare(self.view, value, proof) or self._voting.count(self.view)
+            return self.voting.prepare(self.views.view, value, proof) or self.voting.count(self.views.view)
         return self._check(
             Check(aggregate, value.aggregate, value.work),
             lambda checked: value if checked.next_root == value.next_root else None,

@@ -26,12 +26,12 @@ from neuroshard.consensus.committee import (
     Height,
     NamedNode,
 )
-from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, Encoded
+from neuroshard.consensus.slices import AUDITED_BLOCKS, DIGEST_BYTES, MAX_SLICES, Encoded
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, hash_parts, read_claim, sign_claim, verify_claim
 from neuroshard.optim.outer import LONGEST_CODE, MOST_CANDIDATES, CertifiedWork
-from neuroshard.types import PRINTABLE, HexDigest, NamedWallet, NodeId
+from neuroshard.types import PRINTABLE, HexDigest, NamedWallet
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
@@ -40,6 +40,7 @@ MAX_VIEW = 10_000
 NO_DIGEST = "0" * 64
 MAX_ROUND_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept
 OTHER_BYTES = 2 << 20  # per message, apart from slices of contributions and aggregates: claims, statistics
+MAX_AUDIT_BYTES = 64 << 10  # AUDITED_BLOCKS blocks in fp32; 17 KiB in int8
 View = Annotated[int, Meta(ge=0, le=MAX_VIEW)]
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
 SliceIndex = Annotated[int, Meta(ge=0, lt=MAX_SLICES)]
@@ -313,8 +314,8 @@ else:  # a received slice is a view of its message, not a copy
     Slices = Annotated[Mapping[SliceIndex, memoryview], Meta(max_length=MAX_SLICES)]
 
 
-class _Announcement(Struct, Generic[AnyBody_co], frozen=True, forbid_unknown_fields=True):
-    """A message with a claim of its sender."""
+class AuthoredMessage(Struct, Generic[AnyBody_co], frozen=True, forbid_unknown_fields=True):
+    """A message with a claim of its author, who must send it itself. Any node may forward other messages."""
 
     form: ClassVar[type[Body]]
     signed: VerifiedBody[AnyBody_co]
@@ -323,13 +324,13 @@ class _Announcement(Struct, Generic[AnyBody_co], frozen=True, forbid_unknown_fie
         _verify(self.form, [self.signed], "signed")
 
 
-class IntentSaid(_Announcement[Intent], frozen=True, tag="intent", forbid_unknown_fields=True):
+class IntentSaid(AuthoredMessage[Intent], frozen=True, tag="intent", forbid_unknown_fields=True):
     """An intent, sent to all participants."""
 
     form = Intent
 
 
-class NewViewSaid(_Announcement[NewView], frozen=True, tag="new-view", forbid_unknown_fields=True):
+class NewViewSaid(AuthoredMessage[NewView], frozen=True, tag="new-view", forbid_unknown_fields=True):
     """A new view with its author's lock, sent to all participants."""
 
     form = NewView
@@ -351,7 +352,7 @@ class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
         _verify(Vote, [vote for pair in self.double_votes for vote in pair], "double_votes")
 
 
-class ProposalSaid(_Announcement[RoundProposal], frozen=True, tag="proposal", forbid_unknown_fields=True):
+class ProposalSaid(AuthoredMessage[RoundProposal], frozen=True, tag="proposal", forbid_unknown_fields=True):
     """The proposer's proposal, sent to all participants."""
 
     form = RoundProposal
@@ -367,7 +368,7 @@ class ProposalSaid(_Announcement[RoundProposal], frozen=True, tag="proposal", fo
 class ContributionSent(Struct, frozen=True, tag="contribution", forbid_unknown_fields=True):
     """Some slices for a reducer, and the digests of all slices; the author's intent contains their hash.
 
-    A reducer forwards the parts of other members when a third one has to repeat its slice.
+    A reducer forwards the parts of other members to those that check its slice.
     """
 
     round_id: HexDigest
@@ -379,14 +380,42 @@ class ContributionSent(Struct, frozen=True, tag="contribution", forbid_unknown_f
     slices: Slices
 
 
-class StatementSaid(_Announcement[StatisticsDigests], frozen=True, tag="statement", forbid_unknown_fields=True):
+class PartsWanted(Struct, frozen=True, tag="parts-wanted", forbid_unknown_fields=True):
+    """A request for parts of one contribution, by a member that computes these slices. Answered with ContributionSent.
+
+    Their author has them, and so have the reducers.
+    """
+
+    round_id: HexDigest
+    author: NamedNode
+    slices: Annotated[tuple[SliceIndex, ...], Meta(max_length=MAX_SLICES)]
+
+    def __post_init__(self) -> None:
+        _check_once(self.slices)
+
+
+class BlocksWanted(Struct, frozen=True, tag="blocks-wanted", forbid_unknown_fields=True):
+    """A request for some blocks of the receiver's contribution, by a seat among friends. Answered with BlocksSent."""
+
+    round_id: HexDigest
+    blocks: Annotated[tuple[tuple[SliceIndex, _Number], ...], Meta(max_length=AUDITED_BLOCKS)]
+
+
+class BlocksSent(Struct, frozen=True, tag="blocks", forbid_unknown_fields=True):
+    """The requested blocks, one after the other. Nothing proves them: if they contradict a result, parts decide."""
+
+    round_id: HexDigest
+    content: Annotated[bytes, Meta(max_length=MAX_AUDIT_BYTES)]
+
+
+class StatementSaid(AuthoredMessage[StatisticsDigests], frozen=True, tag="statement", forbid_unknown_fields=True):
     """A reducer's statistics with their signed digests, sent to all participants."""
 
     form = StatisticsDigests
     statistics: Slices
 
 
-class ResultSaid(_Announcement[ResultDigests], frozen=True, tag="result", forbid_unknown_fields=True):
+class ResultSaid(AuthoredMessage[ResultDigests], frozen=True, tag="result", forbid_unknown_fields=True):
     """A reducer's signed result digests with the results that it has to send, sent to all participants."""
 
     form = ResultDigests
@@ -417,7 +446,7 @@ class EvidenceSaid(Struct, frozen=True, tag="evidence", forbid_unknown_fields=Tr
     evidence: EntryEvidence
 
 
-class VoteSaid(_Announcement[Vote], frozen=True, tag="vote", forbid_unknown_fields=True):
+class VoteSaid(AuthoredMessage[Vote], frozen=True, tag="vote", forbid_unknown_fields=True):
     """A vote, sent to all participants."""
 
     form = Vote
@@ -452,6 +481,9 @@ Message: TypeAlias = (
     | NewViewSaid
     | ProposalSaid
     | ContributionSent
+    | PartsWanted
+    | BlocksWanted
+    | BlocksSent
     | StatementSaid
     | ResultSaid
     | ChoicesSaid
@@ -526,14 +558,3 @@ def round_id_of(step_id: str, view: int, intents: Sequence[VerifiedBody[Intent]]
 def members_of(intents: Collection[VerifiedBody[Intent]]) -> tuple[GroupMember, ...]:
     """Contributors of a round, in row order."""
     return tuple(sorted(map(attrgetter("member"), intents)))
-
-
-def author_of(message: Message) -> NodeId | None:
-    """The author of a message, who must send it itself; None if any node may forward it."""
-    match message:
-        case ContributionSent() | CertificateSaid() | AggregateWanted() | AggregateSent() | EvidenceSaid():
-            return None
-        case ChoicesSaid():
-            return None
-        case _:
-            return message.signed.member.node_id

@@ -36,6 +36,7 @@ from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
     AggregateWanted,
+    AuthoredMessage,
     CertificateSaid,
     ChoicesSaid,
     EntryEvidence,
@@ -47,7 +48,6 @@ from neuroshard.consensus.round_messages import (
     ProposalSaid,
     Quorum,
     VoteSaid,
-    author_of,
     encode_round_message,
     read_round_message,
 )
@@ -88,7 +88,9 @@ class MessageBuffer:
 
     def __iter__(self) -> Iterator[tuple[NodeId, Message]]:
         """Sender and message, in order of arrival per sender."""
-        return ((sender, message) for sender, messages in self._messages.items() for message, _ in messages)
+        for sender, messages in self._messages.items():
+            for message, _ in messages:
+                yield sender, message
 
 
 _LOG = logging.getLogger(__name__)
@@ -209,7 +211,7 @@ class RoundRunner:
         before = self._running
         is_again = before is not None and before.member.setting.step.id == setting.step.id and before.member.has_entered
         running = self._begin(setting, number, work)
-        view = before.member.view + 1 if is_again and before is not None else 0
+        view = before.member.views.view + 1 if is_again and before is not None else 0
         self._put(running, running.member.enter(contribution, anyio.current_time(), view))
         self._hear_again(running)
 
@@ -242,7 +244,7 @@ class RoundRunner:
         with anyio.move_on_after(answer_seconds):
             await self._until_ended()
         running = self._running
-        if self.ended is None and running is not None and running.member.knows_end:
+        if self.ended is None and running is not None and running.member.voting.knows_end:
             with anyio.move_on_after(aggregate_seconds):
                 await self._until_ended()
         return self.ended
@@ -279,7 +281,7 @@ class RoundRunner:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
             return
-        if author_of(message) not in (None, sender):
+        if isinstance(message, AuthoredMessage) and message.signed.member.node_id != sender:
             self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
             return
         await self._help(sender, message)
@@ -317,7 +319,8 @@ class RoundRunner:
     def _put(self, running: _Running, effects: list[Effect]) -> None:
         if running is self._running:
             self.watch(running.member.progress)
-        self._effects += ((running, effect) for effect in effects)
+        for effect in effects:
+            self._effects.append((running, effect))
         self._effects_added.notify()
 
     async def _carry_out(self) -> None:
@@ -345,9 +348,10 @@ class RoundRunner:
                     self._running = None
                     self._gave_up = "this node could not store its vote"
                     self.changed.notify()
-            case Accuse(node, what):
+            case Accuse(node, what, is_malice=is_malice):
                 _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
-                self._around.report(node, ScoreReason.BROKEN_WORD)
+                if is_malice:
+                    self._around.report(node, ScoreReason.BROKEN_WORD)
                 await self._is_written(partial(book.keep_proof, effect), "The round continues.")
             case Complete():
                 await self._complete(running, effect)

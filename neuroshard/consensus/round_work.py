@@ -28,10 +28,10 @@ from neuroshard.aggregation import (
     statistics_bytes,
     sum_statistics,
 )
-from neuroshard.compression import Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
+from neuroshard.compression import EXCERPT, Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.effects import Computation, Judge, Judged, MakeStatistics, Reduce
-from neuroshard.consensus.slices import Encoded, SlicePlan
+from neuroshard.consensus.effects import CompareBlocks, Computation, Judge, Judged, MakeStatistics, Reduce
+from neuroshard.consensus.slices import Block, Encoded, SlicePlan
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,9 @@ class RoundWork:
         """The codec of the aggregate."""
         return aggregate_codec(self.codec)
 
-    def decoded(self, aggregate: Sequence[Encoded]) -> Tensor:
-        """The vector (d,) fp32 of an aggregate's slices. Raises MalformedVectorError."""
-        return self._decoded(self.results, aggregate)
-
-    def decoded_parts(self, parts: Sequence[Encoded]) -> Tensor:
-        """The vector (d,) fp32 of a contribution's slices. Raises MalformedVectorError."""
-        return self._decoded(self.codec, parts)
-
-    def _decoded(self, codec: Codec, slices: Sequence[Encoded]) -> Tensor:
+    def decoded(self, slices: Sequence[Encoded], codec: Codec | None = None) -> Tensor:
+        """The vector (d,) fp32 of all slices, by default of an aggregate. Raises MalformedVectorError."""
+        codec = codec or self.results
         # NumPy allocates a vector of this size in large pages, which is much faster
         vector = torch.from_numpy(np.empty(self.plan.length, np.float32))  # pyright: ignore[reportUnknownMemberType]
         for index, data in enumerate(slices):
@@ -80,15 +74,8 @@ class RoundWork:
             codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
         return vector
 
-    def is_part(self, index: int, data: Encoded) -> bool:
-        """Whether bytes can be the slice of this number of a contribution."""
-        return self._is_slice(self.codec, index, data)
-
-    def is_result(self, index: int, data: Encoded) -> bool:
-        """Whether bytes can be the slice of this number of an aggregate."""
-        return self._is_slice(self.results, index, data)
-
-    def _is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:
+    def is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:
+        """Whether bytes can be the slice of this number of a contribution or an aggregate with this codec."""
         size = self.plan.size(index)
         if len(data) > codec.encoded_size(size):
             return False
@@ -104,7 +91,7 @@ class RoundWork:
         sizes = list(map(self.plan.size, range(self.plan.count)))
         return max(sum(map(self.codec.encoded_size, sizes)), sum(map(self.results.encoded_size, sizes)))
 
-    def answer(self, job: Computation) -> Mapping[int, bytes] | Judged:
+    def answer(self, job: Computation) -> Mapping[int, bytes] | Judged | frozenset[int] | None:
         """Compute the answer to a job."""
         match job:
             case MakeStatistics():
@@ -113,6 +100,8 @@ class RoundWork:
                 return self.judged(job)
             case Reduce():
                 return self.reduced(job)
+            case CompareBlocks():
+                return self.compared(job)
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """Compute a MakeStatistics job."""
@@ -149,6 +138,27 @@ class RoundWork:
             index: self.results.encode(reduce_slice(self._rows(index, parts), job.reduction))
             for index, parts in job.rows.items()
         }
+
+    def excerpts(self, parts: Sequence[Encoded], blocks: Sequence[Block]) -> bytes:
+        """Encode blocks of an encoded contribution; its codec is not sparse."""
+        size = self.plan.size
+        return b"".join(self.codec.excerpt(parts[index], EXCERPT * number, size(index)) for index, number in blocks)
+
+    def compared(self, job: CompareBlocks) -> frozenset[int] | None:
+        """Compute a CompareBlocks job."""
+        codec, size = self.codec, self.codec.encoded_size(EXCERPT)
+
+        def decode(row: int, start: int, stop: int, out: Tensor) -> None:
+            out.copy_(codec.decode_excerpts(job.rows[row][start // EXCERPT * size : stop // EXCERPT * size]).view(-1))
+
+        rows = SliceRows(max(job.rows) + 1, EXCERPT * len(job.blocks), decode)
+        try:
+            aggregate = self.excerpts(job.aggregate, job.blocks)
+            found = codec.rounded_like(aggregate, reduce_slice(rows, job.reduction).view(-1, EXCERPT))
+        except (MalformedVectorError, ValueError, RuntimeError):
+            return None
+        pairs = zip(job.blocks, codec.decode_excerpts(aggregate), found, strict=True)
+        return frozenset(index for (index, _), stated, computed in pairs if not torch.equal(stated, computed))
 
     def _rows(self, index: int, parts: Sequence[Encoded]) -> SliceRows:
         size = self.plan.size(index)

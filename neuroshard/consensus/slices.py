@@ -17,6 +17,8 @@ BLOCK = 4096  # slices are whole blocks of the codecs, so that each can be encod
 MAX_SLICES = 64
 MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices per message: with its header it fits into one part
 DIGEST_BYTES = 32
+AUDITED_BLOCKS = 256  # one seat finds an error in 1 % of the blocks with a probability of 92 %
+AUDITED_NUMBERS = 64  # in such a block: in every codec it is a part of one block of numbers with a common scale
 MAX_SHARE = 1.25  # of the mean number of slices: limits the share of a fast member
 
 Encoded: TypeAlias = bytes | memoryview
@@ -26,6 +28,10 @@ Encoded: TypeAlias = bytes | memoryview
 def digest_of(content: Encoded) -> bytes:
     """BLAKE3 of an encoded slice, or of statistics: four times faster than SHA-256, and every byte is hashed often."""
     return blake3(content).digest()
+
+
+Block: TypeAlias = tuple[int, int]
+"""A slice, and a block of AUDITED_NUMBERS numbers in it."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +64,12 @@ class SlicePlan:
         start, stop = self.bounds(index)
         return stop - start
 
-
-@dataclass(frozen=True)
-class Reducers:
-    """The reducers of one slice. All of `active` must return the same bytes: the first one the result, others its hash.
-
-    `spare` repeats the work if they differ or one does not answer; None if there is no other member.
-    """
-
-    active: tuple[NodeId, ...]
-    spare: NodeId | None
-
-    def __contains__(self, node: object) -> bool:
-        return node in self.active
+    def blocks(self, index: int) -> int:
+        """Number of blocks of AUDITED_NUMBERS in this slice. The last numbers of a vector may be in none."""
+        return self.size(index) // AUDITED_NUMBERS if index < self.count else 0
 
 
-def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[Reducers]:
+def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[tuple[NodeId, ...]]:
     """One reducer of every slice, in proportion to the members' upload rates (bytes per second), in an order from the
     seed.
 
@@ -82,16 +78,16 @@ def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence
     if not upload:
         raise ValueError("a slice has a reducer")
     order = sorted(upload, key=partial(hash_parts, "neuroshard/reducer", seed))
-    quotas, chosen = _quotas(list(map(upload.__getitem__, order)), plan.count), list[Reducers]()
-    for place, node in enumerate(order):
-        others = order[place + 1 :] + order[:place]
-        for index in range(quotas[place]):
-            chosen.append(Reducers((node,), others[index % len(others)] if others else None))
-    return chosen
+    cap = max(-(-plan.count // len(order)), int(MAX_SHARE * plan.count / len(order)))
+    quotas = dict.fromkeys(order, 0)
+    for _ in range(plan.count):  # each to the member furthest below its share, the first one of several
+        quotas[max(order, key=lambda node: (quotas[node] < cap, max(1, upload[node]) / (quotas[node] + 1)))] += 1
+    return [(node,) for node in order for _ in range(quotas[node])]
 
 
-def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> Sequence[Reducers]:
-    """The reducers of every slice where members may lie: each slice has a draw of its own.
+def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> Sequence[tuple[NodeId, ...]]:
+    """The reducers of every slice where members may lie: each slice has a draw of its own. All must return the same
+    bytes: the first one the result, the others its hash.
 
     So what a member declares changes nothing, and a member that stays away changes little more than the slices that
     it would reduce: it cannot choose those of another one. No member gets more than MAX_SHARE while others have less.
@@ -101,13 +97,21 @@ def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> 
         raise ValueError("a slice has a reducer")
     needed = min(needed, len(nodes))
     cap, load = int(MAX_SHARE * needed * plan.count / len(nodes)), Counter[NodeId]()
-    chosen = list[Reducers]()
+    chosen = list[tuple[NodeId, ...]]()
     for index in range(plan.count):
         order = sorted(nodes, key=partial(hash_parts, "neuroshard/reducer", seed, index))
         order.sort(key=lambda node: load[node] >= cap)
         load.update(order[:needed])
-        chosen.append(Reducers(tuple(order[:needed]), order[needed] if len(order) > needed else None))
+        chosen.append(tuple(order[:needed]))
     return chosen
+
+
+def draw_blocks(plan: SlicePlan, slices: Sequence[int], secret: bytes) -> tuple[Block, ...]:
+    """Blocks of AUDITED_NUMBERS of these slices for an audit, all with the same probability."""
+    width = plan.width // AUDITED_NUMBERS  # the last slice may have fewer
+    words = memoryview(blake3(secret).digest(8 * AUDITED_BLOCKS)).cast("Q")
+    drawn = {(slices[word // width % len(slices)], word % width) for word in words}
+    return tuple(sorted(block for block in drawn if block[1] < plan.blocks(block[0])))
 
 
 def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]]:
@@ -121,17 +125,3 @@ def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]
         size += len(data)
     if carried:
         yield carried
-
-
-def _quotas(uploads: Sequence[int], total: int) -> list[int]:
-    """Whole numbers that add up to `total`, in proportion to the uploads within MAX_SHARE."""
-    cap = max(-(-total // len(uploads)), int(MAX_SHARE * total / len(uploads)))
-    quotas = [0] * len(uploads)
-    weights = [max(1, upload) for upload in uploads]
-    for _ in range(total):  # each to the member furthest below its share
-        place = max(
-            range(len(uploads)),
-            key=lambda place: (quotas[place] < cap, weights[place] / (quotas[place] + 1), -place),
-        )
-        quotas[place] += 1
-    return quotas

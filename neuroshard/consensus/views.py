@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from neuroshard.aggregation import statistics_size
-from neuroshard.consensus.effects import RoundConfig, ViewTiming
+from neuroshard.consensus.effects import RoundConfig
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
     ChoicesSaid,
@@ -42,6 +42,7 @@ class Views:
         self._setting = setting
         self._first: int | None = None
         self._begun = 0.0
+        self._timing = setting.timing
         self._new_views: dict[NodeId, VerifiedBody[NewView]] = {}  # the newest of each node
         self._accusers: dict[NodeId, set[NodeId]] = {}
         self._locks: dict[NodeId, Quorum] = {}
@@ -50,7 +51,7 @@ class Views:
     def begin(self, view: int, now: float) -> None:
         """Enter a view."""
         self._first = view if self._first is None else self._first
-        self.view, self._begun = view, now
+        self.view, self._begun, self._timing = view, now, self._setting.timing_of(view, self._first)
         self.has_proposed = self.has_proposal = False
 
     def is_over(self, now: float) -> bool:
@@ -70,7 +71,7 @@ class Views:
         self._begun = now
 
     def must_redo(self, now: float) -> bool:
-        """Whether third reducers must take over."""
+        """Whether the members must compute the slices that have no result."""
         return now - self._begun >= self._timing.redo_seconds
 
     def add_intent(self, signed: VerifiedBody[Intent]) -> None:
@@ -180,10 +181,6 @@ class Views:
         """Return the stored messages of this round and drop the others."""
         early, self._early = self._early, {}
         return [(sender, message) for sender, kept in early.items() for name, message in kept if name == round_id]
-
-    @property
-    def _timing(self) -> ViewTiming:
-        return self._setting.timing_of(self.view, self._first or 0)
 
     def _here(self) -> set[NodeId]:
         """The members that take part in this view."""

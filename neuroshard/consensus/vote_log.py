@@ -514,7 +514,7 @@ class ContributionRecovery:
         if offer is None or len(offer.parts) != work.plan.count:
             return None
         try:
-            return RecoveredContribution(offer, await self._offload(partial(work.decoded_parts, offer.parts)))
+            return RecoveredContribution(offer, await self._offload(partial(work.decoded, offer.parts, work.codec)))
         except MalformedVectorError as error:
             _LOG.warning("The contribution that was sent before the restart cannot be read: %s", error)
             return None

@@ -16,7 +16,7 @@ Any two quorums share an honest voter. With 1 and 2 that voter keeps two values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from neuroshard.consensus.chain import Step
@@ -117,6 +117,10 @@ class KnownValues:
         """The value and its aggregate, if both are here."""
         return None if digest is None else self._known.get(digest)
 
+    def forget(self, aggregates: Collection[tuple[str, ...]]) -> None:
+        """Drop the values with these aggregates, by the digests of their slices."""
+        self._known = {digest: known for digest, known in self._known.items() if known[0].aggregate not in aggregates}
+
     def want(self, value: Value) -> None:
         """Start to collect the aggregate of this value."""
         if not value.aggregate:
@@ -162,20 +166,15 @@ class Voting:
         self._ballots = Ballots(setting.step)
         self._asked = 0  # number of requests
         self._certificate: Quorum | None = None  # of a value whose aggregate may still be under way
-        if self.lock is not None:
-            self.values.add(self.lock.value, self.record.aggregate)
+        if self.record.lock is not None:
+            self.values.add(self.record.lock.value, self.record.aggregate)
         if completed is not None:
             self.values.add(completed.certificate.value, completed.aggregate)
 
     @property
-    def lock(self) -> Quorum | None:
-        """The value that this node voted to commit, with which the step may have ended elsewhere."""
-        return self.record.lock
-
-    @property
     def last_view(self) -> int:
         """The view of this node's last vote; -1 before the first."""
-        return max(self.record.view, -1 if self.lock is None else self.lock.view)
+        return max(self.record.view, -1 if self.record.lock is None else self.record.lock.view)
 
     @property
     def knows_end(self) -> bool:
@@ -204,13 +203,18 @@ class Voting:
         """
         effects = list[Effect]()
         prepared = self.values.get(self._ballots.decided(view, Phase.PREPARE))
-        may_lock = self._is_voter and not self.knows_end and (self.lock is None or self.lock.view < view)
+        may_lock = self._is_voter and not self.knows_end and (self.record.lock is None or self.record.lock.view < view)
         if prepared is not None and may_lock:
             value, aggregate = prepared
             lock = self._ballots.quorum(view, Phase.PREPARE, value)
             self.record = replace(self.record, lock=lock, aggregate=aggregate)
             effects += [Persist(self.record), *self._vote(view, Phase.COMMIT, value)]
         return [*effects, *self._end()]
+
+    def doubt(self, aggregates: Collection[tuple[str, ...]]) -> None:
+        """Forget values that may be false, by the digests of their slices: this node then locks none of them."""
+        if self.record.lock is None:
+            self.values.forget(aggregates)
 
     def take(self, sender: NodeId, message: VoteSaid | CertificateSaid | AggregateSent, view: int) -> list[Effect]:
         """Handle votes, certificates and slices of others; `view` is the current one."""
@@ -274,9 +278,9 @@ class Voting:
         return self._setting.is_seat and not self.record.is_incomplete
 
     def _supports(self, value: Value, proof: Quorum | None) -> bool:
-        if self.lock is None or self.lock.value.digest == value.digest:
+        if self.record.lock is None or self.record.lock.value.digest == value.digest:
             return True
-        return proof is not None and proof.value.digest == value.digest and proof.view > self.lock.view
+        return proof is not None and proof.value.digest == value.digest and proof.view > self.record.lock.view
 
     def _vote(self, view: int, phase: Phase, value: Value) -> list[Effect]:
         signed = self._setting.sign(Vote(self._setting.step.id, view, phase, value.digest))

@@ -19,6 +19,8 @@ from neuroshard.consensus.round_messages import (
     MAX_VIEW,
     AggregateSent,
     AggregateWanted,
+    BlocksSent,
+    BlocksWanted,
     Body,
     CertificateSaid,
     ChoicesSaid,
@@ -30,6 +32,7 @@ from neuroshard.consensus.round_messages import (
     NewView,
     NewViewSaid,
     OuterChoice,
+    PartsWanted,
     Phase,
     ProposalSaid,
     Quorum,
@@ -96,6 +99,9 @@ MESSAGES: list[Message] = [
     CertificateSaid(votes(Phase.COMMIT)),
     AggregateWanted(STEP.id, HASH, (0, 3)),
     AggregateSent(HASH, SLICES),
+    PartsWanted(HASH, NODES[0].node_id, (1, 5)),
+    BlocksWanted(HASH, ((1, 7), (63, 0))),
+    BlocksSent(HASH, b"blocks"),
     ChoicesSaid(tuple(signed_by(one, OuterChoice(HASH, 2), NOW) for one in NODES)),
 ]
 
@@ -145,7 +151,7 @@ def test_there_is_one_encoding_of_a_message(message: Message) -> None:
     for other in (dict(reversed(fields.items())), fields | {"type": fields["type"].encode()}):
         refusal(other)
     carried = {"slices", "statistics"} & fields.keys()
-    if isinstance(message, AggregateWanted) or not carried:
+    if isinstance(message, AggregateWanted | PartsWanted) or not carried:
         assert msgspec.msgpack.encode(fields) == packed(message)
         refusal(b"\xde\x00" + bytes([len(fields)]) + packed(message)[1:])
     else:

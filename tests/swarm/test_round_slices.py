@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.consensus.slices import BLOCK, MAX_SLICES, MESSAGE_BYTES, Reducers, SlicePlan, assign, draw, in_messages
+from neuroshard.consensus.slices import BLOCK, MAX_SLICES, MESSAGE_BYTES, SlicePlan, assign, draw, in_messages
 from neuroshard.types import NodeId
 
 uploads = st.lists(st.integers(0, 10**9), min_size=2, max_size=64)
@@ -28,7 +28,7 @@ def test_slices_cover_the_vector_in_whole_blocks(length: int) -> None:
     assert all(start < stop for start, stop in bounds)
 
 
-def reducers_of(plan: SlicePlan, upload: dict[NodeId, int], seed: str, needed: int) -> Sequence[Reducers]:
+def reducers_of(plan: SlicePlan, upload: dict[NodeId, int], seed: str, needed: int) -> Sequence[tuple[NodeId, ...]]:
     """Among friends one reducer, among strangers two."""
     return assign(plan, upload, seed) if needed == 1 else draw(plan, upload, seed, needed)
 
@@ -37,9 +37,7 @@ def reducers_of(plan: SlicePlan, upload: dict[NodeId, int], seed: str, needed: i
 def test_every_slice_has_different_reducers(length: int, rates: list[int], needed: int) -> None:
     upload = {NodeId(f"n{number}"): rate for number, rate in enumerate(rates)}
     for one in reducers_of(SlicePlan(length), upload, "seed", needed):
-        assert len(set(one.active)) == needed
-        assert (one.spare is None) == (len(rates) == needed)
-        assert one.spare not in one
+        assert len(set(one)) == needed
 
 
 @pytest.mark.parametrize("needed", [1, 2])
@@ -47,13 +45,13 @@ def test_every_slice_has_different_reducers(length: int, rates: list[int], neede
 def test_nobody_reduces_much_more_than_its_share(count: int, needed: int) -> None:
     upload = {NodeId(f"n{number}"): 10 ** (number % 4) for number in range(count)}
     plan = SlicePlan(64 * BLOCK)
-    share = Counter(node for one in reducers_of(plan, upload, "seed", needed) for node in one.active)
+    share = Counter(node for one in reducers_of(plan, upload, "seed", needed) for node in one)
     assert max(share.values()) <= max(1.25 * needed * plan.count / count, -(-needed * plan.count // count))
 
 
 def test_who_uploads_faster_reduces_more() -> None:
     upload = {NodeId("slow"): 100, NodeId("fast"): 120, NodeId("other"): 100, NodeId("fourth"): 100}
-    share = Counter(node for one in assign(SlicePlan(64 * BLOCK), upload, "s") for node in one.active)
+    share = Counter(node for one in assign(SlicePlan(64 * BLOCK), upload, "s") for node in one)
     assert share[NodeId("fast")] > share[NodeId("slow")]
 
 
@@ -72,7 +70,7 @@ def test_no_choice_of_the_liars_makes_them_both_reducers_of_more_slices() -> Non
 
     def taken(present: Sequence[NodeId], seed: str) -> int:
         drawn = draw(plan, [*honest, *present], seed, 2)
-        return sum(set(one.active) <= set(liars) for one in drawn)
+        return sum(set(one) <= set(liars) for one in drawn)
 
     shares = list[float]()
     for seed in map(str, range(20)):
@@ -85,7 +83,7 @@ def test_no_choice_of_the_liars_makes_them_both_reducers_of_more_slices() -> Non
 def test_a_lone_member_reduces_for_itself_and_without_members_nobody_does() -> None:
     for needed in (1, 2):
         (one,) = reducers_of(SlicePlan(10), {NodeId("a"): 1}, "seed", needed)
-        assert one.active == ("a",)
+        assert one == ("a",)
         with pytest.raises(ValueError, match="has a reducer"):
             reducers_of(SlicePlan(10), {}, "seed", needed)
 

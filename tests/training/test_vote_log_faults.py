@@ -356,5 +356,5 @@ def test_a_voter_that_has_forgotten_votes_does_not_vote_and_the_others_end_the_s
     votes = [effect for effect in machine.tick(1e6) if isinstance(effect, Say) and isinstance(effect.message, VoteSaid)]
     assert not votes
     world.check_safety()
-    assert machine.completed is not None
-    assert own not in {vote.member for vote in machine.completed.certificate.votes}
+    assert machine.voting.completed is not None
+    assert own not in {vote.member for vote in machine.voting.completed.certificate.votes}

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import sha256
 from random import Random
 from typing import Any, Protocol
 
+import torch
 from msgspec import structs
+from torch import Generator, Tensor
 
 from neuroshard.aggregation import Cluster, GateVerdict, WeightedSum
 from neuroshard.consensus.chain import Chain, Step
@@ -27,7 +30,9 @@ from neuroshard.consensus.effects import (
     Checked,
     Choose,
     Chosen,
+    CompareBlocks,
     Complete,
+    Computation,
     Effect,
     EncodedContribution,
     GiveUp,
@@ -64,6 +69,7 @@ from neuroshard.consensus.round_messages import (
     VoteSaid,
     round_id_of,
 )
+from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import Encoded, SlicePlan, digest_of
 from neuroshard.types import NodeId, RunId, WalletId
 
@@ -71,6 +77,10 @@ PLAN = SlicePlan(3 * 4096)
 TIMING = ViewTiming(gather_seconds=4.0, redo_seconds=10.0, view_seconds=20.0)
 FIRST_ROOT = sha256(b"first").hexdigest()
 TICK_SECONDS = 1.0
+
+
+def hash_of(text: str) -> int:
+    return int.from_bytes(sha256(text.encode()).digest()[:4])
 
 
 def member_named(name: str) -> GroupMember:
@@ -133,16 +143,20 @@ class World:
         is_open: bool = False,
         plan: SlicePlan = PLAN,
         candidates: int = 1,
+        work: RoundWork | None = None,
     ) -> None:
         members = tuple(member_named(name) for name in names)
         self.now = 0.0
-        self.random = Random(seed)
+        self.random, self.seed = Random(seed), seed
         self.is_open = is_open
         self.pending: list[Envelope] = []
         self.side: dict[NodeId, int] = {}  # of a partition
         self.dies_after: dict[NodeId, int] = {}  # effects
         self.twist: dict[NodeId, Callable[[Liar, Effect], list[Effect]]] = {}  # what a liar does instead
-        self.plan = plan
+        self.work = work  # None: hashes stand for tensors
+        self.plan = plan if work is None else work.plan
+        self.broken: dict[NodeId, Callable[[int, bytes], bytes]] = {}  # what a bad memory makes of a node's results
+        self.skipped = Counter[NodeId]()  # checks without an answer, by the node that asked
         self.candidates = candidates  # that the seats measure
         self.choices: dict[NodeId, int] = {}  # of seats that choose another one than the first
         self.calls_the_living = False  # only: who is dead is not called to rounds
@@ -170,10 +184,12 @@ class World:
         machine = RoundStateMachine(self._setting(one, step), one.records.get(step.id))
         one.machines[step.id] = machine
         one.attempts += 1
-        parts = tuple(self._part(node, one, index) for index in range(self.plan.count))
+        parts = tuple(self.part(node, one.number, one.attempts, index) for index in range(self.plan.count))
         sequences = self.sequences.get(node, 100)
         contribution = EncodedContribution(parts, sequences, upload=1000, seconds=60, made_at=one.attempts)
-        self._carry_out(one, machine, machine.enter(contribution, self.now, 0 if known is None else known.view + 1))
+        self._carry_out(
+            one, machine, machine.enter(contribution, self.now, 0 if known is None else known.views.view + 1)
+        )
 
     def ask_for_the_end(self, node: NodeId) -> None:
         """Of the step that the node is at; it calls nobody to a round."""
@@ -257,13 +273,24 @@ class World:
         called = (other for other in self.nodes.values() if other.is_alive or not self.calls_the_living)
         expected = frozenset(other.member.node_id for other in called if other.root == one.root)
 
-        def fits(_index: int, part: Encoded) -> bool:
-            return len(part) <= 64
+        def fits(index: int, data: Encoded) -> bool:
+            return len(data) <= 64 if self.work is None else self.work.is_slice(self.work.codec, index, data)
 
-        return RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING, self.candidates)
+        secret = f"{self.seed} {one.member.node_id} {one.attempts}".encode()
+        config = RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING, self.candidates)
+        return replace(config, secret=secret, excerpts=None if self.work is None else self.work.excerpts)
 
-    def _part(self, node: NodeId, one: Participant, index: int) -> bytes:
-        return sha256(f"{node} {one.number} {one.attempts} {index}".encode()).digest()
+    def part(self, node: NodeId, number: int, attempts: int, index: int) -> bytes:
+        """A slice of a node's contribution to a step."""
+        if self.work is not None:
+            return self.work.codec.encode(self._numbers(node, number)[slice(*self.plan.bounds(index))])
+        return sha256(f"{node} {number} {attempts} {index}".encode()).digest()
+
+    @cache  # noqa: B019
+    def _numbers(self, node: NodeId, number: int) -> Tensor:
+        """A contribution: what all have in common, and what is its own."""
+        common, own = (Generator().manual_seed(hash_of(f"{some} {number}")) for some in ("", node))
+        return torch.randn(self.plan.length, generator=common) + torch.randn(self.plan.length, generator=own)
 
     def _carry_out(self, one: Participant, machine: RoundStateMachine, effects: list[Effect]) -> None:
         for effect in effects:
@@ -301,9 +328,21 @@ class World:
                 one.number, one.root = certificate.value.outer_step, certificate.value.next_root
                 one.chain = one.chain.extended(certificate)
             case _:
-                self._carry_out(one, machine, machine.answered(effect, self._work(one, effect)))
+                answer = self._work(one, effect)
+                if isinstance(effect, Reduce) and isinstance(answer, Mapping) and node in self.broken:
+                    answer = {index: self.broken[node](index, made) for index, made in answer.items()}
+                self._carry_out(one, machine, machine.answered(effect, answer))
+        exchange = machine._exchange  # pyright: ignore[reportPrivateUsage]
+        self.skipped[node] = max(self.skipped[node], 0 if exchange is None else exchange.skipped)
 
     def _work(self, one: Participant, job: Job) -> JobResult:
+        if self.work is not None and isinstance(job, Computation):
+            return self.work.answer(job)
+        if isinstance(job, CompareBlocks):
+            return frozenset()
+        return self._hashed(one, job)
+
+    def _hashed(self, one: Participant, job: MakeStatistics | Judge | Reduce | Choose | Check) -> JobResult:
         match job:
             case MakeStatistics(rows=rows):
                 return {index: b"s" + sha256(b"".join(parts)).digest()[:15] for index, parts in rows.items()}
@@ -469,7 +508,7 @@ def proposals_far_ahead(one: Liar, effect: Effect) -> list[Effect]:
         case Say(to, StatementSaid()):
             proposals = list[Effect]()
             for machine in one.machines.values():
-                step, intents = machine.setting.step, machine._views.chosen_intents()  # pyright: ignore[reportPrivateUsage]
+                step, intents = machine.setting.step, machine.views.chosen_intents()
                 view = next(view for view in range(9_990, 0, -1) if step.proposer(view) == one.member.node_id)
                 body = RoundProposal(step.id, view, round_id_of(step.id, view, intents), None)
                 proposals.append(Say(to, ProposalSaid(one.signed(body), intents, None)))
