@@ -154,6 +154,7 @@ def test_a_seat_that_contradicts_an_honest_reducer_is_accused_itself() -> None:
             assert value.aggregate == truth_of(world, value)
             assert {one.node for one in world.nodes[NodeId(name)].accused} <= {"d"}
             assert all(one.is_malice is is_open for one in world.nodes[NodeId(name)].accused)
+        assert any(world.nodes[NodeId(name)].accused for name in "abc")
         assert world.now < TIMING.redo_seconds
 
 
