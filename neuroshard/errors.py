@@ -16,6 +16,10 @@ class UsageError(NeuroShardError):
     """A flag, environment variable, configuration key or request body that cannot be used."""
 
 
+class ContextLengthError(UsageError):
+    """A prompt that has more tokens than the model can read at once."""
+
+
 class TokenError(NeuroShardError):
     """The wallet token is missing, empty or damaged."""
 

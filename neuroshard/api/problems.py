@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from neuroshard.errors import (
     CheckpointError,
+    ContextLengthError,
     DataError,
     DataUnavailableError,
     DiskFullError,
@@ -91,6 +92,7 @@ STATUS_OF_ERROR: tuple[tuple[type[NeuroShardError], int], ...] = (
     (NotReadyError, 503),
     (DataUnavailableError, 503),
     (DiskFullError, 507),
+    (ContextLengthError, 400),  # the status that clients of OpenAI's API look for
     (UsageError, 422),
     (TokenError, 422),
     (CheckpointError, 500),
@@ -183,9 +185,21 @@ def openai_error(problem: Problem) -> dict[str, str | None]:
     """Convert a problem to the error object of OpenAI's API."""
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     fallback = "invalid_request_error" if problem.status < 500 else "server_error"
-    code = "model_not_found" if problem.kind == "urn:neuroshard:problem:unknown-model" else None
+    code, param = OPENAI_CODES.get(problem.kind.removeprefix(KIND_PREFIX), (None, None))
+    if problem.errors:  # "body.prompt.str" is the member "prompt"
+        param = problem.errors[0][0].removeprefix("body.").partition(".")[0]
     message = f"{problem.detail} {problem.action}".strip()[:MOST_DETAIL_CHARACTERS]
-    return {"message": message, "type": kind.get(problem.status, fallback), "param": None, "code": code}
+    return {"message": message, "type": kind.get(problem.status, fallback), "param": param, "code": code}
+
+
+KIND_PREFIX = "urn:neuroshard:problem:"
+# kind of the problem -> code and member in OpenAI's API
+OPENAI_CODES: Mapping[str, tuple[str, str | None]] = {
+    "unknown-model": ("model_not_found", "model"),
+    "context-length": ("context_length_exceeded", "prompt"),
+    "missing-secret": ("invalid_api_key", None),
+    "too-many-requests": ("rate_limit_exceeded", None),
+}
 
 
 def answer_errors(app: FastAPI) -> None:
@@ -206,7 +220,7 @@ def _kind(error: NeuroShardError) -> str:
     """Stable URN of the error's class: UnknownModelError is urn:neuroshard:problem:unknown-model."""
     name = type(error).__name__.removesuffix("Error")
     words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)
-    return f"urn:neuroshard:problem:{words.lstrip('-')}"
+    return f"{KIND_PREFIX}{words.lstrip('-')}"
 
 
 def _location(parts: tuple[int | str, ...]) -> str:

@@ -253,14 +253,19 @@ class StageExecutor:
         return KeyValueCache(self.model.architecture, self.model.layer_range, device=device)
 
     @torch.no_grad()
-    def read(self, inputs: Tensor, cache: KeyValueCache) -> Tensor:
+    def read(self, inputs: Tensor, cache: KeyValueCache, *, every_position: bool = False) -> Tensor:
         """Read the next tokens of one text, ids (1, t) or activations (1, t, d). The cache has the tokens before them.
 
-        Returns activations (1, t, d), or in the last stage the logits (vocabulary,) of the next token. Computes in
-        fp32: for one token at a time, casting the weights costs more than the products.
+        Returns activations (1, t, d), or in the last stage the logits (vocabulary,) of the next token, or with
+        `every_position` those after each token (t, vocabulary). Computes in fp32: for one token at a time, casting the
+        weights costs more than the products.
         """
         output = self.model(inputs.to(next(self.model.parameters()).device), cache)
-        return self.model.logits(output[:, -1:])[0, 0].float() if self.model.is_last else output
+        if not self.model.is_last:
+            return output
+        return (
+            self.model.logits(output)[0].float() if every_position else self.model.logits(output[:, -1:])[0, 0].float()
+        )
 
     def step(self, learning_rate: float, max_norm: float, token_count: int) -> StepResult:
         """Make one optimizer step on the accumulated gradients / token_count, with their norm clipped to max_norm.

@@ -89,8 +89,11 @@ class StageTexts:
         text.last_used = now
         return text
 
-    def advance(self, text: Text, position: int, inputs: Tensor) -> Tensor:
-        """Read tokens on the compute thread as `read` does. The result stays on the device."""
+    def advance(self, text: Text, position: int, inputs: Tensor, *, every_position: bool = False) -> Tensor:
+        """Read tokens on the compute thread as `read` does. The result stays on the device.
+
+        With `every_position` the last stage returns the logits (t, vocabulary) of all tokens that it reads.
+        """
         self._shapes.check_values(inputs)
         weights = self._executor.weights
         if position == 0:
@@ -98,7 +101,7 @@ class StageTexts:
         cache, text.cache = text.cache, None  # if reading fails half-way, the text stays unread
         if cache is None or cache.position != position or text.weights != weights:
             raise UnreadTextError("The weights have changed or the text is not known: read it from its beginning.")
-        output = self._executor.read(inputs, cache)
+        output = self._executor.read(inputs, cache, every_position=every_position)
         if not bool(torch.isfinite(output).all()):
             raise SpoiltMicrobatchError("The activations of this text contains values that are not numbers.")
         text.cache = cache

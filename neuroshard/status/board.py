@@ -81,23 +81,37 @@ class UpdateSettings:
 
 
 @dataclass(frozen=True)
+class ScoredToken:
+    """A token of a prompt or of its continuation, with its probability under the model before temperature and top_p."""
+
+    text: str  # escaped if its bytes are not UTF-8
+    content: bytes
+    offset: int  # characters before it, counted from the start of the prompt
+    logprob: float | None  # in nats; None: no token precedes it
+    top: tuple[tuple[str, bytes, float], ...] = ()  # text, bytes and logprob of the likeliest tokens at this place
+
+
+@dataclass(frozen=True)
 class GeneratedText:
     """A piece of a completion. The last piece has a finish reason: "stop" or "length"."""
 
     text: str
     completion_tokens: int  # real tokens so far, this piece included
     finish_reason: str | None = None
+    scores: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
 class Generate:
     """Continue a prompt with the model in training. The result of the command is a GenerationSummary.
 
-    The node calls `sink` for every piece, on a thread of its own; `sink` must not block. Setting `cancelled` ends the
-    generation early.
+    A prompt of token ids is read as it is; a text gets the token that begins a text. `logprobs` is the number of
+    alternatives of each scored token; None: no scores. With `echo` the first piece is the prompt, scored if `logprobs`
+    is set. The node calls `sink` for every piece, on a thread of its own; `sink` must not block. Setting `cancelled`
+    ends the generation early.
     """
 
-    prompt: str
+    prompt: str | tuple[int, ...]
     max_tokens: int
     temperature: float
     top_p: float
@@ -105,6 +119,8 @@ class Generate:
     seed: int | None
     sink: Callable[[GeneratedText], None]
     cancelled: Event
+    echo: bool = False
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,6 @@ class GenerationSummary:
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
-    truncated_prompt_tokens: int = 0  # left out at the beginning of a prompt longer than the context
 
 
 Command: TypeAlias = "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate"

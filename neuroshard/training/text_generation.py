@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Protocol
 
 import anyio
+import anyio.to_thread
 import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
 from neuroshard.data.tokenizer.encoder import Tokenizer
 from neuroshard.data.tokenizer.table import EOS, FIRST_BYTE_ID
-from neuroshard.errors import NotReadyError
+from neuroshard.errors import ContextLengthError, NotReadyError, UsageError
 from neuroshard.model.transformer import sample_next
 from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.pipeline.microbatch import Retry, SpoiltMicrobatchError, StageBusyError, StageError, UnreadTextError
@@ -22,7 +23,7 @@ from neuroshard.pipeline.routing import BlameRule, Routing
 from neuroshard.pipeline.stage_client import StageClient
 from neuroshard.pipeline.stage_protocol import run_off_loop
 from neuroshard.pipeline.stage_texts import StageTexts, Text
-from neuroshard.status.board import Generate, GeneratedText, GenerationSummary
+from neuroshard.status.board import Generate, GeneratedText, GenerationSummary, ScoredToken
 from neuroshard.status.history import TextSample
 from neuroshard.types import Architecture, NodeId
 
@@ -60,19 +61,28 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Completion:
-    """Text of one request, without a model: samples tokens and sends pieces to the sink. Not thread-safe."""
+    """Text of one request, without a model: samples tokens and sends pieces to the sink. Not thread-safe.
+
+    With `echo` and `logprobs` the prompt is scored first: the stages read it in parts, each part gives the logits of
+    all its positions, and the first piece contains the whole prompt with its scores.
+    """
 
     def __init__(self, architecture: Architecture, tokenizer: Tokenizer, request: Generate) -> None:
+        """Raises ContextLengthError for a prompt that is too long, UsageError for ids that are not the tokenizer's."""
         self._request = request
-        prompt: list[int] = tokenizer.encode(request.prompt, bos=True).tolist()
-        self._context = context = architecture.sequence_length
-        self.truncated_tokens = max(0, len(prompt) - context)
-        self._prompt_tokens = len(prompt) - self.truncated_tokens
-        self._ids: list[int] = prompt[-context:]
+        self._tokenizer = tokenizer
+        self._context = architecture.sequence_length
+        self._ids = prompt_ids(tokenizer, request.prompt, self._context)
+        self._prompt_tokens = len(self._ids)
         self.position = 0  # number of tokens that the stages have read
-        self.unread = list(self._ids)  # tokens that the stages read next
+        self._unread = list(self._ids)
         self._stops = StopSequences(request.stop)
         self._decoder = tokenizer.decoder()
+        self._characters = 0  # length of the prompt and of the text so far, with the part that is not sent yet
+        self._prompt_text, self._offsets = self._decode_prompt()
+        self._sent = self._characters
+        self._prompt_scores: list[ScoredToken] | None = None  # None: not scored, or already sent
+        self._scores: list[ScoredToken] = []  # scores of tokens whose text is not sent yet
         self._allowed = allowed_ids(tokenizer.size, architecture.vocabulary_size)
         self._random = torch.Generator()
         if request.seed is None:
@@ -82,15 +92,32 @@ class Completion:
         self._count = 0
         self._finish_reason: str | None = None
 
+    def begin(self) -> None:
+        """Send an echo that needs no scores, or prepare for scoring the prompt."""
+        if self._request.echo and self._request.logprobs is not None:
+            self._prompt_scores = self._first_scores()
+        elif self._request.echo:
+            self._request.sink(GeneratedText(self._prompt_text, 0))
+
+    @property
+    def is_scoring_prompt(self) -> bool:
+        """Whether the stages must return the logits of every position that they read."""
+        return self._prompt_scores is not None
+
     @property
     def is_finished(self) -> bool:
         """Whether the last piece was sent."""
         return self._finish_reason is not None
 
+    def unread(self, scored_at_once: int = 1) -> list[int]:
+        """Tokens that the stages read next; at most `scored_at_once` while the prompt is scored."""
+        if self.is_scoring_prompt:
+            return self._ids[self.position : self.position + scored_at_once]
+        return self._unread
+
     def summary(self) -> GenerationSummary:
         """Usage in tokens. The prompt's count includes the token that begins a text."""
-        reason = self._finish_reason or "length"
-        return GenerationSummary(self._prompt_tokens, self._count, reason, self.truncated_tokens)
+        return GenerationSummary(self._prompt_tokens, self._count, self._finish_reason or "length")
 
     def cancel(self) -> None:
         """End the text now. The last piece reports the end."""
@@ -98,42 +125,54 @@ class Completion:
             self._finish("stop")
 
     def wants_token(self) -> bool:
-        """Whether another token is needed. A completion that was cancelled or is long enough ends here."""
+        """Whether logits are needed. A completion that was cancelled or is long enough ends here."""
         if self.is_finished:
             return False
         if self._request.cancelled.is_set():
             self.cancel()
-        elif self._count >= self._request.max_tokens:
+        elif self._count >= self._request.max_tokens and not self.is_scoring_prompt:
             self._finish("length")
         return not self.is_finished
 
     def read_again(self) -> None:
         """Prepare for reading the text from its start again, or only its end if it is longer than the context."""
         self.position = 0
-        self.unread = self._ids[-self._context :]
+        self._unread = self._ids[-self._context :]
+        if self.is_scoring_prompt:
+            self._prompt_scores = self._first_scores()
 
     def take(self, logits: Tensor) -> None:
         """Sample a token from the logits (vocabulary,) and send the text that has become certain.
 
-        Raises ValueError for logits that are not finite.
+        While the prompt is scored, logits are (t, vocabulary), one row for each token of `unread`, and a token is
+        sampled only after the last part. Raises ValueError for logits that are not finite.
         """
+        if self.is_scoring_prompt:
+            self._score_prompt(logits.reshape(-1, logits.shape[-1]))
+            if self.is_scoring_prompt or self._request.max_tokens == 0:
+                return
+            logits = logits.reshape(-1, logits.shape[-1])[-1]
         token = self._sample(logits)
         if token == EOS:
             self._finish("stop")
             return
-        text = self._stops.feed(self._decoder.feed(token))
+        piece = self._decoder.feed(token)
+        if self._request.logprobs is not None:
+            self._scores += self._scored(logits[None], [token], [self._characters])
+        self._characters += len(piece)
+        text = self._stops.feed(piece)
         if self._stops.reached:
             self._finish("stop", text)
         elif self._count >= self._request.max_tokens:
             self._finish("length", text)
         elif text:
-            self._request.sink(GeneratedText(text, self._count))
+            self._send(text)
 
     def _sample(self, logits: Tensor) -> int:
         masked = torch.where(self._allowed, logits.cpu(), -torch.inf)
         token = sample_next(masked, self._request.temperature, self._request.top_p, self._random)
-        self.position += len(self.unread)
-        self.unread = [token]
+        self.position += len(self._unread)
+        self._unread = [token]
         self._ids.append(token)
         self._count += 1
         return token
@@ -142,7 +181,75 @@ class Completion:
         self._finish_reason = reason
         if not self._stops.reached:
             text += self._stops.feed(self._decoder.finish()) + self._stops.finish()
-        self._request.sink(GeneratedText(text, self._count, reason))
+        self._send(text, reason)
+
+    def _send(self, text: str, reason: str | None = None) -> None:
+        """Send a piece with the scores of its tokens; an end without a stop sequence sends all that are left."""
+        self._sent += len(text)
+        sends_all = reason is not None and not self._stops.reached
+        ready = [score for score in self._scores if sends_all or score.offset < self._sent]
+        self._scores = self._scores[len(ready) :]  # offsets never decrease
+        self._request.sink(GeneratedText(text, self._count, reason, tuple(ready)))
+
+    def _decode_prompt(self) -> tuple[str, list[int]]:
+        """Text of the prompt, and the offset of each of its tokens in it."""
+        pieces, offsets = list[str](), list[int]()
+        for identifier in self._ids:
+            offsets.append(self._characters)
+            pieces.append(self._decoder.feed(identifier))
+            self._characters += len(pieces[-1])
+        return "".join(pieces), offsets
+
+    def _first_scores(self) -> list[ScoredToken]:
+        """Score of the prompt's first token, which no token precedes; none for the token that begins a text."""
+        first = self._ids[0]
+        text, content = self._tokenizer.token_text(first), self._tokenizer.token_content(first)
+        return [] if isinstance(self._request.prompt, str) else [ScoredToken(text, content, 0, None)]
+
+    def _score_prompt(self, rows: Tensor) -> None:
+        """Score the tokens after those that were read. rows (t, vocabulary). Sends the prompt after its last token."""
+        assert self._prompt_scores is not None
+        begin = self.position + 1
+        self.position += len(rows)
+        end = min(self.position + 1, self._prompt_tokens)
+        targets, offsets = self._ids[begin:end], self._offsets[begin:end]
+        self._prompt_scores += self._scored(rows[: len(targets)], targets, offsets)
+        if self.position == self._prompt_tokens:
+            self._request.sink(GeneratedText(self._prompt_text, 0, None, tuple(self._prompt_scores)))
+            self._prompt_scores, self._unread = None, []
+
+    def _scored(self, rows: Tensor, targets: list[int], offsets: list[int]) -> list[ScoredToken]:
+        """Score tokens by the logits (t, vocabulary) of their places."""
+        logprobs = rows.float().log_softmax(-1).cpu()
+        if not bool(torch.isfinite(logprobs).all()):
+            raise ValueError("the logits are not finite")
+        values, ids = logprobs.topk(min(self._request.logprobs or 0, rows.shape[1]))
+        text, content = self._tokenizer.token_text, self._tokenizer.token_content
+        scores = list[ScoredToken]()
+        for place, (target, offset) in enumerate(zip(targets, offsets, strict=True)):
+            likeliest = zip(map(int, ids[place]), map(float, values[place]), strict=True)
+            top = tuple((text(identifier), content(identifier), value) for identifier, value in likeliest)
+            scores.append(ScoredToken(text(target), content(target), offset, logprobs[place, target].item(), top))
+        return scores
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str | tuple[int, ...], context: int) -> list[int]:
+    """Return the ids of a prompt: a text after the token that begins one, ids as they are.
+
+    Raises ContextLengthError for more than `context` ids, UsageError for ids that are not the tokenizer's.
+    """
+    if isinstance(prompt, str):
+        ids: list[int] = tokenizer.encode(prompt, bos=True).tolist()
+    else:
+        ids = list(prompt)
+        wrong = next((identifier for identifier in ids if not 0 <= identifier < tokenizer.size), None)
+        if wrong is not None or not ids:
+            raise UsageError(f"The tokenizer has no id {wrong}.", f"Use the ids 0 to {tokenizer.size - 1}.")
+    if len(ids) > context:
+        raise ContextLengthError(
+            f"The prompt has {len(ids):,} tokens, but the model reads at most {context:,} at once.", "Shorten it."
+        )
+    return ids
 
 
 def allowed_ids(tokenizer_size: int, vocabulary_size: int) -> Tensor:
@@ -172,6 +279,9 @@ class InferenceSession(Protocol):
         ...
 
 
+LONG_PROMPT = 10_000  # characters or ids; encoding fewer takes a few milliseconds
+
+
 class TextGenerator:
     """Continues prompts, one completion at a time so that memory stays bounded."""
 
@@ -184,17 +294,12 @@ class TextGenerator:
     async def generate(self, request: Generate) -> GenerationSummary:
         """Run one request. Its pieces go to the request's sink from a thread of this node.
 
-        A prompt longer than the context loses its start, and the summary counts the lost tokens. Raises NotReadyError
-        if no node reads the text for one of the stages.
+        Raises ContextLengthError for a prompt longer than the context, UsageError for ids that are not the tokenizer's,
+        and NotReadyError if no node reads the text for one of the stages.
         """
         async with self._turn:
-            completion = Completion(self._architecture, self._tokenizer, request)
-            if completion.truncated_tokens:
-                _LOG.info(
-                    "The first %d tokens of the prompt are beyond the context of %d and were left out.",
-                    completion.truncated_tokens,
-                    self._architecture.sequence_length,
-                )
+            completion = await self._prepare(request)
+            completion.begin()
             reading = self._begin()
             try:
                 await _unless_cancelled(request, completion, reading)
@@ -203,6 +308,12 @@ class TextGenerator:
                     await reading.end()
             completion.cancel()
             return completion.summary()
+
+    async def _prepare(self, request: Generate) -> Completion:
+        """Encode the prompt; a long one on another thread, so that the node's tasks continue."""
+        if len(request.prompt) <= LONG_PROMPT:
+            return Completion(self._architecture, self._tokenizer, request)
+        return await anyio.to_thread.run_sync(Completion, self._architecture, self._tokenizer, request)
 
 
 async def _unless_cancelled(request: Generate, completion: Completion, reading: InferenceSession) -> None:
@@ -229,6 +340,7 @@ async def _unless_cancelled(request: Generate, completion: Completion, reading: 
 SLICE_SECONDS = 0.1  # per job; a microbatch may run before the next job, so that training and text both progress
 PATIENCE_SECONDS = 20.0  # without a replica for a stage, and after the first failure of a token
 RETRY_SECONDS = 0.25
+SCORED_AT_ONCE = 32  # prompt tokens; their logits are in memory together
 OWN_TEXT = 0  # session of the only text that this node reads with only its own stages
 
 
@@ -280,9 +392,9 @@ class LocalInferenceSession:
             return self._through(completion, texts)
 
     def _through(self, completion: Completion, texts: Sequence[Text]) -> Tensor:
-        values = torch.tensor([completion.unread])
+        values, every = torch.tensor([completion.unread(SCORED_AT_ONCE)]), completion.is_scoring_prompt
         for stage, text in zip(self._stages, texts, strict=True):
-            values = stage.advance(text, completion.position, values)
+            values = stage.advance(text, completion.position, values, every_position=every)
         return values
 
 
@@ -334,7 +446,7 @@ class SwarmInferenceSession:
                 tasks.start_soon(self._forget, stage, hop)
 
     async def _through(self, completion: Completion) -> Tensor:
-        values = torch.tensor([completion.unread])
+        values = torch.tensor([completion.unread()])  # a peer returns one position's logits: it scores token by token
         for stage in range(self._routing.stage_count):
             hop = self._hops.get(stage) or await self._found(stage)
             try:

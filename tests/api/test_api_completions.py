@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from neuroshard.api.context import ApiLimits
-from neuroshard.errors import NotReadyError
+from neuroshard.errors import ContextLengthError, NotReadyError
 from neuroshard.status.board import Generate
 from tests.worlds.api import Api, FakeNode, make_api
 
@@ -72,13 +72,15 @@ def test_a_streamed_completion(api: Api) -> None:
     "change",
     [
         {"n": 2},
-        {"prompt": ["a", "b"]},
         {"prompt": []},
-        {"prompt": [1, 2]},
+        {"prompt": [1, "a"]},
+        {"prompt": [-1]},
+        {"prompt": [[1], []]},
+        {"prompt": ["a"] * 129},
         {"prompt": None},
-        {"prompt": "x" * 200_001},
+        {"prompt": "x" * 1_000_001},
         {"prompt": "\ud800"},
-        {"max_tokens": 0},
+        {"max_tokens": -1},
         {"max_tokens": 10**9},
         {"max_tokens": "3"},
         {"temperature": -1},
@@ -87,7 +89,9 @@ def test_a_streamed_completion(api: Api) -> None:
         {"stop": ["a"] * 5},
         {"stop": ""},
         {"seed": 2**64},
-        {"logprobs": 2},
+        {"logprobs": 21},
+        {"logprobs": True},
+        {"logit_bias": {"50256": -100}},
         {"best_of": 2},
         {"presence_penalty": 1},
         {"unheard_of": 1},
@@ -98,8 +102,112 @@ def test_what_cannot_be_done_is_refused(api: Api, change: dict[str, object]) -> 
     headers = {**api.secret, "Content-Type": "application/json"}
     response = api.call("POST", "/v1/completions", headers=headers, content=content)
     assert response.status_code == 422, response.text
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", next(iter(change)))
     assert api.node.taken == []
+
+
+def test_several_prompts_are_continued_one_after_the_other(api: Api) -> None:
+    body = api.command("POST", "/v1/completions", {**ASK, "prompt": ["a b", "c"]}).json()
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [(0, " a b"), (1, " c")]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    streamed = pieces(api.command("POST", "/v1/completions", {**ASK, "prompt": [[11, 12], [13]], "stream": True}))
+    choices = [piece["choices"][0] for piece in streamed]  # type: ignore[index]
+    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, " 11"), (0, " 12"), (1, " 13")]
+    assert [command.prompt for command in api.node.taken if isinstance(command, Generate)] == [
+        "a b",
+        "c",
+        (11, 12),
+        (13,),
+    ]
+
+
+def test_a_prompt_beyond_the_context_has_openais_code(api: Api) -> None:
+    api.node.refuse = ContextLengthError("The prompt has 100,000 tokens, but the model reads at most 64 at once.")
+    for path, body in (("/v1/completions", ASK), ("/v1/chat/completions", CONVERSATION)):
+        for stream in (False, True):
+            response = api.command("POST", path, {**body, "stream": stream})
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert "100,000 tokens" in response.json()["error"]["message"]
+
+
+def test_one_model_is_described(api: Api) -> None:
+    card = api.get("/v1/models/neuroshard").json()
+    assert (card["id"], card["object"], card["max_model_len"]) == ("neuroshard", "model", 64)
+    response = api.get("/v1/models/gpt-9")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+CONVERSATION: dict[str, object] = {
+    "messages": [
+        {"role": "system", "content": "Be brief. "},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}]},
+        {"role": "assistant", "content": "three", "refusal": None, "tool_calls": None, "annotations": []},
+        {"role": "user", "content": "four"},
+    ],
+    "max_tokens": 5,
+}
+SCRIPT = "System: Be brief.\nUser: one two\nAssistant: three\nUser: four\nAssistant:"
+
+
+def test_a_conversation_becomes_one_text(api: Api) -> None:
+    body = api.command("POST", "/v1/chat/completions", CONVERSATION).json()
+    (choice,) = body["choices"]
+    assert (body["object"], choice["message"]["role"], choice["finish_reason"]) == (
+        "chat.completion",
+        "assistant",
+        "stop",
+    )
+    assert choice["message"]["content"] == "System: Be brief. User: one"  # the fake node repeats the prompt's words
+    assert "delta" not in choice
+    command = api.node.taken[-1]
+    assert isinstance(command, Generate)
+    assert (command.prompt, command.max_tokens, command.logprobs) == (SCRIPT, 5, None)
+    assert command.stop == ("\nUser:", "\nSystem:", "\nAssistant:")
+
+
+def test_a_streamed_reply(api: Api) -> None:
+    asked = {**CONVERSATION, "stream": True, "stream_options": {"include_usage": True}, "stop": "end"}
+    first, *deltas, usage = pieces(api.command("POST", "/v1/chat/completions", asked))
+    assert first["object"] == "chat.completion.chunk"
+    choices = [piece["choices"][0] for piece in (first, *deltas)]  # type: ignore[index]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(choice["delta"]["content"] for choice in choices) == "System: Be brief. User: one"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+    assert usage["usage"]["completion_tokens"] == 5  # type: ignore[index]
+    command = api.node.taken[-1]
+    assert isinstance(command, Generate)
+    assert command.stop[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": []},
+        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"max_tokens": 0},
+        {"n": 2},
+        {"top_logprobs": 21},
+        {"tools": [{"type": "function"}]},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_chat_members_that_are_not_supported_are_refused(api: Api, change: dict[str, object]) -> None:
+    response = api.command("POST", "/v1/chat/completions", {**CONVERSATION, **change})
+    assert response.status_code == 422, response.text
+    assert response.json()["error"]["param"] == next(iter(change))
+    assert api.node.taken == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_only_the_secret_or_a_session_may_ask_the_model(api: Api, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        response = api.call("POST", path, headers={**headers, "Content-Type": "application/json"}, content=b"{}")
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
 
 
 def test_an_unknown_model_is_404_in_both_shapes(api: Api) -> None:

@@ -39,14 +39,17 @@ CONTRACT = {
     ("patch", "/api/config"),
     ("get", "/api/events"),
     ("post", "/v1/completions"),
+    ("post", "/v1/chat/completions"),
     ("get", "/v1/models"),
+    ("get", "/v1/models/neuroshard"),
     ("get", "/metrics"),
     ("get", "/health"),
 }
 
 
 def operations(api: Api) -> set[tuple[str, str]]:
-    return {(method, path) for path, methods in api.app.openapi()["paths"].items() for method in methods}
+    paths = api.app.openapi()["paths"].items()
+    return {(method, path.replace("{model}", "neuroshard")) for path, methods in paths for method in methods}
 
 
 def test_the_contract_is_documented(api: Api) -> None:
@@ -135,9 +138,10 @@ def test_status_tells_what_the_contract_names(api: Api) -> None:
 
 def test_a_node_that_starts_can_be_read(api: Api) -> None:
     api.node.board.publish(NodeStatus("0.0.1", 1_000.0, 1_000.0))
-    for method, path in operations(api) - {("get", "/api/events")}:
+    for method, path in operations(api) - {("get", "/api/events"), ("get", "/v1/models/neuroshard")}:
         if method == "get":
             assert api.get(path).status_code == 200, path
+    assert api.get("/v1/models/neuroshard").status_code == 404  # there is no model yet
     assert api.get("/v1/models").json()["data"] == []
 
 

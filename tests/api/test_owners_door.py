@@ -25,7 +25,7 @@ HERE = "http://127.0.0.1:8000"
 PUBLIC = {("get", "/health"), *(("get", path) for path in PUBLIC_NUMBERS)}
 PRIVATE_NUMBERS = {"nodes", "model_hashes", "local"}
 ROUTES = sorted(
-    (method, path)
+    (method, path.replace("{model}", "neuroshard"))
     for app in (make_api(FakeNode()).app,)
     for path, methods in app.openapi()["paths"].items()
     for method in methods

@@ -4,11 +4,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.data.tokenizer import EOS, FIRST_BYTE_ID, Tokenizer, byte_table
+from neuroshard.errors import ContextLengthError, UsageError
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.status.board import GeneratedText
 from neuroshard.training.text_generation import StopSequences, allowed_ids
@@ -75,13 +77,72 @@ def test_one_callable_a_token_lets_training_in_between(compute: ComputeThread) -
     assert order.index("microbatch") < len(order) - 1
 
 
-def test_a_long_prompt_loses_its_beginning_and_the_summary_says_so(compute: ComputeThread) -> None:
+def test_a_prompt_beyond_the_context_is_refused_with_its_length(compute: ComputeThread) -> None:
     generator, sink = generator_of(compute, [model_of()]), Pieces()
-    prompt = "zq" * 20
-    summary = trio.run(generator.generate, request(sink, prompt, max_tokens=20))
-    assert summary.truncated_prompt_tokens == 41 - TEXT_SHAPE.sequence_length
-    assert summary.prompt_tokens == TEXT_SHAPE.sequence_length
-    assert summary.completion_tokens == 20 or summary.finish_reason == "stop"
+    context = TEXT_SHAPE.sequence_length
+    for prompt in ("zq" * 20, "x" * 100_000, (FIRST_BYTE_ID,) * 100_000):
+        with pytest.raises(ContextLengthError, match=rf"[\d,]+ tokens, but the model reads at most {context} "):
+            trio.run(generator.generate, request(sink, prompt, max_tokens=20))
+    assert sink.pieces == []
+    summary = trio.run(generator.generate, request(sink, (FIRST_BYTE_ID,) * context, max_tokens=1))
+    assert (summary.prompt_tokens, summary.completion_tokens) == (context, 1)
+
+
+@pytest.mark.parametrize("ids", [(), (TOKENIZER.size,), (2**31 - 1,)])
+def test_ids_that_the_tokenizer_does_not_have_are_refused(compute: ComputeThread, ids: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="The tokenizer has no id"):
+        trio.run(generator_of(compute, [model_of()]).generate, request(Pieces(), ids))
+
+
+@torch.no_grad()
+def logprobs_of(ids: list[int]) -> torch.Tensor:
+    """Log-probabilities (n, vocabulary) after each token, from the model without a cache."""
+    return model_of().logits(model_of()(torch.tensor([ids])))[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_a_prompt_is_scored_as_the_model_in_one_piece_scores_it(compute: ComputeThread, as_ids: bool) -> None:
+    models, sink = [model_of(0, 1), model_of(1, 3)], Pieces()
+    ids = prompt_ids("the \u20ac th\u00e9 the")
+    assert len(ids) < TEXT_SHAPE.sequence_length
+    prompt = tuple(ids) if as_ids else "the \u20ac th\u00e9 the"
+    asked = request(sink, prompt, max_tokens=0, echo=True, logprobs=2)
+    summary = trio.run(generator_of(compute, models).generate, asked)
+    assert (summary.completion_tokens, summary.finish_reason, sink.text) == (0, "length", "the \u20ac th\u00e9 the")
+    scores = [score for piece in sink.pieces for score in piece.scores]
+    expected = logprobs_of(ids)
+    if as_ids:
+        assert (scores[0].text, scores[0].logprob, scores[0].top) == ("<|begin_of_text|>", None, ())
+        scores = scores[1:]
+    assert [score.content for score in scores] == [TOKENIZER.decode_bytes([i]) for i in ids[1:]]
+    assert [score.logprob for score in scores] == pytest.approx(
+        [expected[place, target].item() for place, target in enumerate(ids[1:])], abs=1e-4
+    )
+    for place, score in enumerate(scores):
+        assert [value for _, _, value in score.top] == pytest.approx(expected[place].topk(2).values.tolist(), abs=1e-4)
+        assert score.offset == len(TOKENIZER.decode_bytes(ids[: place + 1]).decode(errors="ignore"))
+
+
+def test_generated_tokens_are_scored_up_to_the_stop_sequence(compute: ComputeThread) -> None:
+    generator, sink = generator_of(compute, [model_of()]), Pieces()
+    trio.run(generator.generate, request(sink, max_tokens=12, temperature=0.0, logprobs=1, echo=True))
+    scores = [score for piece in sink.pieces for score in piece.scores]
+    ids = prompt_ids()
+    expected = [*ids, *continuation(model_of(), ids, 12)]
+    assert [score.content for score in scores] == [TOKENIZER.decode_bytes([i]) for i in expected[1:]]
+    rows = logprobs_of(expected)
+    assert [score.logprob for score in scores] == pytest.approx(
+        [rows[place, target].item() for place, target in enumerate(expected[1:])], abs=1e-4
+    )
+    written = sink.text.removeprefix("the th")
+    stopped = Pieces()
+    asked = request(stopped, max_tokens=12, temperature=0.0, logprobs=0, stop=(written[3:5],))
+    trio.run(generator.generate, asked)
+    kept = [score for piece in stopped.pieces for score in piece.scores]
+    assert stopped.text == written[: written.find(written[3:5])]
+    assert [score.offset for score in kept] == [
+        score.offset for score in scores[len(ids) - 1 :] if score.offset < len("the th") + len(stopped.text)
+    ]
 
 
 def test_a_cancelled_request_ends_at_once(compute: ComputeThread) -> None:

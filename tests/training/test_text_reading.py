@@ -11,6 +11,7 @@ import anyio
 import pytest
 import torch
 import trio
+from torch import Tensor
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.data.tokenizer import EOS
@@ -24,6 +25,7 @@ from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient
 from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
 from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.stage_server import StageServer
+from neuroshard.pipeline.stage_texts import Text
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.status.board import GeneratedText
 from neuroshard.training.text_generation import SwarmInferenceSession, TextGenerator
@@ -116,6 +118,36 @@ def text_of_one_piece(compute: ComputeThread, **changes: object) -> str:
     sink = Pieces()
     trio.run(generator_of(compute, [model_of()]).generate, request(sink, **changes))
     return sink.text
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+def test_a_prompt_is_scored_by_stages_of_other_nodes(compute: ComputeThread, is_disturbed: bool) -> None:
+    """The same scores as of the whole model here, also if a stage forgets the text in the middle of the prompt."""
+    alone, spread = Pieces(), Pieces()
+    wanted = {"max_tokens": 3, "echo": True, "logprobs": 2, "seed": 4}
+    trio.run(generator_of(compute, [model_of()]).generate, request(alone, **wanted))
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            swarm = swarm_of(compute, network)
+            forget = swarm.services[NodeId("1a")].texts
+            advance, reads = forget.advance, list[int]()
+
+            def forgetful(text: Text, position: int, inputs: Tensor, **options: bool) -> Tensor:
+                reads.append(position)
+                if is_disturbed and len(reads) == 3:
+                    text.cache = None
+                return advance(text, position, inputs, **options)
+
+            forget.advance = forgetful  # type: ignore[method-assign]
+            await swarm.generator().generate(request(spread, **wanted))
+            assert swarm.readings[0].read_again == is_disturbed
+
+    trio.run(main)
+    assert spread.text == alone.text
+    found, expected = ([score for piece in sink.pieces for score in piece.scores] for sink in (spread, alone))
+    assert [score.content for score in found] == [score.content for score in expected]
+    assert [score.logprob for score in found] == pytest.approx([score.logprob for score in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize("own", [(), (0,), (1, 2)])

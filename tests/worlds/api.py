@@ -208,7 +208,10 @@ class FakeNode:
         return CommandResult(state, message)
 
     def _generate(self, command: Generate, answer: Future[CommandAnswer]) -> None:
-        words = command.prompt.split()[: command.max_tokens] or ["..."]
+        prompt = command.prompt if isinstance(command.prompt, str) else " ".join(map(str, command.prompt))
+        words = prompt.split()[: command.max_tokens] or ["..."]
+        if command.echo:
+            command.sink(GeneratedText(prompt, 0))
         for count, word in enumerate(words, start=1):
             last = count == len(words)
             command.sink(GeneratedText(f" {word}", count, "stop" if last else None))
@@ -222,7 +225,7 @@ class FakeNode:
                 self.cancelled.set()
                 answer.set_result(GenerationSummary(1, count, "stop"))
                 return
-        answer.set_result(GenerationSummary(len(command.prompt.split()), len(words), "stop"))
+        answer.set_result(GenerationSummary(len(prompt.split()), len(words), "stop"))
 
 
 class ServedNode(FakeNode):
@@ -511,6 +514,7 @@ PORT = 8000
 BODIES: dict[tuple[str, str], object] = {
     ("post", "/api/session"): {"secret": SECRET},
     ("post", "/v1/completions"): {"prompt": "once upon a time", "max_tokens": 4},
+    ("post", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "once"}], "max_tokens": 4},
     ("patch", "/api/config"): {"memory": 900},
     ("post", "/api/training/pause"): {"duration_seconds": 5},
 }
@@ -584,17 +588,12 @@ def make_api(
     return Api(node, context, create_app(context))
 
 
-def parse(block: str) -> tuple[str, Any]:
-    fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
-    return fields.get("event", ""), json.loads(fields.get("data", "null"))
-
-
 def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
     buffer = ""
     for text in response.iter_text():
         buffer += text
         while "\n\n" in buffer:
             block, _, buffer = buffer.partition("\n\n")
-            event = parse(block)
-            if event[0]:
-                yield event
+            fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and line[0] != ":")
+            if fields.get("event"):
+                yield fields["event"], json.loads(fields.get("data", "null"))

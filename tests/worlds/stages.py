@@ -385,7 +385,9 @@ def generator_of(
     )
 
 
-def request(sink: Callable[[GeneratedText], None], prompt: str = "the th", **changes: object) -> Generate:
+def request(
+    sink: Callable[[GeneratedText], None], prompt: str | tuple[int, ...] = "the th", **changes: object
+) -> Generate:
     base = Generate(prompt, 12, 1.0, 1.0, (), 5, sink, threading.Event())
     return replace(base, **changes)  # type: ignore[arg-type]
 

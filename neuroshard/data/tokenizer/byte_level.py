@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from neuroshard.data.tokenizer.table import BOS, EOS, FIRST_BYTE_ID, PAD, UNK, TokenizerTable, token_bytes
+from neuroshard.data.tokenizer.table import (
+    BOS,
+    EOS,
+    FIRST_BYTE_ID,
+    PAD,
+    SPECIAL_WORDS,
+    UNK,
+    TokenizerTable,
+    token_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from neuroshard.types import JsonValue
 
-_SPECIAL_WORDS = {PAD: "pad", BOS: "begin_of_text", EOS: "end_of_text", UNK: "unk"}
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _CODE_POINT = re.compile(r"\\U([0-9a-f]{8})|\\u([0-9a-f]{4})")
 
@@ -28,7 +36,7 @@ def token_texts(table: TokenizerTable) -> list[str]:
     characters = byte_characters()
     texts = ["".join(characters[value] for value in piece) for piece in token_bytes(table)[FIRST_BYTE_ID:]]
     taken = frozenset(texts)
-    names = [_free_name(_SPECIAL_WORDS.get(i, f"reserved_{i}"), taken) for i in range(FIRST_BYTE_ID)]
+    names = [_free_name(SPECIAL_WORDS.get(i, f"reserved_{i}"), taken) for i in range(FIRST_BYTE_ID)]
     return names + texts
 
 

@@ -18,6 +18,7 @@ from neuroshard.data.tokenizer.table import (
     EOS,
     FIRST_BYTE_ID,
     FIRST_MERGE_ID,
+    SPECIAL_WORDS,
     Pair,
     TokenizerTable,
     replace_surrogates,
@@ -151,6 +152,20 @@ class Tokenizer:
     def decoder(self) -> StreamDecoder:
         """Return a decoder that takes ids one at a time."""
         return StreamDecoder(self._pieces)
+
+    def token_content(self, identifier: int) -> bytes:
+        """Return the bytes of one id; none for a special id, and for one that a larger vocabulary leaves unused."""
+        return self._pieces[identifier] if identifier < len(self._pieces) else b""
+
+    def token_text(self, identifier: int) -> str:
+        """Return one id as text: its characters, escaped bytes if they are not UTF-8, or the name of a special id."""
+        content = self.token_content(identifier)
+        if not content:
+            return f"<|{SPECIAL_WORDS.get(identifier, f'unused_{identifier}')}|>"
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{value:02x}" for value in content)
 
     def _checked(self, identifier: int) -> int:
         if not 0 <= identifier < len(self._pieces):

@@ -48,6 +48,7 @@ def split_words(text: str, pattern: str = SPLIT_PATTERN) -> list[str]:
 
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # 4-9 are reserved
+SPECIAL_WORDS = {PAD: "pad", BOS: "begin_of_text", EOS: "end_of_text", UNK: "unk"}
 FIRST_BYTE_ID = 10
 FIRST_MERGE_ID = FIRST_BYTE_ID + 256
 
