@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuroshard.cli.hub import PUBLIC_HUB, hub_token, require_hub_library
+from neuroshard.cli.hub import push as push_files
 from neuroshard.cli.options import AsJson, DataDir, node_folder
 from neuroshard.cli.remote import DemoNode
 
@@ -117,11 +119,48 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="tokenizer.json of the data set. (default: the copy that the node keeps)"),
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="Push the export to this repository of a hub, with a model card."),
+    ] = None,
+    hub: Annotated[str, typer.Option(metavar="URL", help="The hub, for --push.")] = PUBLIC_HUB,
+    hub_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with your token at the hub. (default: HF_TOKEN)")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Create a public repository instead of a private one.")
+    ] = False,
     data_dir: DataDir = None,
     demo: DemoNode = False,
     as_json: AsJson = False,
 ) -> None:
     """Assemble the saved stages of a run into one model for other programs."""
+    token = None if push is None else _check_push(format_name, hub, hub_token_file)
+    stages = _export_stages(out, format_name, at, from_folders, run, checkpoint, tokenizer, data_dir, demo=demo)
+    written: dict[str, object] = {"out": str(out.absolute()), "format": format_name}
+    if not as_json:
+        typer.echo(f"{steps_named(stages)} written to {out}.")
+    if push is not None and token is not None:
+        written["pushed"] = push_files(_pushed_files(out, format_name), push, hub, token, is_public=public)
+        if not as_json:
+            typer.echo(f"Pushed to {written['pushed']}.")
+    if as_json:
+        typer.echo(json.dumps(written | {"stages": [as_facts(stage) for stage in stages]}))
+
+
+def _export_stages(
+    out: Path,
+    format_name: str,
+    at: datetime | None,
+    from_folders: Sequence[Path] | None,
+    run: str | None,
+    checkpoint: Path | None,
+    tokenizer: Path | None,
+    data_dir: Path | None,
+    *,
+    demo: bool,
+) -> Sequence[SavedStage]:
+    """Export the newest states that are whole, skip damaged ones, and return the states that were used."""
     from neuroshard.state.checkpoint_catalogue import DamagedStageError, choose, spread_warnings
 
     _check_format(format_name)
@@ -145,11 +184,24 @@ def export(
             break
     for warning in spread_warnings(stages):
         typer.echo(f"warning: {warning}", err=True)
-    if as_json:
-        written = {"out": str(out.absolute()), "format": format_name, "stages": [as_facts(stage) for stage in stages]}
-        typer.echo(json.dumps(written))
-    else:
-        typer.echo(f"{steps_named(stages)} written to {out}.")
+    return stages
+
+
+def _check_push(format_name: str, hub: str, token_file: Path | None) -> str:
+    """Return the token at the hub. Raises UsageError before any state is read if the push cannot work."""
+    from neuroshard.errors import UsageError
+
+    if format_name == "torch":
+        raise UsageError("--push has no use for the classic file.", "Use --format hf or --format gguf.")
+    require_hub_library(hub)
+    return hub_token(token_file)
+
+
+def _pushed_files(out: Path, format_name: str) -> dict[str, Path]:
+    """Files of the export by their names in the repository."""
+    if format_name != "gguf":
+        return {path.name: path for path in sorted(out.iterdir())}
+    return {out.name: out, "Modelfile": out.with_suffix(".Modelfile"), "README.md": out.with_suffix(".md")}
 
 
 def _check_format(format_name: str) -> None:

@@ -27,7 +27,11 @@ COMMAND_SECONDS = 70.0  # the node itself gives up on a command after at most 60
 
 
 class NodeRefusedError(NeuroShardError):
-    """The node answered with an error."""
+    """The node answered with an error; `code` is that of OpenAI's API, if it has one."""
+
+    def __init__(self, message: str, action: str = "", code: str | None = None) -> None:
+        super().__init__(message, action)
+        self.code = code
 
 
 def _connections() -> httpx.Client:
@@ -116,7 +120,9 @@ def _refusal(response: httpx.Response) -> NodeRefusedError:
     except ValueError:
         problem = {}
     detail = problem.get("detail") or problem.get("title") or problem.get("error") or response.reason_phrase
-    return NodeRefusedError(f"The node refused: {detail}", str(problem.get("action") or ""))
+    error = problem.get("error")
+    code = cast("dict[str, str | None]", error).get("code") if isinstance(error, dict) else None
+    return NodeRefusedError(f"The node refused: {detail}", str(problem.get("action") or ""), code)
 
 
 def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> NodeClient:

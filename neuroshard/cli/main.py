@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, desktop, doctor, genesis, remote, run, start, update, wallet
+from neuroshard.cli import checkpoint, desktop, doctor, genesis, remote, run, start, talk, update, wallet
 from neuroshard.cli.failures import exit_code, exit_codes_line, print_error, show_failure_on_desktop
 from neuroshard.cli.options import (
     DataDir,
@@ -132,7 +132,7 @@ app.command("trainer")(start.trainer)
 app.command("tray")(desktop.tray)
 app.command("doctor")(doctor.doctor)
 app.command("folders")(desktop.folders)
-app.command("generate")(remote.generate)
+talk.register(app)
 remote.register(app)
 
 

@@ -1,11 +1,11 @@
-"""Commands for a running node: `status`, `open`, `pause`, `resume`, `stop`, `logs`, `generate` and `token`."""
+"""Commands for a running node: `status`, `open`, `pause`, `resume`, `stop`, `logs` and `token`."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neu
 
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands, except `generate`, to the application."""
+    """Add this module's commands to the application."""
     for command in (status, pause, resume, stop, logs):
         app.command(command.__name__)(command)
     app.command("open")(open_dashboard)
@@ -193,74 +193,3 @@ def log_line(record: Mapping[str, Any]) -> str:
     from neuroshard.cli.status_text import local_time
 
     return f"{local_time(record['time'])} {record['level']:7} {record['message']}"
-
-
-GENERATION_SECONDS = 310.0  # the node itself gives up after 300
-_EVENT = "data: "
-
-
-def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of the continuation.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of probability to draw from.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal text from equal weights.")] = None,
-    data_dir: DataDir = None,
-    port: Port = None,
-    demo: DemoNode = False,
-    as_json: AsJson = False,
-) -> None:
-    """Continue a prompt with the model that the running node is training."""
-    from neuroshard.cli.client import connect
-
-    client = connect(data_dir, port, demo=demo)
-    body: dict[str, object] = {
-        "prompt": prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),  # a terminal may send any bytes
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "stream": not as_json,
-    }
-    if seed is not None:
-        body["seed"] = seed
-    if as_json:
-        typer.echo(json.dumps(client.post("/v1/completions", body, GENERATION_SECONDS)))
-        return
-    for piece in _pieces(client, body):
-        typer.echo(piece, nl=False)
-    typer.echo("")
-
-
-def _pieces(client: NodeClient, body: Mapping[str, object]) -> Iterator[str]:
-    """Yield the text as it arrives. Raises NetworkRefusedError without a node, NodeRefusedError for its refusal."""
-    import httpx
-
-    from neuroshard.cli.client import no_node
-
-    try:
-        with client.http.stream(
-            "POST",
-            f"{client.base_url}/v1/completions",
-            json=body,
-            headers=client.headers(),
-            timeout=GENERATION_SECONDS,
-        ) as response:
-            if response.is_error:
-                response.read()
-                client.refuse(response)
-            for line in response.iter_lines():
-                yield _text_of(line)
-    except httpx.TransportError as error:
-        raise no_node(client.base_url) from error
-
-
-def _text_of(line: str) -> str:
-    """The text in one line of the event stream. Raises NodeRefusedError if the line reports an error."""
-    from neuroshard.cli.client import NodeRefusedError
-
-    if not line.startswith(_EVENT) or line == f"{_EVENT}[DONE]":
-        return ""
-    event = cast("dict[str, Any]", json.loads(line[len(_EVENT) :]))
-    if "error" in event:
-        raise NodeRefusedError(f"The node stopped the text: {event['error']['message']}")
-    return "".join(choice["text"] for choice in event.get("choices", []))

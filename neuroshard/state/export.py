@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.state_file import TEMPORARY_PREFIX, is_disk_full, sync_folder
+from neuroshard.data.chat_template import JINJA
 from neuroshard.data.tokenizer.byte_level import (
     huggingface_tokenizer,
     huggingface_tokenizer_config,
@@ -37,6 +38,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage
 from neuroshard.state.checkpoint_manifest import unreadable
+from neuroshard.state.model_card import CARD_NAME, model_card, modelfile
 from neuroshard.state.tensor_file import (
     CHUNK_BYTES,
     StoredTensor,
@@ -165,6 +167,7 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
         temporary.mkdir()
         for name, content in _descriptions(architecture, table).items():
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (temporary / CARD_NAME).write_text(model_card(stages, table, library="transformers"), encoding="utf-8")
         with (temporary / TENSORS_FILE).open("xb") as file:
             write_tensor_file(file, _llama_layout(sources, architecture), _weights_of(sources))
             file.flush()
@@ -259,13 +262,19 @@ NAME = "NeuroShard"
 def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable) -> None:
     """Write the file, whole or not at all, from stages that are a whole model in the order of their layers.
 
-    `path` must not exist. Every tensor is float32. Raises DamagedStageError, StorageError, UsageError without `gguf`.
+    `path` must not exist. Every tensor is float32. A Modelfile and a model card are written next to it. Raises
+    DamagedStageError, StorageError, UsageError without `gguf`.
     """
     gguf = _gguf()
     architecture, path = stages[0].architecture, path.absolute()
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
+    companions = {
+        path.with_suffix(".Modelfile"): modelfile(path.name, architecture.sequence_length),
+        path.with_suffix(".md"): model_card(stages, table, library="gguf"),
+    }
     try:
-        _check_is_free(path)
+        for place in (path, *companions):
+            _check_is_free(place)
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(temporary, "llama")
         try:
@@ -276,6 +285,8 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
         with temporary.open("r+b") as file:  # Windows flushes only files open for writing
             os.fsync(file.fileno())
         _check_is_free(path)  # the path may have been taken meanwhile
+        for place, text in companions.items():
+            place.write_text(text, encoding="utf-8")
         temporary.rename(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -334,6 +345,7 @@ def _describe(writer: Any, gguf: Any, architecture: Architecture, table: Tokeniz
     writer.add_unk_token_id(UNK)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
+    writer.add_chat_template(JINJA)
 
 
 def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], architecture: Architecture) -> None:

@@ -13,7 +13,8 @@ from neuroshard.cli.client import NodeRefusedError
 from neuroshard.cli.failures import ExitCode, exit_code
 from neuroshard.cli.main import app
 from neuroshard.cli.options import settings_given
-from neuroshard.cli.remote import _text_of, log_line
+from neuroshard.cli.remote import log_line
+from neuroshard.cli.talk import _text_of
 from neuroshard.config.settings import Applies, Settings, note_of
 from neuroshard.errors import CheckpointError, DataUnavailableError, NetworkRefusedError, TokenError, UsageError
 
@@ -114,6 +115,7 @@ def test_log_lines_tell_the_time_in_words() -> None:
 
 def test_an_error_in_the_middle_of_a_text_is_told() -> None:
     assert _text_of('data: {"choices": [{"text": "word"}]}') == "word"
+    assert _text_of('data: {"choices": [{"delta": {"role": null, "content": "word"}}]}') == "word"
     assert _text_of("data: [DONE]") == ""
     with pytest.raises(NodeRefusedError, match="stopping"):
         _text_of('data: {"error": {"message": "The node is stopping."}}')

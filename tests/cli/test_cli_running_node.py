@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -169,6 +170,24 @@ def test_generate_continues_a_prompt(neuroshard: Command) -> None:
     count = whole["usage"]["completion_tokens"]
     # A sampled text may end before the limit: the weights of a node that trains differ from run to run.
     assert count == 8 or (count < 8 and whole["choices"][0]["finish_reason"] == "stop")
+
+
+def test_chat_keeps_the_conversation_and_drops_what_the_model_cannot_read(neuroshard: Command) -> None:
+    lines = "A list.\n\n" + "A tuple. " * 60 + "\nA dictionary.\n" + "A set. " * 60 + "\nOne more.\n"
+    outcome = chat(neuroshard, lines, "--max-tokens", "4", "--temperature", "0", "--system", "Be brief.")
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.count("\n") >= 5
+    assert "no longer reads the oldest message" in outcome.stderr
+    too_long = chat(neuroshard, "word " * 5_000)
+    assert too_long.returncode == 1
+    assert "the model reads at most" in too_long.stderr
+
+
+def chat(neuroshard: Command, lines: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = neuroshard.arguments("chat", *options)
+    return subprocess.run(
+        command, input=lines, env=neuroshard.environment(), capture_output=True, text=True, check=False
+    )
 
 
 def test_a_prompt_may_have_bytes_that_are_no_text(neuroshard: Command) -> None:

@@ -18,8 +18,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
+from neuroshard.data.chat_template import conversation_text
 from neuroshard.data.tokenizer import BOS, FIRST_BYTE_ID, Tokenizer, learn_merges
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.model.architecture import StagePlan
@@ -196,6 +198,57 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path: Path) -> None
     with pytest.raises(StorageError, match="is there already"):
         export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["mine"]
+    (tmp_path / "out" / "model.gguf").rename(tmp_path / "out" / "model.Modelfile")
+    with pytest.raises(StorageError, match="Modelfile is there already"):
+        export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
+
+
+MESSAGES = [
+    {"role": "system", "content": " Be brief.\n"},
+    {"role": "user", "content": "What is a list?"},
+    {"role": "assistant", "content": "A {{ sequence }}."},
+    {"role": "user", "content": "And\n\nthen? "},
+]
+SCRIPT = conversation_text((message["role"], message["content"]) for message in MESSAGES)
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: pip install '.[dev]'")
+def test_transformers_makes_the_same_text_of_a_conversation(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    export_huggingface(save_in_stages(made_model(GROUPED), tmp_path, 1), tmp_path / "model", TABLE)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text == SCRIPT
+    assert tokenizer(text)["input_ids"] == Tokenizer(TABLE).encode(SCRIPT, bos=True).tolist()
+
+
+@needs_gguf
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp, which brings llama.cpp, is not installed")
+def test_llama_cpp_makes_the_same_text_of_a_conversation(tmp_path: Path) -> None:
+    import xllamacpp
+
+    export_gguf(save_in_stages(made_model(GROUPED), tmp_path, 1), tmp_path / "model.gguf", TABLE)
+    with llama_cpp(xllamacpp, tmp_path / "model.gguf") as server:
+        answer = server.post("/apply-template", json={"messages": MESSAGES}).json()
+    assert answer["prompt"] == SCRIPT
+
+
+@needs_gguf
+def test_a_card_and_a_modelfile_describe_the_model(tmp_path: Path) -> None:
+    stages = save_in_stages(made_model(GROUPED), tmp_path, 2)
+    export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
+    export_huggingface(stages, tmp_path / "folder", TABLE)
+    modelfile = (tmp_path / "out" / "model.Modelfile").read_text()
+    assert modelfile.startswith('FROM ./model.gguf\nTEMPLATE """{{ range .Messages }}')
+    assert 'PARAMETER stop "\\nUser:"\n' in modelfile
+    for card, library in ((tmp_path / "out" / "model.md", "gguf"), (tmp_path / "folder" / "README.md", "transformers")):
+        text = card.read_text()
+        _, front, body = text.split("---\n", 2)
+        assert yaml.safe_load(front)["library_name"] == library
+        assert stages[0].run_id in body
+        assert "| Context | 128 tokens |" in body
+        assert "System: Answer in one sentence.\nUser: What is a list?\nAssistant:\n" in body
 
 
 @needs_gguf
@@ -239,6 +292,6 @@ def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_a_tokenizer_the_folder_has_none(tmp_path: Path) -> None:
     export_huggingface(save_in_stages(made_model(GROUPED), tmp_path, 1), tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    assert names == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     drawing = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert drawing["suppress_tokens"] == [0, 1, *range(3, 10)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from neuroshard.data.chat_template import JINJA
 from neuroshard.data.tokenizer.table import (
     BOS,
     EOS,
@@ -99,6 +100,7 @@ def huggingface_tokenizer_config(table: TokenizerTable, sequence_length: int) ->
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
         "model_max_length": sequence_length,
+        "chat_template": JINJA,
     }
 
 
