@@ -134,7 +134,7 @@ def create_setup_app(context: SetupContext) -> FastAPI:
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
     app.include_router(session_routes(access, context.clock))
-    app.include_router(setup_routes(context.desk, context.stop))
+    app.include_router(setup_routes(context.desk, context.stop, context.clock))
     app.router.routes.extend(dashboard_routes(static))
     answer_errors(app)
     app.add_middleware(Guard, access=access, limits=ApiLimits(), clock=context.clock)

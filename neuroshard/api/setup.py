@@ -16,6 +16,14 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import Field, JsonValue, SecretStr
 
+from neuroshard.api.arrival import (
+    LONGEST_PATH,
+    ArrivalBody,
+    ArrivalDraft,
+    InvitationRequest,
+    PurposeRequest,
+    Room,
+)
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.api.requests import CommandBody, NoMembers, SettingName
@@ -25,10 +33,9 @@ from neuroshard.config.saving import FirstSettings, stored_token
 from neuroshard.config.settings import Settings, note_of
 from neuroshard.errors import NotReadyError, StorageError, TokenError, UsageError
 from neuroshard.identity import Wallet, new_phrase, parse_token
+from neuroshard.identity.invitations import Invitation
 from neuroshard.identity.wallet import MAX_TOKEN_CHARACTERS
 from neuroshard.types import WalletId
-
-LONGEST_PATH = 4096
 
 
 class SetupWallet(ResponseBody):
@@ -75,6 +82,7 @@ class SetupBody(ResponseBody):
     folder: SetupFolder
     settings: dict[str, SetupField]
     autostart: SetupAutostart
+    arrival: ArrivalBody
     chosen: bool = Field(description="whether folder and settings were sent once")
 
 
@@ -197,7 +205,17 @@ class Finished:
     warning: str | None = None
 
 
-Finish = Callable[[FirstSettings, bool], Finished]  # the choices and whether to start with the computer
+@dataclass(frozen=True)
+class SetupChoices:
+    """Everything that the owner chose."""
+
+    first: FirstSettings
+    starts_with_computer: bool = False
+    invitation: Invitation | None = None  # to the run to join; None: a run of this computer's own
+
+
+Finish = Callable[[SetupChoices], Finished]
+StartDemo = Callable[[], Finished]
 
 
 @dataclass
@@ -209,7 +227,9 @@ class SetupDraft:
 
     loaded: LoadedSettings
     surroundings: SetupFacts
+    arrival: ArrivalDraft
     finish_with: Finish
+    start_demo: StartDemo
     wallet: DraftWallet | None = None
     data_dir: Path = field(init=False)
     settings: dict[str, JsonValue] = field(init=False)
@@ -247,6 +267,7 @@ class SetupDraft:
             ),
             settings={key: self._field(key) for key in FIELDS},
             autostart=SetupAutostart(possible=place.autostart_possible, how=place.autostart_how, wanted=self.autostart),
+            arrival=self.arrival.view(self._room()),
             chosen=self.is_chosen,
         )
 
@@ -294,11 +315,22 @@ class SetupDraft:
             raise WrongFieldsError(
                 ("data_dir", f"This folder holds the wallet {found} already. Use that one, or another folder.")
             )
+        if self.arrival.purpose is None:
+            raise UsageError("It is not chosen yet what this computer will do.", "Go back to the first step.")
         chosen = {key: value for key, value in self.settings.items() if self._fixed_by(key) is None}
+        if self.arrival.purpose == "text" and self.arrival.text is not None:
+            chosen["text"] = str(self.arrival.text.path)
+        invitation = self.arrival.invitation if self.arrival.purpose == "join" else None
+        first = FirstSettings(self.data_dir, wallet.token, chosen)
         try:
-            return self.finish_with(FirstSettings(self.data_dir, wallet.token, chosen), self.autostart)
+            return self.finish_with(SetupChoices(first, self.autostart, invitation))
         except StorageError as error:
             raise WrongFieldsError(("data_dir", f"{error.message} {error.action}".strip())) from error
+
+    def _room(self) -> Room:
+        """The limits so far: those chosen, otherwise those measured."""
+        fields = {key: self._field(key) for key in ("memory", "max_upload", "monthly_quota")}
+        return Room.of({key: one.measured if one.value is None else one.value for key, one in fields.items()})
 
     def is_abandoned(self) -> bool:
         """Whether no page sent a request for PATIENCE_SECONDS. An open page sends requests all the time."""
@@ -394,9 +426,41 @@ ANSWERED = ["GET", "POST", "PATCH"]  # methods of a node's routes
 WAITING = "This node waits to be set up in the browser."
 
 
-def setup_routes(desk: SetupDraft, stop: Callable[[str], object]) -> APIRouter:
-    """Make the wizard's routes, and the two routes that commands for a running node use: shutdown and health."""
+def arrival_routes(desk: SetupDraft, clock: Callable[[], float]) -> APIRouter:
+    """Make the routes of the wizard's first question. `clock` gives seconds since the epoch."""
     router = APIRouter(tags=["setup"])
+
+    @router.post("/api/setup/invitation")
+    async def read_invitation(body: InvitationRequest) -> SetupBody:
+        """Read an invitation and show it. Nothing is joined, downloaded or dialled."""
+        desk.arrival.read(body.text, clock())
+        return desk.view()
+
+    @router.post("/api/setup/purpose")
+    async def choose_purpose(body: PurposeRequest) -> SetupBody:
+        """Answer the first question: join the run of the invitation, or train on the text in a folder."""
+        desk.arrival.choose(body.purpose, body.folder)
+        return desk.view()
+
+    @router.post("/api/setup/demo", status_code=202)
+    async def start_demo(body: NoMembers | None = None) -> FinishedBody:
+        """Start the demo in this process. Nothing is stored about this computer's owner."""
+        del body
+        done = desk.start_demo()
+        return FinishedBody(message="The demo starts.", url=done.url, warning=done.warning)
+
+    @router.post("/api/link", status_code=202)
+    async def open_link(body: InvitationRequest) -> CommandBody:
+        """Show a link that was opened on this computer. Nothing is joined, downloaded or dialled."""
+        desk.arrival.open_link(body.text, clock())
+        return CommandBody(state="setup", message="The wizard shows the invitation.")
+
+    return router
+
+
+def setup_routes(desk: SetupDraft, stop: Callable[[str], object], clock: Callable[[], float] = time.time) -> APIRouter:
+    """Make the wizard's routes, and the two routes that commands for a running node use: shutdown and health."""
+    router = arrival_routes(desk, clock)
 
     @router.get("/api/setup")
     async def read_setup() -> SetupBody:

@@ -135,6 +135,8 @@ def connect(data_dir: Path | None, port: int | None, *, demo: bool = False) -> N
 
     folder = node_folder(data_dir, demo=demo)
     owner = read_lock_owner(folder) or LockOwner(None, None)
+    if owner.page_folder:
+        folder, demo = Path(owner.page_folder), True
     chosen = port if port is not None else owner.port
     if chosen is None:
         hint = "" if demo else "for a running demo add --demo; or "

@@ -149,6 +149,8 @@ def data(case: Case) -> Finding:
     from neuroshard.runs.data_opening import look_at_source
 
     genesis = case.loaded.settings.genesis
+    if genesis is None:
+        return Finding("data", is_well=True, detail="no place is named: the nodes of the run send the data")
     found = anyio.run(look_at_source, genesis, MANIFEST_SECONDS, backend="trio")
     return Finding("data", is_well=True, detail=found)
 
@@ -264,7 +266,7 @@ def clock(case: Case) -> Finding:
     warnings = [text for text in (case.status or {}).get("warnings", []) if "clock" in text.lower()]
     if warnings:
         return Finding("clock", is_well=False, detail=f"{here}; {warnings[0]}", action=_SET_CLOCK)
-    genesis = str(case.loaded.settings.genesis)
+    genesis = case.loaded.settings.genesis or ""
     error = _clock_error(genesis) if genesis.startswith(("http://", "https://")) else None
     if error is None:
         return Finding("clock", is_well=True, detail=f"{here}; there was no other clock to compare it with")

@@ -46,6 +46,9 @@ def invite_friend(
         str | None, typer.Option(metavar="TEXT", help="Name of the invitation, as `run members` shows it.")
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the link to a file as well.")] = None,
+    qr: Annotated[
+        Path | None, typer.Option("--qr", metavar="FILE", help="Write a QR code of the link, as an SVG image.")
+    ] = None,
     may_invite: Annotated[bool, typer.Option("--may-invite", help="Let the invited invite others.")] = False,
     peer: Peers = None,
     genesis: GenesisSource = None,
@@ -58,7 +61,8 @@ def invite_friend(
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
-    from neuroshard.identity.invitations import LINK, InvitationTerms, InvitedPlaces, date_of, to_code
+    from neuroshard.identity.invitations import LINK, InvitationTerms, date_of, to_code
+    from neuroshard.runs.invitation_making import invited_places, qr_svg
     from neuroshard.runs.stored_passes import StoredPasses
     from neuroshard.runs.stored_runs import named_offer
 
@@ -74,11 +78,13 @@ def invite_friend(
     terms = InvitationTerms(
         time.time() + days * DAY_SECONDS, uses, label or f"invitation {len(stored.issued().issued) + 1}", may_invite
     )
-    peers, data = _peers(loaded, status, offer), _data(loaded)
-    made = stored.issue(wallet, terms, InvitedPlaces(offer.parameters.name, tuple(peers[:3]), data))
+    places = invited_places(offer.parameters, _peers(loaded, status, offer), loaded.settings.genesis)
+    made = stored.issue(wallet, terms, places)
     link = LINK + to_code(made)
     if file is not None:
-        _write(file, link)
+        _write(file, f"{link}\n".encode())
+    if qr is not None:
+        _write(qr, qr_svg(link))
     if as_json:
         facts = {"run_id": offer.run_id, "label": made.label, "uses": uses, "not_after": int(terms.not_after)}
         typer.echo(json.dumps({**facts, "link": link, "peers": made.peers, "data": made.data}))
@@ -249,25 +255,20 @@ def _peers(loaded: LoadedSettings, status: dict[str, Any] | None, offer: RunOffe
     return found or offer.parameters.seeds
 
 
-def _data(loaded: LoadedSettings) -> tuple[str, ...]:
-    place = loaded.settings.genesis
-    return (place,) if place.startswith("https://") and loaded.sources["genesis"] != "default" else ()
-
-
-def _write(file: Path, link: str) -> None:
+def _write(file: Path, content: bytes) -> None:
     from neuroshard.config.state_file import write_atomically
     from neuroshard.errors import StorageError
 
     try:
-        write_atomically(file, f"{link}\n".encode())
+        write_atomically(file, content)
     except OSError as error:
         raise StorageError(f"{file} cannot be written: {error.strerror}.", "Name another file.") from error
 
 
 def _print_hints(made: Invitation) -> None:
-    data = "" if made.data else " --genesis PLACE"
-    typer.echo(f"The invited runs: neuroshard --invite LINK{data}")
+    typer.echo("The invited opens it with a click, or runs: neuroshard --invite LINK")
     if not made.data:
         typer.echo(
-            "PLACE is where the data of the run are: an https:// address in --genesis here puts it into the link."
+            "The link names no place of the data, so your nodes send them. "
+            "An https:// address in --genesis here puts it into the link."
         )

@@ -36,6 +36,7 @@ from neuroshard.cli.options import (
     NoPortMapping,
     NoRelay,
     NoTraining,
+    OwnText,
     P2pHost,
     P2pPort,
     Peers,
@@ -150,6 +151,7 @@ def node(
     port: Port = None,
     host: Host = None,
     genesis_source: GenesisSource = None,
+    text: OwnText = None,
     data_dir: DataDir = None,
     run_id: RunId = None,
     invite: Invite = None,
@@ -191,8 +193,11 @@ def node(
     raise typer.Exit(code)
 
 
-def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
-    """Run a node with these flags, after the first-run set-up if it is needed. Returns the exit code."""
+def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool, link: str | None = None) -> int:
+    """Run a node with these flags, after the first-run set-up if it is needed. Returns the exit code.
+
+    `link` is an invitation that was opened: a page shows it first.
+    """
     from neuroshard.config.loading import load_settings
 
     loaded = load_settings(flags, os.environ)
@@ -201,8 +206,12 @@ def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool) -> int:
 
     if not asks_first(loaded, ends_with_stdin=ends_with_stdin):
         return run_node(loaded, ends_with_stdin=ends_with_stdin)
-    ready = run_first(loaded, lambda: load_settings(flags, os.environ))
-    return 0 if ready is None else run_node(ready.loaded, ends_with_stdin=ends_with_stdin, handover=ready.handover)
+    ready = run_first(loaded, lambda: load_settings(flags, os.environ), link)
+    if ready is None:
+        return 0
+    if ready.demo_folder is not None:
+        return start.run_wizard_demo(ready.demo_folder, ready.handover)
+    return run_node(ready.loaded, ends_with_stdin=ends_with_stdin, handover=ready.handover)
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:

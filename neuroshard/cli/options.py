@@ -27,6 +27,10 @@ GenesisSource = Annotated[
     str | None,
     typer.Option("--genesis", metavar="PLACE", help="Genesis data: https://, http://, file:// or a folder."),
 ]
+OwnText = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FOLDER", help="Train a model of your own on the text files in this folder."),
+]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="auto, cuda, mps or cpu. (default: auto)")
 ]

@@ -56,6 +56,7 @@ def create(
 ) -> None:
     """Sign the parameters of a run with your wallet, store them for your nodes, and print the command to join it."""
     from neuroshard.config.loading import load_settings
+    from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
     from neuroshard.runs.run_file import read_run_config
@@ -77,11 +78,13 @@ def create(
     else:
         if out is not None:
             _check_file(out)  # before anything is signed
+        if loaded.settings.genesis is None:
+            raise UsageError("A run needs training data.", "Name them: --genesis PLACE.")
         choice = create_run(owner, entries, loaded.settings.genesis)
         file = out or _file_of(choice.offer)
         _check_file(file, choice.offer)
     write_offer(choice.offer, file)
-    source = loaded.settings.genesis if loaded.sources["genesis"] != "default" else None
+    source = loaded.settings.genesis
     _print_made(choice, file, owner, source, str(data_dir) if data_dir else None, as_json=as_json)
 
 

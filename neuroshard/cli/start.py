@@ -44,6 +44,7 @@ from neuroshard.cli.options import (
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
     from neuroshard.node.demo import DemoOptions
+    from neuroshard.node.process import ListenerHandover
 
 
 MOST_NODES = 16
@@ -107,7 +108,14 @@ def demo(
     raise typer.Exit(code)
 
 
-def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
+def run_wizard_demo(folder: Path, handover: ListenerHandover) -> int:
+    """Run the demo that the owner chose in the wizard, at the wizard's port. Returns the exit code."""
+    from neuroshard.node.demo import DemoOptions
+
+    return _run({"data_dir": folder, "p2p_host": LOOPBACK, "network": False}, DemoOptions(), handover)
+
+
+def _run(flags: Mapping[str, object], options: DemoOptions, handover: ListenerHandover | None = None) -> int:
     """Run a demo with these flags and return the exit code. Several nodes share the CPU threads."""
     from neuroshard.host.computer import default_threads
     from neuroshard.node.demo import demo_token
@@ -115,7 +123,8 @@ def _run(flags: Mapping[str, object], options: DemoOptions) -> int:
 
     threads = {"cpu_threads": max(1, default_threads() // options.nodes)} if options.nodes > 1 else {}
     token = demo_token(cast("Path", flags["data_dir"]))
-    return run_node(demo_settings({**threads, **flags, "token": token}, os.environ), demo=options)
+    loaded = demo_settings({**threads, **flags, "token": token}, os.environ)
+    return run_node(loaded, demo=options, handover=handover)
 
 
 def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:

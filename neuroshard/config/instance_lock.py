@@ -28,6 +28,7 @@ class LockOwner:
     port: int | None
     host: str = LOOPBACK
     is_setup: bool = False  # the node has no token yet and shows the set-up wizard
+    page_folder: str = ""  # folder whose secret opens its page, if that is another one: a demo of the wizard
 
 
 class AlreadyRunningError(NeuroShardError):
@@ -71,9 +72,9 @@ class InstanceLock:
             ) from error
         raise AlreadyRunningError(data_dir, owner)
 
-    def announce(self, host: str, port: int, *, is_setup: bool = False) -> None:
+    def announce(self, host: str, port: int, *, is_setup: bool = False, page_folder: Path | None = None) -> None:
         """Store the address of this node's API for later starts and commands. Raises OSError."""
-        self._write_note(LockOwner(os.getpid(), port, host, is_setup))
+        self._write_note(LockOwner(os.getpid(), port, host, is_setup, str(page_folder or "")))
 
     def release(self) -> None:
         """Release the folder. A second call does nothing."""
@@ -140,4 +141,5 @@ def _read_note(path: Path) -> LockOwner:
         port if type(port) is int and 0 < port < 65536 else None,
         host if isinstance(host, str) else LOOPBACK,
         note.get("is_setup") is True,
+        str(note.get("page_folder") or ""),
     )

@@ -30,8 +30,8 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_TOKEN_FILE_BYTES = 64_000
 _KEY = re.compile(r"""\s*\[*\s*["']?(?P<key>[A-Za-z0-9_-]+)["']?\s*[=.\]]""")
 
-Source: TypeAlias = Literal["flag", "environment", "config.toml", "default"]
-_STRENGTH: Mapping[Source, int] = {"default": 0, "config.toml": 1, "environment": 2, "flag": 3}
+Source: TypeAlias = Literal["flag", "environment", "config.toml", "chosen run", "default"]
+_STRENGTH: Mapping[Source, int] = {"default": 0, "chosen run": 1, "config.toml": 2, "environment": 3, "flag": 4}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 from neuroshard.config.weekly_schedule import SCHEDULE_FORM, checked_spans
 from neuroshard.errors import UsageError
 
-DEFAULT_GENESIS = "https://dwquwt9gkkeil.cloudfront.net"
-
 
 class Applies(StrEnum):
     """Time at which a change of a stored setting takes effect."""
@@ -48,7 +46,9 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-def _known_source(value: str) -> str:
+def _known_source(value: str | None) -> str | None:
+    if value is None:
+        return None
     scheme, separator, rest = value.partition("://")
     if "\0" in value:
         raise ValueError("a NUL character")
@@ -136,13 +136,17 @@ class Settings(BaseModel):
         SettingNote("a folder this user can write", Applies.NOT_STORED, owner="`neuroshard --data-dir FOLDER`"),
     ] = Path()
     genesis: Annotated[
-        str,
+        str | None,
         AfterValidator(_known_source),
         SettingNote(
-            "a folder, or an address that starts with https://, http:// or file://",
+            "a folder, or an address that starts with https://, http:// or file://; unset: the nodes of the run",
             owner="`neuroshard --genesis PLACE`",
         ),
-    ] = DEFAULT_GENESIS
+    ] = None
+    text: Annotated[
+        Folder | None,
+        SettingNote("a folder with your own text files; unset: none", owner="`neuroshard --text FOLDER`"),
+    ] = None
     device: Annotated[Literal["auto", "cuda", "mps", "cpu"], SettingNote("auto, cuda, mps or cpu")] = "auto"
     memory: Annotated[Whole | None, Field(ge=1), SettingNote("megabytes, at least 1; unset: measured")] = None
     cpu_threads: Annotated[Whole | None, Field(ge=1, le=1024), SettingNote("1 to 1024; unset: measured")] = None

@@ -76,6 +76,21 @@ class FolderSource:
         """A folder needs no cleanup."""
 
 
+class NodesOnly:
+    """No place of data: every file comes from the nodes of the run, which a Fetcher asks when this source fails."""
+
+    description = "the nodes of the run"
+
+    def open(
+        self, name: str, offset: int = 0, validator: str | None = None, known: str | None = None
+    ) -> AbstractAsyncContextManager[OpenedFile]:
+        """Raises DataUnavailableError."""
+        raise DataUnavailableError(f"No node of the run that is online has sent {name} yet.")
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
 def open_source(location: str) -> ShardSource:
     """Return the source for `https://`, `http://`, `file://` or a folder.
 

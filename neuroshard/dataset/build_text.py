@@ -119,6 +119,14 @@ MAX_TEXT_FILES = 200_000
 _EXPECTED_CONTENT = "Put text files (*.txt, *.md, *.py and the like, UTF-8) into it; about 100 kB is the least."
 
 
+@dataclass(frozen=True)
+class TextSize:
+    """Number and total size of text files."""
+
+    files: int
+    bytes: int
+
+
 class FolderText:
     """Documents from the text files of a folder and its subfolders, one per file, in order of their paths."""
 
@@ -150,6 +158,11 @@ class FolderText:
         if not documents:
             raise DataError(f"There is no text in {self._folder}.", _EXPECTED_CONTENT)
         return documents
+
+    def size(self) -> TextSize:
+        """Count the text files, without reading them. Raises DataError when there are none, or too much."""
+        files = self._files()
+        return TextSize(len(files), sum(map(self._size, files)))
 
     def _files(self) -> list[Path]:
         if not self._folder.is_dir():

@@ -210,6 +210,17 @@ _COPY = "Copy it whole, from the first to the last character."
 _Url = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)]
 
 
+class InvitedModel(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The model of the run as the inviter states it, so that the invited can decide before they ask any node.
+
+    It is only shown. The signed parameters of the run decide.
+    """
+
+    parameters: Annotated[int, Meta(ge=1, le=1 << 50)]
+    stages: Annotated[int, Meta(ge=1, le=4096)]
+    stage_mb: Annotated[int, Meta(ge=1, le=1 << 40)]  # memory with which a computer can hold the smallest stage
+
+
 class Invitation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The content of a code: a grant, the secret that makes passes of it, and places to begin with.
 
@@ -222,6 +233,7 @@ class Invitation(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     peers: Annotated[tuple[_Url, ...], Meta(max_length=MAX_PEERS)]  # multiaddrs with node ids
     data: Annotated[tuple[_Url, ...], Meta(max_length=MAX_DATA_PLACES)]  # https:// addresses of the run's data
     organiser: _Url | None = None
+    model: InvitedModel | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
@@ -246,11 +258,16 @@ class Invitation(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
         """The run that it leads to."""
         return RunId(self.grant.run_id.hex())
 
+    @property
+    def not_after(self) -> int:
+        """Time at which it ends, in seconds since 1970."""
+        return min(grant.not_after for grant in grants_of(self.signed_grant))
+
     def check(self, run_id: RunId, owner: bytes, now: float) -> None:
         """Check the grant against the run that the peers serve, and the date. Raises InvitationError."""
         grants = grants_of(self.signed_grant)
         verify_grants(self.signed_grant, grants, run_id, owner)
-        check_date(min(grant.not_after for grant in grants), now)
+        check_date(self.not_after, now)
 
     def pass_for(self, wallet: bytes, now: float) -> bytes:
         """Make the pass of a wallet, given by its public key."""
@@ -282,6 +299,7 @@ class InvitedPlaces:
     peers: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     organiser: str | None = None
+    model: InvitedModel | None = None
 
 
 def invite(owner: Signer, run_id: RunId, terms: InvitationTerms, places: InvitedPlaces, *, seed: bytes) -> Invitation:
@@ -329,7 +347,8 @@ def _invitation(key: SigningKey, places: InvitedPlaces, signer: Signer, grant: I
         signed.read(InvitationGrant)  # checks the limits, which the constructor does not
     except MalformedClaimError as error:
         raise _impossible(error) from None
-    return Invitation(signed, key.seed, places.name[:MAX_NAME_CHARACTERS], places.peers, places.data, places.organiser)
+    name = places.name[:MAX_NAME_CHARACTERS]
+    return Invitation(signed, key.seed, name, places.peers, places.data, places.organiser, places.model)
 
 
 def _impossible(error: Exception) -> InvitationError:

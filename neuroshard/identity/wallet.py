@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from mnemonic import Mnemonic
 
 from neuroshard.errors import TokenError
-from neuroshard.identity.signing import SigningKey
+from neuroshard.identity.signing import SigningKey, hash_parts
 from neuroshard.types import WALLET_ID_DIGITS, WalletId
 
 PHRASE_LENGTHS = (12, 15, 18, 21, 24)
@@ -31,6 +31,17 @@ def new_phrase(words: int = 12) -> str:
 def phrase_word_list() -> tuple[str, ...]:
     """Return the 2,048 words of BIP39 that phrases consist of."""
     return tuple(Mnemonic("english").wordlist)
+
+
+KEY_WORDS = 4
+_WORD_BITS = 11  # of a list of 2,048 words
+
+
+def key_words(public_key: bytes) -> str:
+    """Return four words for a public key, which two people can compare when they speak to each other."""
+    digest = int.from_bytes(hash_parts("neuroshard/key-words", public_key))
+    words = phrase_word_list()
+    return " ".join(words[digest >> _WORD_BITS * place & len(words) - 1] for place in range(KEY_WORDS))
 
 
 def phrase_words(text: str) -> tuple[str, ...] | None:

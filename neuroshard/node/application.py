@@ -28,7 +28,7 @@ from neuroshard.network.tasks import accompanied
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.peer_network import PeerNetwork, observe_network
 from neuroshard.node.process import StopRequest
-from neuroshard.node.run_arrival import LOADING, RunArrival, startup_steps
+from neuroshard.node.run_arrival import LOADING, RunArrival, begins_with_run, startup_steps
 from neuroshard.pipeline.control import RequestedPause
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.board import CommandChannel, Publisher, StartupProgress, StatusBoard
@@ -86,6 +86,12 @@ class ProcessContext:
     demo: DemoOptions | None
     is_trainer: bool  # drives the layers of others and holds none
     invitation: Invitation | None = None  # to the run that this node joins
+    is_chosen: bool = False  # the run was chosen in the wizard or the dashboard: the node waits until it is admitted
+
+    @property
+    def begins_with_run(self) -> bool:
+        """Whether this node enters a run before it opens data."""
+        return begins_with_run(self.configuration.settings, is_demo=self.demo is not None)
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class Application:
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
-        peer_network = PeerNetwork.of(settings, identity, invitation=place.invitation)
+        peer_network = PeerNetwork.of(settings, identity, invitation=place.invitation, may_wait=place.is_chosen)
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 
@@ -144,7 +150,7 @@ class Application:
 
     async def _live(self, beginning: StartContext) -> None:
         """Join the named run while PyTorch loads, then train. A failure becomes the status before it is raised."""
-        arrival = [beginning.arrival.run] if self._place.configuration.settings.run else []
+        arrival = [beginning.arrival.run] if self._place.begins_with_run else []
         try:
             await accompanied(partial(self._work, beginning), *arrival)
         except NeuroShardError as error:
@@ -153,7 +159,7 @@ class Application:
 
     async def _work(self, beginning: StartContext) -> None:
         with beginning.startup.stage(LOADING):
-            if self._place.configuration.settings.run:
+            if self._place.begins_with_run:
                 with anyio.move_on_after(INTRODUCTION_SECONDS):
                     await beginning.arrival.found()
                     await beginning.peer_network.introduced()

@@ -14,7 +14,7 @@ import anyio.to_thread
 from neuroshard.config.run_parameters import GenesisPins
 from neuroshard.config.settings import Settings
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.data.source import FolderSource, ShardSource, open_source
+from neuroshard.data.source import FolderSource, NodesOnly, ShardSource, open_source
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
@@ -26,7 +26,7 @@ from neuroshard.model.memory_limit import tier_mb
 from neuroshard.network.tasks import Companion, accompanied
 from neuroshard.node.application import ProcessContext, StartContext
 from neuroshard.node.data_sharing import DataSharing, open_data_store
-from neuroshard.node.demo import DemoData, DemoOptions, FurtherNodes, LocalSwarm, write_demo_invitation
+from neuroshard.node.demo import DemoOptions, EmbeddedData, FurtherNodes, LocalSwarm, write_demo_invitation
 from neuroshard.node.drive_training import begin_driving
 from neuroshard.node.founding import Founder
 from neuroshard.node.holder_monitor import HolderMonitor
@@ -34,12 +34,22 @@ from neuroshard.node.joining import StageSafety
 from neuroshard.node.observation import Observer
 from neuroshard.node.own_stages import StageChooser, kept_stages, windows_of
 from neuroshard.node.pipeline_status import publish_stages
-from neuroshard.node.run_arrival import DATA, DEMO_DATA, HARDWARE, MODEL, RUN, publish_run_status
+from neuroshard.node.run_arrival import (
+    DATA,
+    DEMO_DATA,
+    HARDWARE,
+    MODEL,
+    OWN_TEXT,
+    RUN,
+    begins_with_run,
+    publish_run_status,
+)
 from neuroshard.node.stage_training import NodeContext, RunningNode, StageTraining
 from neuroshard.node.training_life import TrainingLife
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.runs.data_opening import OpenedData, largest_tokenizer_bytes, open_data, open_joined_data
 from neuroshard.runs.finding import A_DEMONSTRATION, HOW_TO_JOIN, FoundRun, NoRun, RunFinder, not_joinable
+from neuroshard.runs.finding import OWN_TEXT as OWN_TEXT_RUN
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.proposal import HardwareBudget, propose, propose_demo, run_parameters
 from neuroshard.runs.stored_runs import LocalRun, LocalRuns
@@ -50,6 +60,7 @@ from neuroshard.status.snapshot import MemoryStatus, NodeState
 _LOG = logging.getLogger(__name__)
 
 WAITING_LOOK_SECONDS = 0.5
+OWN_TEXT_FOLDER = "own-text"  # in the data folder: the data set that is built from the owner's text
 
 
 class Assembly:
@@ -100,17 +111,17 @@ class Assembly:
             compute = self._compute_thread(threads)
             room = self._room(device, await self._speed(compute, device))
             _check_memory(room, self._demo)
-        location = self._settings.genesis if self._demo is None else await self._demo_source(self._demo)
+        location = await self._location()
         runs = LocalRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(location, runs, room)
         with self.startup.stage(MODEL):
-            run = self._choose_run(data, room, runs, "demo" if self._demo else fetcher.source.description)
+            run = self._choose_run(data, room, runs, self._source_name(fetcher))
             most, spare = self._settings.max_stages, self._settings.spare_stages
             first = windows_of(run.parameters, room, most)
             windows = first if most is None else windows_of(run.parameters, room, most + spare)
             self._publish_run(run, found)
             is_split = run.parameters.stage_count > 1
-            placing = self._enter(run, fetcher.source.description, windows if is_split else ())
+            placing = self._enter(run, _place_of(fetcher), windows if is_split else ())
             if is_split:
                 self.startup.report(MODEL, "Asking other nodes which layers they hold.")
             stages = await placing.choose(first, kept_stages(self._settings.data_dir, self._identity, run))
@@ -143,7 +154,7 @@ class Assembly:
         if data.run is None or not data.run.is_joined:
             raise UsageError("A trainer needs a run of other nodes, and none was found.", HOW_TO_JOIN)
         self._publish_run(data.run, found)
-        swarm = self._enter(data.run, fetcher.source.description, ()).swarm
+        swarm = self._enter(data.run, _place_of(fetcher), ()).swarm
         watch = SourceMonitor(data.genesis, data.run.parameters.genesis)
         data_store = self._sharing.data_store
         return NodeContext(
@@ -160,8 +171,8 @@ class Assembly:
         return compute
 
     async def _speed(self, compute: ComputeThread, device: Device) -> float:
-        """Measure floating-point operations per second to choose a model. A named run has its model already."""
-        if self._settings.run:
+        """Measure floating-point operations per second to choose a model. A run that is joined has its model."""
+        if begins_with_run(self._settings, is_demo=self._demo is not None):
             return inf
         return await compute.run(partial(matmul_flops_per_second, device.torch_device()))
 
@@ -169,13 +180,30 @@ class Assembly:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
         return HardwareBudget(self._memory.tier_mb, device.kind, device_tier, flops_per_second)
 
-    async def _demo_source(self, options: DemoOptions) -> str:
-        """Build the embedded data and serve it on loopback, so that the demo follows the path of every other node."""
-        data = DemoData(self._settings.data_dir, options, self._wallet)
-        with self.startup.stage(DEMO_DATA):
+    async def _location(self) -> str | None:
+        """The place of the data; None if the nodes of the run are the only one.
+
+        The embedded text and the owner's own are built into a data set here.
+        """
+        if self._demo is not None:
+            return await self._built(
+                EmbeddedData(self._settings.data_dir, self._demo.text_folder, self._wallet), DEMO_DATA
+            )
+        if self._trains_own_text:
+            folder = self._settings.data_dir / OWN_TEXT_FOLDER
+            return await self._built(EmbeddedData(folder, self._settings.text, self._wallet), OWN_TEXT)
+        return self._settings.genesis
+
+    @property
+    def _trains_own_text(self) -> bool:
+        return self._demo is None and self._settings.text is not None and self._settings.run is None
+
+    async def _built(self, data: EmbeddedData, step: str) -> str:
+        """Build a data set from text and serve it on loopback, so that this node follows the same path as others."""
+        with self.startup.stage(step):
 
             def progress(stage: str, fraction: float) -> None:
-                anyio.from_thread.run_sync(self.startup.report, DEMO_DATA, stage, fraction)
+                anyio.from_thread.run_sync(self.startup.report, step, stage, fraction)
 
             built = await anyio.to_thread.run_sync(data.build, progress, abandon_on_cancel=True)
             self._closing.callback(data.close)
@@ -188,13 +216,13 @@ class Assembly:
             return data.serve()
 
     async def _find_run(
-        self, location: str, runs: LocalRuns, room: HardwareBudget
+        self, location: str | None, runs: LocalRuns, room: HardwareBudget
     ) -> tuple[Fetcher, OpenedData, FoundRun | NoRun]:
         """Open the data source and find the run that trains on it."""
         named = await self._named()
         with self.startup.stage(DATA):
-            source = open_source(location)
-            if self._demo is None and not isinstance(source, FolderSource):
+            source: ShardSource = NodesOnly() if location is None else open_source(location)
+            if location is not None and self._demo is None and not isinstance(source, FolderSource):
                 source = self._metered(source)
             fetcher = Fetcher(source, others=self._sharing)
             self._closing.push_async_callback(fetcher.source.aclose)
@@ -211,7 +239,7 @@ class Assembly:
             if named is not None:
                 return await open_joined_data(fetcher, store, LocalRun.of(named.offer, is_joined=True), limit), named
             data = await open_data(fetcher, store, runs, limit)
-            found = A_DEMONSTRATION if self._demo else await self._suggested_run(fetcher, data)
+            found = await self._suggested_run(fetcher, data)
             if isinstance(found, NoRun):
                 return data, found
             try:
@@ -224,6 +252,8 @@ class Assembly:
 
     async def _suggested_run(self, fetcher: Fetcher, data: OpenedData) -> FoundRun | NoRun:
         """Ask the data set and peers for a run; meanwhile the status shows whom this node asks."""
+        if self._demo is not None or self._trains_own_text:
+            return OWN_TEXT_RUN if self._demo is None else A_DEMONSTRATION
 
         def report(reason: str, fraction: float | None) -> None:
             self.startup.report(RUN, reason, fraction)
@@ -270,8 +300,20 @@ class Assembly:
         runs.remember_source(source, run)
         return run
 
+    def _source_name(self, fetcher: Fetcher) -> str:
+        """Name of the source in the record of runs; the loopback address of a data set built here changes."""
+        if self._demo is not None:
+            return "demo"
+        return f"text in {self._settings.text}" if self._trains_own_text else fetcher.source.description
+
     def _publish_run(self, run: LocalRun, found: FoundRun | NoRun) -> None:
         publish_run_status(self._publisher, run.offer, found, self._identity.wallet_id, is_demo=self._demo is not None)
+
+
+def _place_of(fetcher: Fetcher) -> str:
+    """Location of the data for an invitation; "" if only the nodes of the run send them."""
+    source = fetcher.source
+    return "" if isinstance(source, NodesOnly) else source.description
 
 
 def _check_memory(room: HardwareBudget, demo: DemoOptions | None) -> None:
@@ -347,7 +389,7 @@ class NodeWork:
                 await assembly.close()
 
     async def _named(self) -> FoundRun | None:
-        return await self._beginning.arrival.found() if self._place.configuration.settings.run else None
+        return await self._beginning.arrival.found() if self._place.begins_with_run else None
 
     def _companions(self, training: StageTraining, ground: NodeContext) -> list[Companion]:
         """Tasks that run next to the training and survive a change of stages."""

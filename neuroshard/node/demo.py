@@ -98,12 +98,13 @@ def demo_token(folder: Path) -> str:
         ) from error
 
 
-class DemoData:
-    """The embedded Genesis folder and the loopback server that replaces the CDN."""
+class EmbeddedData:
+    """A Genesis folder built from text on this computer, and the loopback server that replaces a CDN."""
 
-    def __init__(self, folder: Path, options: DemoOptions, wallet: Wallet) -> None:
+    def __init__(self, folder: Path, text: Path | None, wallet: Wallet) -> None:
+        """`text` is a folder of the owner's; None: the documentation in the Python installation."""
         self._folder = folder / "genesis"
-        self._options = options
+        self._text = text
         self._wallet = wallet
         self._server: GenesisServer | None = None
 
@@ -111,8 +112,7 @@ class DemoData:
         """Build the folder, or reuse it. Raises DataError or StorageError."""
         from neuroshard.dataset import FolderText, StandardLibraryText, build_genesis  # slow: the dashboard comes first
 
-        text = self._options.text_folder
-        source = StandardLibraryText() if text is None else FolderText(text)
+        source = StandardLibraryText() if self._text is None else FolderText(self._text)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return build_genesis(source, self._folder, self._wallet, now=now, progress=progress)
 

@@ -9,23 +9,27 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 
 from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url, is_loopback_name
 from neuroshard.api.app import SetupContext, create_setup_app
+from neuroshard.api.arrival import ArrivalDraft, TextFolder
 from neuroshard.api.server import ApiServer, bind
-from neuroshard.api.setup import Finished, SetupDraft, SetupFacts
+from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings, read_config
-from neuroshard.config.saving import FirstSettings, store_first_settings
+from neuroshard.config.saving import store_first_settings
 from neuroshard.config.settings import SECRET_KEYS, Settings
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
 from neuroshard.host.autostart import Place, places_of_this_computer, read_autostart, start_command, turn_on
 from neuroshard.host.computer import default_threads
 from neuroshard.host.desktop import can_show_pages, open_browser_at
+from neuroshard.identity.invitations import Invitation
 from neuroshard.model.memory_limit import available_mb, probe_memory
+from neuroshard.node.demo import DemoOptions, demo_folder
 from neuroshard.node.process import (
     ListenerHandover,
     MainThreadWaker,
@@ -33,6 +37,7 @@ from neuroshard.node.process import (
     outside_requests,
     show_first_instance,
 )
+from neuroshard.runs.chosen_run import ChosenRun, RunChoice, release_run
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 60.0  # between checks whether the page has been closed for long
@@ -45,6 +50,7 @@ class Ready:
 
     loaded: LoadedSettings
     handover: ListenerHandover
+    demo_folder: Path | None = None  # the demo starts there instead; nothing was stored
 
 
 def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:
@@ -54,10 +60,11 @@ def asks_first(loaded: LoadedSettings, *, ends_with_stdin: bool) -> bool:
     return can_show_pages()
 
 
-def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Ready | None:
+def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings], link: str | None = None) -> Ready | None:
     """Show the wizard until it is finished; None if it was stopped or is open in another process.
 
-    `load` reads the settings again after they are stored. Raises NeuroShardError if the wizard cannot be shown.
+    `load` reads the settings again after they are stored. `link` is an invitation that was opened: the wizard begins
+    with it. Raises NeuroShardError if the wizard cannot be shown.
     """
     settings = loaded.settings
     prepare_data_dir(settings.data_dir)
@@ -74,10 +81,15 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings]) -> Rea
         port = int(listener.getsockname()[1])
         lock.announce(host, port, is_setup=True)
         run = _FirstRun(loaded, load, lock, (host, port))
+        run.open_link(link)
         # The wizard's server closes the duplicate. Connections that arrive before the node's server starts wait in
         # the original.
         with run.waker:
             _serve(run, secret, listener.dup())
+        if run.demo_folder is not None:
+            undo.pop_all()
+            lock.announce(host, port, page_folder=run.demo_folder)
+            return Ready(loaded, ListenerHandover(run.lock, listener), run.demo_folder)
         if run.stored is None:
             sys.stdout.write(f"Stopped: {run.stop.reason}. Nothing was stored.\n")
             return None
@@ -118,11 +130,11 @@ def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> 
     return None
 
 
-def _locked(first: FirstSettings) -> InstanceLock:
+def _locked(folder: Path) -> InstanceLock:
     """Lock the chosen folder. Raises ConflictError if a node runs on it."""
-    prepare_data_dir(first.data_dir)
+    prepare_data_dir(folder)
     try:
-        return InstanceLock.acquire(first.data_dir)
+        return InstanceLock.acquire(folder)
     except AlreadyRunningError as error:
         raise ConflictError("A node runs on this folder.", "Stop it, or choose another folder.") from error
 
@@ -147,6 +159,35 @@ def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
     return SetupFacts(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
 
 
+def arrival_of(loaded: LoadedSettings) -> ArrivalDraft:
+    """The first question of the wizard. It is answered if the start names a run or data."""
+    is_given = any(loaded.sources[key] != "default" for key in ("run", "genesis", "text"))
+    public = release_run()
+    return ArrivalDraft(
+        _text_in,
+        ip_address(loaded.settings.p2p_host).is_loopback,
+        None if public is None else public.name,
+        purpose="given" if is_given else None,
+    )
+
+
+def _text_in(folder: Path) -> TextFolder:
+    """Count the text files in a folder. Raises DataError."""
+    from neuroshard.dataset import FolderText  # loads NumPy
+
+    found = FolderText(folder).size()
+    return TextFolder(folder, found.files, found.bytes)
+
+
+def _store_run(data_dir: Path, invitation: Invitation | None) -> None:
+    """Choose the run of an invitation for the next start, or a run of this computer's own. Raises StorageError."""
+    prepare_data_dir(data_dir)
+    if invitation is None:
+        RunChoice(data_dir).leave()
+    else:
+        RunChoice(data_dir).choose(ChosenRun.of(invitation))
+
+
 class _FirstRun:
     """The wizard's draft and its completion. `_finish` runs in the server's thread, `wait` in the main thread."""
 
@@ -157,14 +198,22 @@ class _FirstRun:
         self.waker = MainThreadWaker()
         self.lock = lock  # lock of the chosen folder
         self.stored: LoadedSettings | None = None
+        self.demo_folder: Path | None = None
         self.place = place  # host and port
         self.loaded, self._load = loaded, load
         self._autostart = _places()
-        self.desk = SetupDraft(loaded, surroundings_of(self._autostart), self._finish)
+        arrival = arrival_of(loaded)
+        self.desk = SetupDraft(loaded, surroundings_of(self._autostart), arrival, self._finish, self._start_demo)
+
+    def open_link(self, link: str | None) -> None:
+        """Begin with the invitation in a link that was opened, or in the settings."""
+        given = self.loaded.settings.invite
+        if link is not None or given is not None:
+            self.desk.arrival.open_link(link or (given.get_secret_value() if given else ""), time.time())
 
     def wait(self) -> None:
         """Wait until the wizard is finished, stopped or abandoned, so that a closed page leaves no process behind."""
-        while self.stored is None and self.stop.reason is None:
+        while self.stored is None and self.demo_folder is None and self.stop.reason is None:
             self.waker.wait(LOOK_SECONDS)
             if self.desk.is_abandoned():
                 self.stop.ask("its page has been closed for half an hour")
@@ -174,12 +223,27 @@ class _FirstRun:
         self.stop.ask(reason)
         self.waker.wake()
 
-    def _finish(self, first: FirstSettings, starts_with_computer: bool) -> Finished:
-        folder = self.loaded.settings.data_dir
+    def _start_demo(self) -> Finished:
+        """Lock the demo's folder and let the main thread start the demo in it."""
+        folder = demo_folder(self.loaded.settings.data_dir, DemoOptions())
+        lock = _locked(folder)
+        try:
+            way_in = new_entrance(folder, dashboard_url(*self.place), time.time())
+        except BaseException:
+            lock.release()
+            raise
+        self.lock = lock  # that of the data folder stays locked until the process ends: a second start finds the demo
+        self.demo_folder = folder
+        self.waker.wake()
+        return Finished(way_in.address)
+
+    def _finish(self, choices: SetupChoices) -> Finished:
+        first, folder = choices.first, self.loaded.settings.data_dir
         carried = read_config(self.loaded.config_file) if first.data_dir != folder else {}
         kept = {key: value for key, value in carried.items() if key not in NOT_CARRIED}
-        lock = self.lock if first.data_dir == folder else _locked(first)
+        lock = self.lock if first.data_dir == folder else _locked(first.data_dir)
         try:
+            _store_run(first.data_dir, choices.invitation)
             store_first_settings(replace(first, settings={**kept, **first.settings}))
             stored = self._load()
             url = dashboard_url(stored.settings.host, stored.settings.port or self.place[1])
@@ -188,7 +252,7 @@ class _FirstRun:
             if lock is not self.lock:
                 lock.release()
             raise
-        warning = self._start_with_computer(stored) if starts_with_computer else None
+        warning = self._start_with_computer(stored) if choices.starts_with_computer else None
         self.lock = lock
         self.stored = stored  # last: the main thread takes over now, and reads both values
         self.waker.wake()

@@ -36,6 +36,7 @@ from neuroshard.node.process import (
     outside_requests,
     show_first_instance,
 )
+from neuroshard.runs.chosen_run import has_choice
 from neuroshard.status.board import CommandChannel, StatusBoard
 from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus, PathsStatus
 from neuroshard.telemetry.counters import Counters
@@ -78,12 +79,12 @@ def run_node(
     With `ends_with_stdin` the end of its input stops it too. `handover` is the folder's lock and the port that a first
     run holds already; both are released here. Raises NeuroShardError if the node cannot run.
     """
-    invitation = None
-    if loaded.settings.invite is not None:
+    invitation, is_chosen = None, False
+    if demo is None and (loaded.settings.invite is not None or has_choice(loaded.settings.data_dir)):
         from neuroshard.runs.invited_settings import invited_settings  # slow, and needed only here
 
         invited = invited_settings(loaded)
-        loaded, invitation = invited.loaded, invited.invitation
+        loaded, invitation, is_chosen = invited.loaded, invited.invitation, invited.is_chosen
     settings = loaded.settings
     started_at = time.time()
     wallet, _kind, warnings = wallet_of(loaded)  # first, so that a bad token is reported before anything is created
@@ -117,7 +118,9 @@ def run_node(
             _prepare_native_threads()
             from neuroshard.node.application import Application, ProcessContext  # slow: the dashboard answers meanwhile
 
-            place = ProcessContext(configuration, wallet, board, counters, stop, demo, is_trainer, invitation)
+            place = ProcessContext(
+                configuration, wallet, board, counters, stop, demo, is_trainer, invitation, is_chosen
+            )
             report = _run_to_the_end(Application(place, commands).run, waker)
         _LOG.info("%s", report.message)
         if demo is not None and demo.steps is not None:

@@ -151,7 +151,7 @@ class JoinedRun:
         self._networking = networking
         self._versions = versions
         self._status = status
-        self._genesis = settings.genesis
+        self._genesis = settings.genesis or ""
         self._swarm: StageSwarm | None = None
         self.participant = Participant(
             identity,
@@ -171,7 +171,8 @@ class JoinedRun:
     def open_stages(self, offer: RunOffer, genesis: str, windows: Sequence[StageRange]) -> StageSwarm:
         """Exchange the stages' work and state with the run's other nodes. Loads PyTorch.
 
-        `genesis` is the location of the data; `windows` are the longest sequences of stages that fit this computer.
+        `genesis` is the location of the data, "" without one; `windows` are the longest sequences of stages that fit
+        this computer.
         """
         from neuroshard.node.stage_swarm import StageSwarm  # imports PyTorch: only after peers know this node
 
@@ -231,8 +232,12 @@ class PeerNetwork:
         now: Callable[[], float] = time.time,
         *,
         invitation: Invitation | None = None,
+        may_wait: bool = False,
     ) -> PeerNetwork:
-        """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off."""
+        """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off.
+
+        With `may_wait` a node that its run does not admit waits until it does.
+        """
         outside = ExternalAddresses()
         opener = open_network or libp2p_opener(settings, identity, outside)
         networking = Networking(
@@ -250,7 +255,7 @@ class PeerNetwork:
         port_mapping = None
         if open_network is None:
             port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
-        finder = RunFinder(settings, exchange, networking, identity, invitation)
+        finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
         return cls(identity, settings, networking, exchange, finder, now, port_mapping)
 
     def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> JoinedRun:
@@ -292,7 +297,7 @@ class PeerNetwork:
         The arguments are those of `join` and of `JoinedRun.open_stages`; `genesis` is that of the settings by default.
         """
         joined = self.joined or self.join(offer, status, is_shared=is_shared)
-        return joined.open_stages(offer, self.settings.genesis if genesis is None else genesis, windows)
+        return joined.open_stages(offer, (self.settings.genesis or "") if genesis is None else genesis, windows)
 
     def metered(self, source: ShardSource) -> ShardSource:
         """Wrap a remote data source so that the owner's network rules apply and its bytes are counted."""
@@ -409,8 +414,9 @@ def addresses_of(network: Network | None) -> tuple[str, ...]:
 
 def join_line(run: RunOffer, addresses: Sequence[str], genesis: str) -> str:
     """Command that others type to join the run; "" while they cannot."""
-    if not addresses or not genesis:
+    if not addresses:
         return ""
+    data = f" --genesis {genesis}" if genesis else ""  # without it the nodes of the run send the data
     if run.parameters.admission == "friends":
-        return f"neuroshard --invite LINK --genesis {genesis}"  # of `neuroshard run invite`
-    return f"neuroshard --run {run.run_id} --peer {addresses[0]} --genesis {genesis}"
+        return f"neuroshard --invite LINK{data}"  # of `neuroshard run invite`
+    return f"neuroshard --run {run.run_id} --peer {addresses[0]}{data}"

@@ -38,7 +38,7 @@ def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: boo
     does = "already waits for its set-up" if running.is_setup else "already runs"
     sys.stdout.write(f"A node {does} on this data folder (process {running.pid}): {url}\n")
     if open_browser and running.port:
-        open_browser_at(new_entrance(data_dir, url, time.time()).page.as_uri())
+        open_browser_at(new_entrance(Path(running.page_folder or data_dir), url, time.time()).page.as_uri())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Start-up before PyTorch is loaded: enters the run that the settings name, and lists the start-up steps."""
+"""Start-up before PyTorch is loaded: enters the run that this node joins, and lists the start-up steps."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from neuroshard.types import WalletId
 LOADING = "Loading PyTorch"
 HARDWARE = "Measuring this computer"
 DEMO_DATA = "Building the demo data"
+OWN_TEXT = "Reading your text"
 RUN = "Finding the run"
 DATA = "Opening the training data"
 MODEL = "Building the model"
@@ -25,18 +26,25 @@ CHECKPOINT = "Looking for a checkpoint"
 FIRST_STEP = "Making the first step"
 
 
+def begins_with_run(settings: Settings, *, is_demo: bool) -> bool:
+    """Whether the run decides about the data: it was named or chosen, or there are no data of this computer's own."""
+    return settings.run is not None or (settings.genesis is None and settings.text is None and not is_demo)
+
+
 def startup_steps(settings: Settings, *, is_demo: bool, holds_layers: bool) -> tuple[str, ...]:
-    """List the steps of one start in order. A named run comes first: the search begins before PyTorch loads."""
-    named = (RUN,) if settings.run else ()
-    demo = (DEMO_DATA,) if is_demo else ()
-    suggested = () if settings.run or is_demo else (RUN,)
+    """List the steps of one start in order. A run to join comes first: the search begins before PyTorch loads."""
+    is_first = begins_with_run(settings, is_demo=is_demo)
+    own_text = settings.text is not None and not is_first
+    named = (RUN,) if is_first else ()
+    demo = (DEMO_DATA,) if is_demo else (OWN_TEXT,) if own_text else ()
+    suggested = () if is_first or is_demo or own_text else (RUN,)
     holding = (MODEL, CHECKPOINT) if holds_layers else ()
     return (*named, LOADING, HARDWARE, *demo, DATA, *suggested, *holding, FIRST_STEP)
 
 
 @dataclass
 class RunArrival:
-    """Finds the run given with --run, once per start. `enter` makes this node known to the nodes of the run."""
+    """Finds the run to join, once per start. `enter` makes this node known to the nodes of the run."""
 
     finder: RunFinder
     publisher: Publisher
@@ -47,23 +55,23 @@ class RunArrival:
     _done: anyio.Event = field(default_factory=anyio.Event, init=False)
 
     async def run(self) -> None:
-        """Wait until the run is found, and show the wait in the status. Raises UsageError if that is impossible."""
+        """Wait until the run is found, and show the wait in the status. Raises NeuroShardError if it cannot be."""
         with self.startup.stage(RUN):
 
             def report(reason: str) -> None:
                 self.startup.report(RUN, reason)
                 self.publisher.state(NodeState.STARTING, reason)
 
-            found = await self.finder.named(report)
-        if found is not None:
-            publish_run_status(self.publisher, found.offer, found, self.wallet_id)
-            self.enter(found.offer)
+            found = await self.finder.first(report)
+        publish_run_status(self.publisher, found.offer, found, self.wallet_id)
+        self.enter(found.offer)
         self._found = found
         self._done.set()
 
-    async def found(self) -> FoundRun | None:
-        """Wait for the run; None if none was named."""
+    async def found(self) -> FoundRun:
+        """Wait for the run."""
         await self._done.wait()
+        assert self._found is not None
         return self._found
 
 

@@ -13,11 +13,12 @@ import anyio
 from neuroshard.config.settings import Settings
 from neuroshard.data.data_set import Genesis
 from neuroshard.data.fetcher import Fetcher
-from neuroshard.errors import UsageError
+from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.invitations import Invitation, InvitationError
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.tasks import accompanied
+from neuroshard.runs.chosen_run import RunChoice
 from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.offer import RunOffer
@@ -25,9 +26,15 @@ from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
 
 NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the local network
+ADMISSION_SECONDS = 5.0  # between two looks for a pass while a run does not admit this wallet
 PASS_SECONDS = 20.0  # how long peers are asked for a pass that another node of this wallet has shown
 DEFAULT_RUN_SECONDS = 20.0  # how long the seeds of a default run are asked for its parameters
 HOW_TO_JOIN = "To join one, start with --invite LINK: its owner makes the link with `neuroshard run invite`."
+HOW_TO_BEGIN = (
+    "Join a run with --invite LINK, train on your own files with --text FOLDER, "
+    "or name a data set with --genesis PLACE."
+)
+LOOK_SECONDS = 10.0  # between two reports while a node without run and data looks for a run nearby
 OF_ITS_OWN = "so this computer trains a run of its own."
 
 ReportProgress: TypeAlias = Callable[[str, float | None], None]
@@ -72,6 +79,7 @@ class NoRun:
     explanation: str  # why, and how to join one instead
 
 
+OWN_TEXT = NoRun("This computer trains a model of its own on your text.")
 A_DEMONSTRATION = NoRun("A demonstration: this computer trains a small model on embedded text.")
 
 
@@ -90,22 +98,40 @@ class RunFinder:
         networking: Networking,
         identity: NodeIdentity,
         invitation: Invitation | None,
+        *,
+        may_wait: bool = False,
     ) -> None:
+        """With `may_wait`, a run that does not admit this wallet is waited for, instead of an error."""
+        self._may_wait = may_wait
         self._settings = settings
         self._identity = identity
         self._invitation = invitation
         self._exchange = exchange
         self._networking = networking
 
-    async def named(self, report: Callable[[str], None]) -> FoundRun | None:
-        """Wait for the parameters of the run given with --run; None if none was given.
+    async def first(self, report: Callable[[str], None]) -> FoundRun:
+        """Wait for the run that was named or chosen, or without one for any run that a peer shares.
+
+        Raises DataError if there is neither a run nor data, and errors like `named`.
+        """
+        if self._settings.run is not None:
+            return await self.named(RunId(self._settings.run), report)
+        if not self._networking.meets_strangers:
+            raise DataError("This computer has no run to join and no text to train on.", HOW_TO_BEGIN)
+        while True:
+            report(f"Looking for a run on the local network. {HOW_TO_BEGIN}")
+            offer = await self._exchange.hear_of_any(self._networking, LOOK_SECONDS)
+            if offer is not None:
+                return await self.named(offer.run_id, report, RunOrigin.NEARBY)
+
+    async def named(
+        self, run_id: RunId, report: Callable[[str], None], origin: RunOrigin = RunOrigin.NAMED
+    ) -> FoundRun:
+        """Wait for the parameters of a run.
 
         Raises UsageError if the run is not stored here and the network is off, and InvitationError if it is a run of
         friends and this wallet has no pass.
         """
-        if self._settings.run is None:
-            return None
-        run_id = RunId(self._settings.run)
         offer = self._exchange.store.find(run_id)
         if offer is None:
             if not self._networking.is_wanted:
@@ -114,16 +140,34 @@ class RunFinder:
                     "Leave out --no-network, or --run.",
                 )
             offer = await self._exchange.fetch(run_id, self._networking, report)
+        await self._admitted(offer, report, may_wait=self._may_wait or origin is RunOrigin.NEARBY)
+        is_invited = self._invitation is not None and self._invitation.run_id == run_id
+        return FoundRun(offer, RunOrigin.INVITED if is_invited else origin)
+
+    async def _admitted(self, offer: RunOffer, report: Callable[[str], None], *, may_wait: bool) -> None:
+        """Enter a run, after asking its nodes for a pass that another node of this wallet has shown.
+
+        With `may_wait` it waits as long as the run does not admit this wallet. Otherwise it raises InvitationError.
+        """
+        run_id, has_asked = offer.run_id, False
+        while (refusal := self._refusal(offer)) is not None:
+            is_hopeless = not self._networking.is_wanted or (not has_asked and run_id in self._exchange.shown_passes)
+            if is_hopeless or (has_asked and not may_wait):
+                raise refusal
+            if has_asked:
+                report(str(refusal))
+                await anyio.sleep(ADMISSION_SECONDS)
+            else:
+                report(f"Asking the nodes of run {run_id[:16]} for the pass of this wallet.")
+            await self._exchange.fetch_soon(run_id, self._networking, PASS_SECONDS)
+            has_asked = True
+
+    def _refusal(self, offer: RunOffer) -> InvitationError | None:
         try:
             self._enter(offer)
-        except InvitationError:  # another node of this wallet may have a pass that the peers know
-            if not self._networking.is_wanted or run_id in self._exchange.shown_passes:
-                raise
-            report(f"Asking the nodes of run {run_id[:16]} for the pass of this wallet.")
-            await self._exchange.fetch_soon(run_id, self._networking, PASS_SECONDS)
-            self._enter(offer)
-        is_invited = self._invitation is not None and self._invitation.run_id == run_id
-        return FoundRun(offer, RunOrigin.INVITED if is_invited else RunOrigin.NAMED)
+        except InvitationError as error:
+            return error
+        return None
 
     def _enter(self, offer: RunOffer) -> None:
         """Check that this wallet may take part, and store its pass. Raises InvitationError."""
@@ -132,13 +176,11 @@ class RunFinder:
             invitation = None
         stored = StoredPasses(self._settings.data_dir, offer)
         entry_pass(offer, self._identity, stored, invitation, shown=shown, now=self._exchange.now())
+        RunChoice(self._settings.data_dir).forget_code(offer.run_id)
 
     def _checked(self, found: FoundRun) -> FoundRun | NoRun:
-        try:
-            self._enter(found.offer)
-        except InvitationError as error:
-            return not_joinable(found, str(error))
-        return found
+        refusal = self._refusal(found.offer)
+        return found if refusal is None else not_joinable(found, str(refusal))
 
     async def suggested(
         self,

@@ -1,4 +1,4 @@
-"""The settings of a node that starts with an invitation: its run, peers and data come from the invitation."""
+"""The settings of a node that starts with an invitation or a chosen run: run, peers and data come from there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
-from neuroshard.config.loading import LoadedSettings
+from neuroshard.config.loading import LoadedSettings, Source
 from neuroshard.errors import UsageError
 from neuroshard.identity.invitations import FILE_SUFFIX, MAX_CODE_CHARACTERS, Invitation, InvitationError
 from neuroshard.identity.invitations import read_invitation as read_code
 from neuroshard.network.libp2p.addresses import Scope, is_near, parse_address, scope_of
+from neuroshard.runs.chosen_run import ChosenRun, RunChoice, release_run
+from neuroshard.types import RunId
 
 
 @dataclass(frozen=True)
@@ -19,35 +21,66 @@ class InvitedSettings:
 
     loaded: LoadedSettings
     invitation: Invitation | None = None
+    is_chosen: bool = False  # in the wizard or the dashboard: the node waits there when the run does not admit it
 
 
 def invited_settings(loaded: LoadedSettings) -> InvitedSettings:
-    """Complete settings with the invitation in `invite`. Values that the owner gave stay.
+    """Complete settings with the invitation in `invite`, or with the chosen run. Values that the owner gave stay.
 
-    Raises InvitationError with the reason against it, and UsageError if `run` names another run.
+    Raises InvitationError with the reason against it, UsageError if `run` names another run, and StorageError.
     """
     settings = loaded.settings
     if settings.invite is None:
-        return InvitedSettings(loaded)
+        has_data = settings.genesis is not None or settings.text is not None
+        chosen = RunChoice(settings.data_dir).current() or (None if has_data else release_run())
+        return InvitedSettings(loaded) if chosen is None or settings.run is not None else _with_chosen(loaded, chosen)
     invitation = read_invitation_text(settings.invite.get_secret_value())
     if settings.run is not None and settings.run != invitation.run_id:
         raise UsageError(
             f"The invitation is to run {invitation.run_id[:16]}, but run {settings.run[:16]} is named as well.",
             "Leave out --run.",
         )
-    update: dict[str, object] = {"run": invitation.run_id}
-    near = _near_peers(invitation.peers, is_local=ip_address(settings.p2p_host).is_loopback)
-    if invitation.peers and not near and not settings.peer:
+    is_local = _is_local(loaded)
+    if settings.peer:
+        near = near_peers(invitation.peers, is_local=is_local)
+    else:
+        near = reachable_peers(invitation, is_local=is_local)
+    data = invitation.data[0] if invitation.data else None
+    return InvitedSettings(_completed(loaded, invitation.run_id, near, data, loaded.sources["invite"]), invitation)
+
+
+def _with_chosen(loaded: LoadedSettings, chosen: ChosenRun) -> InvitedSettings:
+    """Complete settings with a run that was chosen. Its places may be out of reach today, without an error."""
+    near = near_peers(chosen.peers, is_local=_is_local(loaded))
+    completed = _completed(loaded, chosen.run_id, near, chosen.data, "chosen run")
+    invitation = None if chosen.code is None else read_code(chosen.code)
+    return InvitedSettings(completed, invitation, is_chosen=True)
+
+
+def _completed(
+    loaded: LoadedSettings, run: RunId, peers: tuple[str, ...], data: str | None, source: Source
+) -> LoadedSettings:
+    settings = loaded.settings
+    update: dict[str, object] = {"run": run, "peer": tuple(dict.fromkeys((*settings.peer, *peers)))}
+    if data is not None and settings.genesis is None:
+        update["genesis"] = data
+    sources = {**loaded.sources, **dict.fromkeys(update, source)}
+    return replace(loaded, settings=settings.model_copy(update=update), sources=sources)
+
+
+def reachable_peers(invitation: Invitation, *, is_local: bool) -> tuple[str, ...]:
+    """The peers of an invitation that can be dialled from here. Raises InvitationError if it has only other ones."""
+    near = near_peers(invitation.peers, is_local=is_local)
+    if invitation.peers and not near:
         raise InvitationError(
             "The invitation leads to private addresses that are not on this computer's network.",
             "Join from the same local network, or ask for an invitation with a public address.",
         )
-    update["peer"] = tuple(dict.fromkeys((*settings.peer, *near)))
-    if invitation.data and loaded.sources["genesis"] == "default":
-        update["genesis"] = invitation.data[0]
-    sources = {**loaded.sources, **dict.fromkeys(update, loaded.sources["invite"])}
-    completed = replace(loaded, settings=settings.model_copy(update=update), sources=sources)
-    return InvitedSettings(completed, invitation)
+    return near
+
+
+def _is_local(loaded: LoadedSettings) -> bool:
+    return ip_address(loaded.settings.p2p_host).is_loopback
 
 
 def read_invitation_text(text: str) -> Invitation:
@@ -69,7 +102,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _near_peers(peers: tuple[str, ...], *, is_local: bool) -> tuple[str, ...]:
+def near_peers(peers: tuple[str, ...], *, is_local: bool) -> tuple[str, ...]:
     """The addresses that mean the same place here as for the inviter: public ones, and those of this local network.
 
     Addresses of the computer itself count only if the whole network is on it (`is_local`).

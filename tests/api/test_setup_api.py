@@ -12,16 +12,28 @@ from fastapi import FastAPI
 
 from neuroshard.api.access import ENTRY_SECONDS, SessionKeys
 from neuroshard.api.app import SetupContext, create_setup_app
-from neuroshard.api.setup import Finished, SetupDraft, SetupFacts
+from neuroshard.api.arrival import ArrivalDraft, TextFolder
+from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.loading import load_settings
 from neuroshard.config.saving import FirstSettings, stored_token
 from neuroshard.errors import StorageError
 from neuroshard.identity import Wallet, new_phrase, parse_token
+from neuroshard.identity.invitations import (
+    Invitation,
+    InvitationTerms,
+    InvitedModel,
+    InvitedPlaces,
+    invite,
+    to_code,
+)
+from neuroshard.types import RunId
+from tests.worlds.claims import identity_of
 
 SECRET = "a-secret-of-the-tests-that-is-long-enough"
 PORT = 8000
 HERE = {"Origin": f"http://127.0.0.1:{PORT}"}
 PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+PEER = f"/dns/node.example.org/tcp/4001/p2p/{identity_of(1).node_id}"
 WRONG = "legal winner thank year wave sausage worth useful legal winner thank thank"
 
 
@@ -37,21 +49,35 @@ class SetupApi:
     failure: StorageError | None = None
     port: int = PORT
     beats: float = 0.0
+    is_given: bool = True  # the start names a run or data: the first question is not asked
+    invitations: list[Invitation | None] = field(default_factory=list["Invitation | None"])
+    demos: int = 0
     app: FastAPI = field(init=False)
 
     def __post_init__(self) -> None:
         loaded = load_settings(self.flags, {}, self.folder)
         surroundings = SetupFacts({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
-        self.desk = SetupDraft(loaded, surroundings, self.finish, clock=lambda: self.beats)
+        arrival = ArrivalDraft(self.text_in, is_local=False, purpose="given" if self.is_given else None)
+        self.desk = SetupDraft(loaded, surroundings, arrival, self.finish, self.demo, clock=lambda: self.beats)
         self.app = create_setup_app(
             SetupContext(self.desk, SECRET, "127.0.0.1", self.port, self.stopped.append, lambda: self.now)
         )
 
-    def finish(self, first: FirstSettings, autostart: bool) -> Finished:
+    def finish(self, choices: SetupChoices) -> Finished:
         if self.failure is not None:
             raise self.failure
-        self.stored.append((first, autostart))
+        self.stored.append((choices.first, choices.starts_with_computer))
+        self.invitations.append(choices.invitation)
         return Finished(f"http://localhost:{PORT}")
+
+    def demo(self) -> Finished:
+        if self.failure is not None:
+            raise self.failure
+        self.demos += 1
+        return Finished(f"http://localhost:{PORT}")
+
+    def text_in(self, folder: Path) -> TextFolder:
+        return TextFolder(folder, 2, 200_000)
 
     def call(
         self, method: str, path: str, json: object = None, headers: dict[str, str] | None = None
@@ -249,3 +275,52 @@ def test_a_page_that_was_closed_long_ago_is_given_up(wizard: SetupApi) -> None:
     assert not wizard.desk.is_abandoned()
     wizard.beats += 2.0
     assert wizard.desk.is_abandoned()
+
+
+def code_of(not_after: float, label: str = "Ada") -> str:
+    owner = Wallet.from_secret(parse_token("ab" * 32))
+    places = InvitedPlaces("friends", (PEER,), model=InvitedModel(124_000_000, 2, 900))
+    return to_code(invite(owner, RunId("1" * 64), InvitationTerms(not_after, 2, label), places, seed=bytes(32)))
+
+
+def test_an_invitation_is_shown_without_anything_that_lets_its_reader_join(tmp_path: Path) -> None:
+    wizard = SetupApi(tmp_path / "node", is_given=False)
+    assert wizard.owner("GET", "/api/setup").json()["arrival"]["purpose"] is None
+    code = code_of(wizard.now + 100)
+    wizard.owner("POST", "/api/setup/choices", {"settings": {"memory": 800, "max_upload": 2}})
+    read = wizard.owner("POST", "/api/setup/invitation", {"text": f"neuroshard://join/{code}\n"})
+    shown = read.json()["arrival"]["invitation"]
+    assert (shown["name"], shown["label"], shown["uses"], shown["nodes"]) == ("friends", "Ada", 2, 1)
+    assert (shown["not_after"], shown["gb_per_day"]) == (1_100, pytest.approx(21.6))
+    assert shown["model"] == {"parameters": 124_000_000, "stages": 2, "stage_mb": 900, "fits": False}
+    assert len(shown["inviter_words"].split()) == 4
+    assert code[10:80] not in read.text
+    assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 422
+    wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
+    assert "not chosen yet" in wizard.owner("POST", "/api/setup/finish", {}).json()["detail"]
+    assert wizard.owner("POST", "/api/setup/purpose", {"purpose": "join"}).json()["arrival"]["purpose"] == "join"
+    assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 202
+    (invitation,) = wizard.invitations
+    assert invitation is not None
+    assert to_code(invitation) == code
+
+
+def test_a_link_that_is_opened_answers_no_question(tmp_path: Path) -> None:
+    wizard = SetupApi(tmp_path / "node", is_given=False)
+    wizard.owner("POST", "/api/setup/invitation", {"text": code_of(wizard.now + 100)})
+    wizard.owner("POST", "/api/setup/purpose", {"purpose": "join"})
+    assert wizard.owner("POST", "/api/link", {"text": code_of(wizard.now + 100, "Eve")}).status_code == 202
+    arrival = wizard.owner("GET", "/api/setup").json()["arrival"]
+    assert (arrival["purpose"], arrival["invitation"]["label"]) == (None, "Eve")  # Join must be pressed again
+    assert wizard.owner("POST", "/api/link", {"text": "neuroshard://join/\0\u202e"}).status_code == 202
+    arrival = wizard.owner("GET", "/api/setup").json()["arrival"]
+    assert "Copy it whole" in arrival["link_fault"]
+    assert wizard.call("POST", "/api/link", {"text": ""}, HERE).status_code == 401
+
+
+def test_the_demo_starts_without_a_wallet(tmp_path: Path) -> None:
+    wizard = SetupApi(tmp_path / "node", is_given=False, failure=StorageError("The disk is full.", "Free some space."))
+    assert wizard.owner("POST", "/api/setup/demo", {}).status_code == 500
+    wizard.failure = None
+    assert wizard.owner("POST", "/api/setup/demo", {}).status_code == 202
+    assert (wizard.demos, wizard.stored) == (1, [])

@@ -2,119 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
-from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, violations
-from playwright.sync_api import Page, ViewportSize, expect
+from dashboard_session import OpenPage
+from playwright.sync_api import ViewportSize, expect
+from wizard_session import (
+    SLOW_MS,
+    FirstRun,
+    check_dashboard,
+    check_page,
+    give_words_back,
+    heading,
+    press,
+    started,
+)
 
-from benchmarks.node_process import free_port
 from neuroshard.identity import Wallet, parse_token
-
-PATIENCE_SECONDS = 60.0
-
-
-@dataclass
-class FirstRun:
-    """A desktop with a home folder of its own, on which the program is started."""
-
-    home: Path
-    port: int = field(default_factory=free_port)
-    variables: dict[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def data_dir(self) -> Path:
-        """Where starts look first."""
-        return self.home / ".local" / "share" / "neuroshard"
-
-    @property
-    def opened(self) -> Path:
-        """The addresses that were opened, one a line."""
-        return self.home / "opened"
-
-    def environment(self) -> dict[str, str]:
-        """What the process sees."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("NEUROSHARD_", "XDG_"))}
-        return (
-            kept
-            | {
-                "HOME": str(self.home),
-                "DISPLAY": ":99",
-                "BROWSER": str(self._browser()),
-                "NEUROSHARD_P2P_HOST": "127.0.0.1",
-                "NEUROSHARD_PORT": str(self.port),
-            }
-            | self.variables
-        )
-
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start it as a click on its icon does."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "neuroshard", *map(str, arguments)],
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def addresses(self) -> list[str]:
-        """What was opened so far."""
-        return self.opened.read_text(encoding="utf-8").splitlines() if self.opened.exists() else []
-
-    def wait_for_page(self, count: int = 1) -> str:
-        """The newest address once so many were opened: always the page of the key, so that no command line has it."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(self.addresses()) < count:
-            assert time.monotonic() < deadline, "no page was opened"
-            time.sleep(0.02)
-        address = self.addresses()[-1]
-        assert address.startswith("file:")
-        assert "key=" not in address
-        return address
-
-    def health(self) -> str:
-        """What answers at the port: `setup`, `ok`, or nothing."""
-        try:
-            return str(httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=30, trust_env=False).json()["status"])
-        except httpx.ConnectError:
-            return ""
-
-    def _browser(self) -> Path:
-        script = self.home / "browser"
-        if not script.exists():
-            self.home.mkdir(parents=True, exist_ok=True)
-            script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$1" >> "{self.opened}"\n', encoding="utf-8")
-            script.chmod(0o755)
-        return script
-
-
-@contextmanager
-def started(desktop: FirstRun, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A start that is gone when the block ends."""
-    process = desktop.start(*arguments)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def listing(folder: Path) -> Mapping[str, str]:
@@ -128,44 +35,13 @@ PHRASE = "legal winner thank year wave sausage worth useful legal winner thank y
 WALLET = Wallet.from_secret(parse_token(PHRASE)).wallet_id
 REFUSALS = "Failed to load resource"  # by the node, or because it is not there
 WAITING = {"api-secret": "0o600", "dashboard.html": "0o600", "instance.lock": "0o600"}  # until it is finished
-SLOW_MS = 30_000
 
 
 @pytest.fixture
-def desktop(tmp_path: Path) -> FirstRun:
-    """A computer on which NeuroShard was never started; nothing leaves it."""
-    return FirstRun(tmp_path / "home", variables={"NEUROSHARD_NETWORK": "false"})
-
-
-def heading(page: Page, text: str) -> None:
-    expect(page.get_by_role("heading", level=1)).to_have_text(text, timeout=SLOW_MS)
-
-
-def press(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name).click()
-
-
-def check_page(page: Page) -> None:
-    """Named, readable, and not wider than the window."""
-    assert page.evaluate(UNNAMED) == []
-    assert page.evaluate(TWICE) == []
-    assert page.evaluate(FAINT) == []
-    assert violations(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def check_dashboard(page: Page) -> None:
-    """The wizard has become the dashboard, at its overview."""
-    expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
-    expect(page.get_by_role("link", name="Overview")).to_have_attribute("aria-current", "page")
-    expect(page.get_by_text("There is no such page")).to_have_count(0)
-
-
-def give_words_back(page: Page, words: list[str]) -> None:
-    for place in range(1, 13):
-        box = page.get_by_label(f"Word {place}", exact=True)
-        if box.count():
-            box.fill(words[place - 1])
+def desktop(tmp_path: Path, small_genesis: Path) -> FirstRun:
+    """A computer on which NeuroShard was never started; nothing leaves it. Its owner has named the data already."""
+    variables = {"NEUROSHARD_NETWORK": "false", "NEUROSHARD_GENESIS": str(small_genesis)}
+    return FirstRun(tmp_path / "home", variables=variables)
 
 
 def check_second_start(desktop: FirstRun, words: str) -> None:
@@ -185,7 +61,7 @@ def check_other_browser(address: str, open_page: OpenPage) -> None:
 def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, open_page: OpenPage) -> None:
     with started(desktop) as process:
         page = open_page(desktop.wait_for_page(), excused=REFUSALS)
-        heading(page, "Welcome. Which wallet?")
+        heading(page, "Which wallet?")
         assert "key=" not in page.url
         check_page(page)
         press(page, "Next")
@@ -250,7 +126,7 @@ def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_
     with started(desktop) as process:
         url = desktop.wait_for_page()
         page = open_page(url, theme="dark", viewport=ViewportSize(width=360, height=740), excused=REFUSALS)
-        heading(page, "Welcome. Which wallet?")
+        heading(page, "Which wallet?")
         keys = page.keyboard
         page.get_by_label("Make a new wallet").focus()
         keys.press("ArrowDown")
@@ -335,7 +211,7 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
     assert listing(desktop.data_dir) == WAITING
     with started(desktop) as process:
         desktop.wait_for_page(3)
-        heading(page, "Welcome. Which wallet?")  # the page that stayed open goes on
+        heading(page, "Which wallet?")  # the page that stayed open goes on
         expect(page.get_by_role("alert")).to_have_count(0)
         expect(page.get_by_label("Keep the wallet of this set-up")).to_have_count(0)
         page.goto("about:blank")

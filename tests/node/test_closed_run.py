@@ -308,11 +308,11 @@ def test_a_stranger_is_told_to_ask_for_an_invitation_and_a_friend_enters_with_on
         stranger = world.node(STRANGER, has_pass=False, run=OFFER.run_id)
         tasks.start_soon(stranger.networking.run)
         with pytest.raises(InvitationError, match="Ask for an invitation"):
-            await stranger.finder.named(lambda _: None)
+            await stranger.finder.first(lambda _: None)
         invitation = invitation_to(OFFER.run_id, OWNER)
         invited = world.node(5, has_pass=False, invitation=invitation, run=OFFER.run_id)
         tasks.start_soon(invited.networking.run)
-        found = await invited.finder.named(lambda _: None)
+        found = await invited.finder.first(lambda _: None)
         assert isinstance(found, FoundRun)
         assert "was invited" in found.explanation
         own = StoredPasses(tmp_path / "node-5", OFFER).own(invited.identity.wallet_id)

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.node_process import running_node, start_node
 from neuroshard.host.identity import node_identity
 from neuroshard.identity import Wallet, parse_token
-from neuroshard.node.demo import DemoData, DemoOptions, demo_folder, demo_token
+from neuroshard.node.demo import DemoOptions, EmbeddedData, demo_folder, demo_token
 from neuroshard.state.checkpoint_manifest import CheckpointManifest, CheckpointMeta, decode_manifest, encode_manifest
 from neuroshard.state.checkpoint_store import CheckpointStore, find_stage_folders
 
@@ -125,7 +125,7 @@ def prepare_demo(data_dir: Path, text: Path) -> None:
     folder = demo_folder(data_dir, options)
     wallet = Wallet.from_secret(parse_token(demo_token(folder)))
     node_identity(wallet, folder)
-    DemoData(folder, options, wallet).build(lambda _stage, _fraction: None)
+    EmbeddedData(folder, options.text_folder, wallet).build(lambda _stage, _fraction: None)
 
 
 @contextmanager

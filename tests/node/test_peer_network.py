@@ -209,14 +209,14 @@ def test_a_newcomer_gets_a_run_by_its_id_and_keeps_it(tmp_path: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(newcomer.networking.run)
                 tasks.start_soon(first.networking.run)
-                found = await newcomer.finder.named(told.append)
+                found = await newcomer.finder.first(told.append)
                 tasks.cancel_scope.cancel()
             assert found is not None
             assert found.offer == OFFER
             assert JoinedRuns(newcomer.settings.data_dir).load(OFFER.run_id) == OFFER
 
             again = world.peer_network(1, run=OFFER.run_id, network=False)
-            kept = await again.finder.named(told.append)
+            kept = await again.finder.first(told.append)
             assert kept is not None
             assert kept.offer == OFFER
 
@@ -231,7 +231,7 @@ def test_waiting_for_a_run_is_told(tmp_path: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(newcomer.networking.run)
                 with anyio.move_on_after(5):
-                    await newcomer.finder.named(told.append)
+                    await newcomer.finder.first(told.append)
                 tasks.cancel_scope.cancel()
             assert OFFER.run_id[:16] in told[-1]
 
@@ -315,7 +315,7 @@ def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: 
             await peer_network.networking.run()
             assert peer_network.look().network.state is NetworkState.OFF
             with pytest.raises(UsageError, match="no-network"):
-                await peer_network.finder.named(lambda _: None)
+                await peer_network.finder.first(lambda _: None)
 
     virtual(main)
 
@@ -348,7 +348,7 @@ def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
                 tasks.start_soon(old.networking.run)
                 tasks.start_soon(newcomer.networking.run)
                 with anyio.fail_after(30):
-                    found = await newcomer.finder.named(lambda _: None)
+                    found = await newcomer.finder.first(lambda _: None)
                 tasks.cancel_scope.cancel()
             assert found is not None
             assert found.offer == offer

@@ -20,6 +20,15 @@ import type {
 /** Class of the reason for which this node abandoned a round. */
 export type AbandonReason = "no_answer" | "objection" | "contributions" | "node";
 
+/** The first question of the wizard, and the answer so far. */
+export interface ArrivalBody {
+  purpose: "join" | "text" | "given" | null; // null: not answered yet
+  invitation: InvitationBody | null; // the one that was read last
+  link_fault: string | null; // why a link that was opened cannot be used
+  text: TextFolderBody | null;
+  public_run: string | null; // name of this release's own run; null: there is none yet
+}
+
 /** The stage at which microbatches spend most time, and the slowest of its nodes. */
 export interface Bottleneck {
   stage: number; // stage at which microbatches spend most time, counted from 0
@@ -71,6 +80,30 @@ export interface HopTimes {
   recompute_seconds: number | null; // part of the compute time: the forward pass repeated for the backward pass [s]
   bytes_sent: number; // tensors that the driver sent [bytes]
   bytes_received: number; // tensors that the driver received [bytes]
+}
+
+/** An invitation as its page shows it. It contains nothing that lets its reader join. */
+export interface InvitationBody {
+  name: string; // of the run
+  run_id: string;
+  label: string; // that the inviter gave this invitation
+  inviter_words: string; // four words for the key of the run's owner
+  is_by_guest: boolean; // a member that may invite made it, not the owner
+  uses: number; // number of wallets that can join with it
+  may_invite: boolean; // whether the invited can invite others
+  not_after: number; // time at which it ends, seconds since 1970
+  data: string[]; // addresses of the run's training text; empty: its nodes send it
+  nodes: number; // addresses of nodes in it that can be dialled from here
+  model: InvitedModelBody | null; // null: the invitation does not state it
+  gb_per_day: number | null; // most that this computer sends in a day at its limits; null: no limit
+}
+
+/** The run's model, as the inviter states it. */
+export interface InvitedModelBody {
+  parameters: number;
+  stages: number;
+  stage_mb: number; // memory with which a computer can hold the smallest stage, megabytes of 10^6 bytes
+  fits: boolean; // whether the memory limit of this computer is enough for that
 }
 
 export type JsonValue = unknown;
@@ -334,6 +367,7 @@ export interface SetupBody {
   folder: SetupFolder;
   settings: Record<string, SetupField>;
   autostart: SetupAutostart;
+  arrival: ArrivalBody;
   chosen: boolean; // whether folder and settings were sent once
 }
 
@@ -404,6 +438,13 @@ export interface Takeover {
   before: string; // node that began
   after: string; // node that completed it
   is_exact: boolean; // both reported equal weights
+}
+
+/** A folder with the owner's text. */
+export interface TextFolderBody {
+  path: string;
+  files: number;
+  bytes: number;
 }
 
 /** Texts that the model wrote at one step, always with the likeliest token. */

@@ -2,6 +2,7 @@
 
 import type { SetupBody } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";
+import { textWords } from "../arrival/words";
 import { Facts } from "../components/parts";
 import { LIMITS, measured } from "./ComputerStep";
 import { Buttons, Fault, useSending } from "./fields";
@@ -47,6 +48,7 @@ function rowsOf(setup: SetupBody): [string, string][] {
     return [[label, value === null ? "no limit" : `${value} ${unit}`.trim()]];
   });
   return [
+    ...purposeOf(setup),
     ["Wallet", setup.wallet?.wallet_id.slice(0, 8) ?? "–"],
     ["Data folder", setup.folder.path],
     ...limits,
@@ -55,7 +57,12 @@ function rowsOf(setup: SetupBody): [string, string][] {
   ];
 }
 
-function Starting({ url, warning, calls }: { url: string; warning: string | null; calls: SetupCalls }) {
+function purposeOf({ arrival }: SetupBody): [string, string][] {
+  if (arrival.purpose === "join" && arrival.invitation) return [["Run", arrival.invitation.name || arrival.invitation.run_id.slice(0, 8)]];
+  return arrival.purpose === "text" && arrival.text ? [["Text", `${arrival.text.path} (${textWords(arrival.text)})`]] : [];
+}
+
+export function Starting({ url, warning, calls }: { url: string; warning: string | null; calls: SetupCalls }) {
   const [late, setLate] = useState(false);
   useEffect(() => {
     if (warning !== null) return; // its reader opens the dashboard

@@ -33,10 +33,9 @@ export function WalletStep({ setup, calls, onChange, go }: StepProps) {
         send(submit);
       }}
     >
-      <h1 tabIndex={-1}>Welcome. Which wallet?</h1>
+      <h1 tabIndex={-1}>Which wallet?</h1>
       <p>
-        Your computer will train a language model together with others. A wallet signs what it does, so that the work counts as yours. It
-        costs nothing and is tied to no name.
+        A wallet signs the work of your computer, so that the work counts as yours. It costs nothing and is tied to no name.
       </p>
       <fieldset>
         <legend class="hidden-visually">Wallet</legend>
@@ -74,7 +73,7 @@ export function WalletStep({ setup, calls, onChange, go }: StepProps) {
         </div>
       )}
       <Fault id="wallet-fault" text={faults.other || faults.fields.data_dir} />
-      <Buttons next="Next" busy={busy} />
+      <Buttons next="Next" busy={busy} back={setup.arrival.purpose === "given" ? undefined : () => go("arrive")} />
     </form>
   );
 }

@@ -6,6 +6,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { NodeError } from "../api/client";
 import { Banner } from "../components/parts";
 import { ThemeToggle } from "../components/ThemeToggle";
+import { ArriveStep, InvitationStep, TextStep } from "./ArriveSteps";
 import { CheckStep, WordsStep } from "./BackupSteps";
 import { ComputerStep } from "./ComputerStep";
 import type { SetupCalls, Step } from "./setup";
@@ -17,6 +18,7 @@ import { WorkStep } from "./WorkStep";
 const BEAT_MS = 3_000;
 const HASH = "#setup-";
 const PARTS: readonly { name: string; steps: readonly Step[] }[] = [
+  { name: "Begin", steps: ["arrive", "invitation", "text"] },
   { name: "Wallet", steps: ["wallet"] },
   { name: "Backup", steps: ["words", "check"] },
   { name: "Computer", steps: ["computer"] },
@@ -37,6 +39,10 @@ export function Wizard({ calls }: { calls: SetupCalls }) {
   const { gone, problem } = useHeartbeat(calls, setSetup);
   if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const step = allowedStep(setup, wanted);
+  const go = (next: Step) => {
+    if (stepFromHash() === null) history.replaceState(null, "", HASH + step); // Back leads to what was shown here
+    location.hash = HASH + next;
+  };
   const onChange = (changed: SetupBody, next?: Step) => {
     setSetup(changed);
     if (next) go(next);
@@ -87,6 +93,9 @@ function StepOf({ step, ...props }: StepProps & { step: Step }) {
   const heading = useFocusedHeading();
   return (
     <div ref={heading} class="setup-step">
+      {step === "arrive" && <ArriveStep {...props} />}
+      {step === "invitation" && <InvitationStep {...props} />}
+      {step === "text" && <TextStep {...props} />}
       {step === "wallet" && <WalletStep {...props} />}
       {step === "words" && <WordsStep {...props} />}
       {step === "check" && <CheckStep {...props} />}
@@ -128,10 +137,6 @@ function Frame({ step, children }: { step?: Step; children: ComponentChildren })
       </main>
     </>
   );
-}
-
-function go(step: Step): void {
-  location.hash = HASH + step;
 }
 
 function useWantedStep(): Step | null {

@@ -11,6 +11,9 @@ export interface Choices {
 
 export interface SetupCalls {
   read: () => Promise<SetupBody>;
+  readInvitation: (text: string) => Promise<SetupBody>;
+  choosePurpose: (purpose: "join" | "text", folder?: string) => Promise<SetupBody>;
+  startDemo: () => Promise<FinishedBody>;
   chooseWallet: (source: "create" | "enter" | "found", phrase?: string, isText?: boolean) => Promise<SetupBody>;
   confirm: (words: string[]) => Promise<SetupBody>;
   choose: (choices: Choices) => Promise<SetupBody>;
@@ -22,6 +25,9 @@ export interface SetupCalls {
 export function setupCalls(client: Client, openDashboard: () => void): SetupCalls {
   return {
     read: () => client.get<SetupBody>("/api/setup"),
+    readInvitation: (text) => client.command<SetupBody>("/api/setup/invitation", { text }),
+    choosePurpose: (purpose, folder) => client.command<SetupBody>("/api/setup/purpose", { purpose, ...(folder === undefined ? {} : { folder }) }),
+    startDemo: () => client.command<FinishedBody>("/api/setup/demo", {}),
     chooseWallet: (source, phrase, isText) =>
       client.command<SetupBody>("/api/setup/wallet", { source, ...(phrase === undefined ? {} : { phrase, is_text: isText === true }) }),
     confirm: (words) => client.command<SetupBody>("/api/setup/backup", { words }),
@@ -38,12 +44,15 @@ export function setupCalls(client: Client, openDashboard: () => void): SetupCall
   };
 }
 
-export const STEPS = ["wallet", "words", "check", "computer", "work", "start"] as const;
+export const STEPS = ["arrive", "invitation", "text", "wallet", "words", "check", "computer", "work", "start"] as const;
 export type Step = (typeof STEPS)[number];
 
 /** The requested step when the steps before it are done; otherwise the next step to do. */
 export function allowedStep(setup: SetupBody, wanted: string | null): Step {
   const next = nextStep(setup);
+  const { purpose } = setup.arrival;
+  if (purpose !== "given" && (wanted === "arrive" || wanted === "invitation" || wanted === "text")) return wanted;
+  if (purpose === null) return next;
   if (wanted === "wallet") return "wallet";
   if (setup.wallet === null) return next;
   if (!setup.wallet.confirmed) return wanted === "check" ? "check" : "words";
@@ -52,6 +61,8 @@ export function allowedStep(setup: SetupBody, wanted: string | null): Step {
 }
 
 function nextStep(setup: SetupBody): Step {
+  const { purpose, invitation, link_fault: linkFault } = setup.arrival;
+  if (purpose === null) return invitation !== null || linkFault !== null ? "invitation" : "arrive";
   if (setup.wallet === null) return "wallet";
   if (!setup.wallet.confirmed) return "words";
   return setup.chosen ? "start" : "computer";

@@ -1,0 +1,223 @@
+"""Arriving at a run, for the wizard and the dashboard: invitations as their page shows them, and the first question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from neuroshard.api.problems import WrongFieldsError
+from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
+from neuroshard.config.folders import expanded
+from neuroshard.errors import NeuroShardError, UsageError
+from neuroshard.identity.invitations import Invitation, read_invitation
+from neuroshard.identity.wallet import key_words
+from neuroshard.runs.invited_settings import reachable_peers
+
+MOST_CHARACTERS = 100_000  # of a pasted text; a longer one is not an invitation, and not answered with a sentence
+LONGEST_PATH = 4096
+DAYS_OF_MONTH = 30.4
+GIGABYTES_A_DAY = 10.8  # of one megabit per second
+SMALLEST_TEXT_BYTES = 100_000
+
+Answer = Literal["join", "text"]
+Purpose = Literal["join", "text", "given"]  # given: options of the start name a run or data
+
+
+class InvitedModelBody(ResponseBody):
+    """The run's model, as the inviter states it."""
+
+    parameters: int
+    stages: int
+    stage_mb: int = Field(
+        description="memory with which a computer can hold the smallest stage, megabytes of 10^6 bytes"
+    )
+    fits: bool = Field(description="whether the memory limit of this computer is enough for that")
+
+
+class InvitationBody(ResponseBody):
+    """An invitation as its page shows it. It contains nothing that lets its reader join."""
+
+    name: EncodableText = Field(description="of the run")
+    run_id: str
+    label: EncodableText = Field(description="that the inviter gave this invitation")
+    inviter_words: EncodableText = Field(description="four words for the key of the run's owner")
+    is_by_guest: bool = Field(description="a member that may invite made it, not the owner")
+    uses: int = Field(description="number of wallets that can join with it")
+    may_invite: bool = Field(description="whether the invited can invite others")
+    not_after: int = Field(description="time at which it ends, seconds since 1970")
+    data: list[EncodableText] = Field(description="addresses of the run's training text; empty: its nodes send it")
+    nodes: int = Field(description="addresses of nodes in it that can be dialled from here")
+    model: InvitedModelBody | None = Field(description="null: the invitation does not state it")
+    gb_per_day: float | None = Field(description="most that this computer sends in a day at its limits; null: no limit")
+
+
+class TextFolderBody(ResponseBody):
+    """A folder with the owner's text."""
+
+    path: EncodableText
+    files: int
+    bytes: int
+
+
+class ArrivalBody(ResponseBody):
+    """The first question of the wizard, and the answer so far."""
+
+    purpose: Purpose | None = Field(description="null: not answered yet")
+    invitation: InvitationBody | None = Field(description="the one that was read last")
+    link_fault: EncodableText | None = Field(description="why a link that was opened cannot be used")
+    text: TextFolderBody | None
+    public_run: EncodableText | None = Field(description="name of this release's own run; null: there is none yet")
+
+
+class InvitationRequest(RequestBody):
+    """An invitation as text: its code, a link, or the content of a file."""
+
+    text: str = Field(max_length=MOST_CHARACTERS)
+
+
+class PurposeRequest(RequestBody):
+    """POST /api/setup/purpose: join the run of the invitation, or train on the text in a folder."""
+
+    purpose: Answer
+    folder: str | None = Field(default=None, max_length=LONGEST_PATH)
+
+
+@dataclass(frozen=True)
+class TextFolder:
+    """A folder with text files."""
+
+    path: Path
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """Limits of this computer that decide about an invitation."""
+
+    memory_mb: int | None = None  # None: not known
+    max_upload: float | None = None  # megabits per second
+    monthly_quota: float | None = None  # gigabytes
+
+    @classmethod
+    def of(cls, values: Mapping[str, JsonValue]) -> Room:
+        """The limits among these settings."""
+        memory, upload, quota = (values.get(key) for key in ("memory", "max_upload", "monthly_quota"))
+        return cls(
+            int(memory) if isinstance(memory, int | float) else None,
+            float(upload) if isinstance(upload, int | float) else None,
+            float(quota) if isinstance(quota, int | float) else None,
+        )
+
+    @property
+    def gb_per_day(self) -> float | None:
+        """The most that this computer sends in a day; None without a limit."""
+        limits = [
+            limit
+            for limit in (
+                None if self.max_upload is None else self.max_upload * GIGABYTES_A_DAY,
+                None if self.monthly_quota is None else self.monthly_quota / DAYS_OF_MONTH,
+            )
+            if limit is not None
+        ]
+        return min(limits, default=None)
+
+
+def checked_invitation(text: str, now: float, *, is_local: bool) -> Invitation:
+    """Read an invitation and check everything that needs no other node. Raises InvitationError with the reason."""
+    invitation = read_invitation(text)
+    invitation.check(invitation.run_id, invitation.grant.owner, now)
+    reachable_peers(invitation, is_local=is_local)
+    return invitation
+
+
+def invitation_body(invitation: Invitation, room: Room, *, is_local: bool) -> InvitationBody:
+    """The page's view of an invitation that was checked."""
+    grant, model = invitation.grant, invitation.model
+    return InvitationBody(
+        name=invitation.name,
+        run_id=invitation.run_id,
+        label=invitation.label,
+        inviter_words=key_words(grant.owner),
+        is_by_guest=grant.parent is not None,
+        uses=grant.uses,
+        may_invite=grant.may_invite,
+        not_after=invitation.not_after,
+        data=list(invitation.data),
+        nodes=len(reachable_peers(invitation, is_local=is_local)),
+        model=None
+        if model is None
+        else InvitedModelBody(
+            parameters=model.parameters,
+            stages=model.stages,
+            stage_mb=model.stage_mb,
+            fits=room.memory_mb is None or room.memory_mb >= model.stage_mb,
+        ),
+        gb_per_day=room.gb_per_day,
+    )
+
+
+@dataclass
+class ArrivalDraft:
+    """The first answer of the wizard. Methods raise WrongFieldsError and then change nothing."""
+
+    find_text: Callable[[Path], TextFolder]  # raises DataError
+    is_local: bool  # whether nodes on this very computer can be peers
+    public_run: str | None = None
+    purpose: Purpose | None = None
+    invitation: Invitation | None = None
+    link_fault: str | None = None
+    text: TextFolder | None = None
+
+    def view(self, room: Room) -> ArrivalBody:
+        """The state as the page shows it."""
+        text, invitation = self.text, self.invitation
+        return ArrivalBody(
+            purpose=self.purpose,
+            invitation=None if invitation is None else invitation_body(invitation, room, is_local=self.is_local),
+            link_fault=self.link_fault,
+            text=None if text is None else TextFolderBody(path=str(text.path), files=text.files, bytes=text.bytes),
+            public_run=self.public_run,
+        )
+
+    def read(self, text: str, now: float) -> None:
+        """Read an invitation that the owner has pasted or dropped. Nothing is dialled."""
+        try:
+            self.invitation = checked_invitation(text, now, is_local=self.is_local)
+        except UsageError as error:
+            raise WrongFieldsError(("invitation", f"{error.message} {error.action}".strip())) from None
+        self.link_fault, self.purpose = None, None
+
+    def open_link(self, text: str, now: float) -> None:
+        """Show a link that was opened on this computer, or the reason against it. It answers no question."""
+        try:
+            self.read(text, now)
+        except WrongFieldsError as error:
+            self.link_fault = error.message
+
+    def choose(self, purpose: Answer, folder: str | None) -> None:
+        """Answer the first question."""
+        if purpose == "join":
+            if self.invitation is None:
+                raise WrongFieldsError(("invitation", "There is no invitation yet. Paste one, or open its file."))
+            self.purpose = purpose
+            return
+        self.text = self._found_text((folder or "").strip())
+        self.purpose = purpose
+
+    def _found_text(self, named: str) -> TextFolder:
+        if not named.startswith(("~", "/", "\\")) and not Path(named).is_absolute():
+            raise WrongFieldsError(("folder", "Enter the whole path of a folder, from the top."))
+        try:
+            folder = expanded(named)
+            found = self.find_text(folder)
+        except NeuroShardError as error:
+            raise WrongFieldsError(("folder", f"{error.message} {error.action}".strip())) from None
+        if found.bytes < SMALLEST_TEXT_BYTES:
+            size = f"{found.bytes / 1000:,.0f} kB of text"
+            raise WrongFieldsError(("folder", f"{folder} has {size}. At least 100 kB are needed: add more files."))
+        return found

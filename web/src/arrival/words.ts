@@ -1,0 +1,81 @@
+// The strings of invitations and of the first question, in the wizard and in the dashboard.
+
+import type { InvitationBody, InvitedModelBody, TextFolderBody } from "../api/responses";
+import { bigCount, bytes, count, dateAndTime, plural } from "../format";
+
+export const BEGIN = {
+  title: "What would you like to do?",
+  about: "NeuroShard trains a language model on your computer, alone or together with others.",
+  join: "Join with an invitation",
+  joinAbout: "A friend has sent you a link, a file or a QR code.",
+  demo: "See it work",
+  demoAbout: "A small model learns from text on this computer. It needs no wallet and no network, and nothing is stored about you.",
+  text: "Train on my own text",
+  textAbout: "Choose a folder. The text and the model stay on this computer.",
+  noPublicRun: "There is no public run yet, so you need an invitation to train with others.",
+  publicRun: (name: string) => `The public run of this release is called ${name}.`,
+};
+
+export const PASTE = {
+  title: "Join with an invitation",
+  label: "Invitation",
+  hint: "Paste the link or the code. You can also drop the invitation file here.",
+  open: "Open a file",
+  show: "Show the invitation",
+  tooLong: "The file is too long for an invitation. Open the file that ends in .neuroshard-invitation.",
+};
+
+export const SHOWN = {
+  title: (name: string) => `Join the run ${name || "of a friend"}?`,
+  about: "Nothing was sent or downloaded so far. Compare the four words with the person who invited you.",
+  join: "Join",
+  other: "Another invitation",
+  safe: "Others in the run never get your wallet or your files. You can leave at any time.",
+};
+
+export const OWN_TEXT = {
+  title: "Which text?",
+  about: "The program reads the text files in this folder and its subfolders. It changes nothing there.",
+  label: "Folder",
+  hint: "At least 100 kB of text, for example /home/me/notes. Text, Markdown, HTML and source code are read.",
+};
+
+export function factsOf(invitation: InvitationBody): [string, string][] {
+  return [
+    ["Run", invitation.name || "–"],
+    ["Inviter", inviter(invitation)],
+    ["Words of the owner's key", invitation.inviter_words],
+    ["Model", invitation.model ? modelWords(invitation.model) : "not stated in the invitation"],
+    ["This computer", invitation.model ? roomWords(invitation.model) : "known after you join"],
+    ["Sends per day", invitation.gb_per_day === null ? "no limit set; you can set one in a moment" : `at most ${gigabytes(invitation.gb_per_day)}`],
+    ["Training text", dataWords(invitation)],
+    ["Places left", invitation.uses === 1 ? "for one wallet" : `for ${count(invitation.uses)} wallets`],
+    ["Valid until", dateAndTime(invitation.not_after)],
+  ];
+}
+
+function inviter(invitation: InvitationBody): string {
+  const label = invitation.label || "no label";
+  return invitation.is_by_guest ? `${label} (made by a member, not by the owner)` : label;
+}
+
+function modelWords(model: InvitedModelBody): string {
+  return `${bigCount(model.parameters)} parameters in ${plural(model.stages, "stage")}`;
+}
+
+function roomWords(model: InvitedModelBody): string {
+  const need = `${count(model.stage_mb)} MB of memory`;
+  return model.fits ? `can hold a stage: it needs ${need}` : `cannot hold a stage: it needs ${need}, more than your limit`;
+}
+
+function dataWords(invitation: InvitationBody): string {
+  return invitation.data.length === 0 ? "sent by the computers of the run" : invitation.data.join(", ");
+}
+
+function gigabytes(value: number): string {
+  return `${value < 10 ? value.toFixed(1) : value.toFixed(0)} GB`;
+}
+
+export function textWords(text: TextFolderBody): string {
+  return `${plural(text.files, "file")}, ${bytes(text.bytes)}`;
+}
