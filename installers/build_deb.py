@@ -24,6 +24,8 @@ UNIT = "usr/lib/systemd/user/neuroshard.service"
 # Files other than the program: (source, place, mode).
 FILES = (
     (HERE / "linux/neuroshard.desktop", "usr/share/applications/neuroshard.desktop", 0o644),
+    (HERE / "linux/neuroshard-link.desktop", "usr/share/applications/neuroshard-link.desktop", 0o644),
+    (HERE / "linux/neuroshard.xml", "usr/share/mime/packages/neuroshard.xml", 0o644),
     (ICON, "usr/share/icons/hicolor/scalable/apps/neuroshard.svg", 0o644),
     (HERE / "linux/prerm", "DEBIAN/prerm", 0o755),
     (HERE / "linux/postrm", "DEBIAN/postrm", 0o755),

@@ -28,7 +28,8 @@ def build_installer(program: Path, out: Path) -> Path:
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
         archive.add(program, f"{name}/program", filter=as_root)
         add_scripts(archive, name)
-        archive.add(HERE / "linux/neuroshard.desktop", f"{name}/neuroshard.desktop", filter=as_root)
+        for entry in ("neuroshard.desktop", "neuroshard-link.desktop", "neuroshard.xml"):
+            archive.add(HERE / "linux" / entry, f"{name}/{entry}", filter=as_root)
         archive.add(ICON, f"{name}/neuroshard.svg", filter=as_root)
     return target
 

@@ -80,6 +80,13 @@ if [ "$desktop" = yes ] && [ "$(uname -s)" = Linux ]; then
     mkdir -p "$share/applications" "$share/icons/hicolor/scalable/apps"
     cp "$here/neuroshard.svg" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
     sed "s|^Exec=.*|Exec=\"$bin/neuroshard\"|" "$here/neuroshard.desktop" | place "$share/applications/neuroshard.desktop" 644
+    # A click on an invitation: a neuroshard:// link or a file. It only opens a page.
+    mkdir -p "$share/mime/packages"
+    cp "$here/neuroshard.xml" "$share/mime/packages/neuroshard.xml"
+    sed "s|^Exec=neuroshard|Exec=\"$bin/neuroshard\"|" "$here/neuroshard-link.desktop" |
+        place "$share/applications/neuroshard-link.desktop" 644
+    update-desktop-database "$share/applications" 2>/dev/null || true
+    update-mime-database "$share/mime" 2>/dev/null || true
 fi
 if [ "$autostart" = yes ]; then "$root/neuroshard" autostart on; fi
 

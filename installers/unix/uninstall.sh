@@ -50,6 +50,7 @@ if [ -z "$folders" ]; then
     if [ -n "$named" ]; then echo "Another folder of yours stays as it is, which $data/config.toml names: $named"; fi
 fi
 if [ "$(readlink "$bin/neuroshard" 2>/dev/null || true)" = "$root/neuroshard" ]; then rm -f "$bin/neuroshard"; fi
+rm -f "$share/applications/neuroshard-link.desktop" "$share/mime/packages/neuroshard.xml"
 rm -f "$share/applications/neuroshard.desktop" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
 rm -rf "$root"
 echo "NeuroShard is removed."

@@ -16,6 +16,7 @@ from neuroshard.api.context import ApiContext, ApiLimits
 from neuroshard.api.dashboard import dashboard_files, dashboard_routes
 from neuroshard.api.diagnostics import diagnostic_routes
 from neuroshard.api.events import Broadcaster, stream_routes
+from neuroshard.api.members import member_routes
 from neuroshard.api.middleware import Guard
 from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
 from neuroshard.api.rendering import RenderedViews
@@ -96,6 +97,7 @@ def create_app(context: ApiContext) -> FastAPI:
         session_routes(access, context.clock),
         stream_routes(broadcaster),
         completion_routes(context),
+        member_routes(context),
     ):
         app.include_router(router)
     app.router.routes.extend(dashboard_routes(static))

@@ -17,8 +17,14 @@ from neuroshard.status.board import (
     CommandChannel,
     CommandResult,
     Generate,
+    Invite,
+    JoinRun,
+    ListMembers,
+    NameDeputy,
     Pause,
     Resume,
+    RevokeInvitation,
+    RunCommand,
     SaveCheckpoint,
     Shutdown,
     StatusBoard,
@@ -60,6 +66,7 @@ class ApiContext:
     redactor: Redactor = field(default_factory=Redactor)  # contains the secrets of this node
     limits: ApiLimits = field(default_factory=ApiLimits)
     clock: Callable[[], float] = time.time  # seconds since the epoch
+    opened_link: str | None = None  # an invitation with which this node was started by a click
 
 
 def deadline_seconds(command: Command) -> float:
@@ -69,7 +76,7 @@ def deadline_seconds(command: Command) -> float:
             return 60.0  # gigabytes move to or from the disk or the accelerator
         case Pause():
             return 30.0  # the step in progress ends first
-        case UpdateSettings():
+        case UpdateSettings() | ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun():
             return 10.0
         case Shutdown():
             return 5.0  # the command stays queued: a node that is still starting stops as soon as it can
@@ -98,6 +105,14 @@ async def carry_out(context: ApiContext, command: Command) -> CommandResult:
     require_ready(context.board.current())
     answer = await answer_within(context.commands.send(command), deadline_seconds(command))
     return expect_result(answer)
+
+
+async def carry_out_run_command(context: ApiContext, command: RunCommand) -> CommandResult:
+    """Send a command about runs and their members. It is answered in any state, also while the node waits for a run.
+
+    Raises NotReadyError, CommandTimeoutError, and the error of the node if the command failed.
+    """
+    return expect_result(await answer_within(context.commands.send(command), deadline_seconds(command)))
 
 
 async def shut_down(context: ApiContext, reason: str) -> CommandResult:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from neuroshard.api.members import MadeInvitationBody, MembersBody
 from neuroshard.api.requests import CommandBody, SessionBody
 from neuroshard.api.routes import SNAPSHOT_ROUTES, Health, LogLines
 from neuroshard.api.setup import FinishedBody, SetupBody
@@ -22,7 +23,7 @@ HEADER: Final = """\
 // After a change there: python -m neuroshard.api.typescript web/src/api
 """
 OTHER_RESPONSES: Final[tuple[type, ...]] = (
-    WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody,
+    WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody, MembersBody, MadeInvitationBody,
 )  # fmt: skip
 LONGEST_LINE: Final = 130
 SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}

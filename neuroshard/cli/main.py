@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -48,20 +48,26 @@ from neuroshard.cli.options import (
     TokenFile,
     TrainWhen,
     Verbose,
+    given,
     settings_given,
 )
 from neuroshard.errors import NeuroShardError, StorageError, UsageError
 
+if TYPE_CHECKING:
+    from neuroshard.config.loading import LoadedSettings
+
 _HIDDEN = "***"
 _SECRET_OPTIONS = ("--token", "--invite")
+_LINK_COMMAND = "link"
 
 
 def redacted(arguments: Sequence[str]) -> list[str]:
     """Replace the values of --token and --invite in a command line by ***, so that others may see it."""
     shown: list[str] = []
     hide_next = False
+    is_link = list(arguments[1:2]) == [_LINK_COMMAND]
     for argument in arguments:
-        if hide_next:
+        if hide_next or (is_link and argument not in {arguments[0], _LINK_COMMAND, "--", "--help", "-h"}):
             shown.append(_HIDDEN)
             hide_next = False
         elif argument in _SECRET_OPTIONS:
@@ -204,14 +210,33 @@ def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool, link: str |
     from neuroshard.node.first_run import asks_first, run_first  # slow import: wrong settings are reported before it
     from neuroshard.node.launch import run_node
 
+    def reload() -> LoadedSettings:
+        return load_settings(flags, os.environ)
+
     if not asks_first(loaded, ends_with_stdin=ends_with_stdin):
-        return run_node(loaded, ends_with_stdin=ends_with_stdin)
-    ready = run_first(loaded, lambda: load_settings(flags, os.environ), link)
+        return run_node(loaded, ends_with_stdin=ends_with_stdin, reload=reload, link=link)
+    ready = run_first(loaded, reload, link)
     if ready is None:
         return 0
     if ready.demo_folder is not None:
         return start.run_wizard_demo(ready.demo_folder, ready.handover)
-    return run_node(ready.loaded, ends_with_stdin=ends_with_stdin, handover=ready.handover)
+    return run_node(ready.loaded, ends_with_stdin=ends_with_stdin, handover=ready.handover, reload=reload)
+
+
+@app.command(_LINK_COMMAND)
+def open_link(
+    link: Annotated[str, typer.Argument(metavar="LINK|FILE", help="A neuroshard:// link, or an invitation file.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Open an invitation: show it in the page of the running node, or in that of a new one. It joins nothing.
+
+    Desktops run this for a click on a link.
+    """
+    flags = given(data_dir=data_dir)
+    with show_failure_on_desktop(flags):
+        text = remote.link_text(link)
+        code = 0 if remote.show_link(data_dir, text) else _run_with(flags, ends_with_stdin=False, link=text)
+    raise typer.Exit(code)
 
 
 def _refuse_lost_options(context: typer.Context, command: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -61,6 +62,38 @@ def status(
         return
     for line in text.lines(answer, every_value=every_value):
         typer.echo(line)
+
+
+LONGEST_LINK = 10_000  # characters that are handed over; a longer text is no invitation, and the page says so
+
+
+def link_text(link: str) -> str:
+    """The text of a link, or of an invitation file. Raises InvitationError if the file cannot be read."""
+    from neuroshard.identity.invitations import FILE_SUFFIX, InvitationError
+
+    if "://" in link or not link.endswith(FILE_SUFFIX):
+        return link[:LONGEST_LINK]
+    try:
+        with Path(link).open(encoding="ascii", errors="replace") as stream:
+            return stream.read(LONGEST_LINK)
+    except OSError as error:
+        raise InvitationError(f"The file {link} cannot be read: {error.strerror}.", "Check the path.") from error
+
+
+def show_link(data_dir: Path | None, text: str) -> bool:
+    """Hand an opened invitation to the node or the wizard that runs, and open its page; False if none runs."""
+    from neuroshard.cli.client import connect, entrance_of
+    from neuroshard.config.instance_lock import read_lock_owner
+    from neuroshard.host.desktop import open_browser_at
+
+    if read_lock_owner(node_folder(data_dir, demo=False)) is None:
+        return False
+    client = connect(data_dir, None)
+    client.post("/api/link", {"text": text})
+    entrance = entrance_of(client)
+    if not open_browser_at(entrance.page.as_uri()):
+        typer.echo(f"Open this page to see the invitation: {entrance.page}")
+    return True
 
 
 def open_dashboard(

@@ -29,6 +29,7 @@ from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.peer_network import PeerNetwork, observe_network
 from neuroshard.node.process import StopRequest
 from neuroshard.node.run_arrival import LOADING, RunArrival, begins_with_run, startup_steps
+from neuroshard.node.run_desk import RunDesk
 from neuroshard.pipeline.control import RequestedPause
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.board import CommandChannel, Publisher, StartupProgress, StatusBoard
@@ -124,11 +125,14 @@ class Application:
         publisher.warn(*restore_pause(requested_pause, settings.data_dir))
         if not settings.training:
             requested_pause.begin("Started without training: resume to train.")
-        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, requested_pause)
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
         peer_network = PeerNetwork.of(settings, identity, invitation=place.invitation, may_wait=place.is_chosen)
+        desk = RunDesk(
+            place.configuration, place.wallet, peer_network, place.board, place.stop, is_demo=place.demo is not None
+        )
+        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, requested_pause, runs=desk)
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 

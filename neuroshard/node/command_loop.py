@@ -24,8 +24,13 @@ from neuroshard.status.board import (
     CommandChannel,
     CommandResult,
     Generate,
+    Invite,
+    JoinRun,
+    ListMembers,
+    NameDeputy,
     Pause,
     Resume,
+    RevokeInvitation,
     SaveCheckpoint,
     Shutdown,
     StatusBoard,
@@ -36,6 +41,7 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.waiting import Signal
 
 if TYPE_CHECKING:
+    from neuroshard.node.run_desk import RunDesk
     from neuroshard.node.stage_training import RunningNode
     from neuroshard.training.trainer import Trainer
 
@@ -54,8 +60,10 @@ class CommandLoop:
         configuration: Configuration,
         stop: StopRequest,
         requested_pause: RequestedPause,
+        *,
+        runs: RunDesk | None = None,
     ) -> None:
-        """`requested_pause` also applies to the next trainer.
+        """`runs` answers the commands about runs and their members. `requested_pause` also applies to the next trainer.
 
         A pause that the user requests is stored for the next start.
         """
@@ -64,6 +72,7 @@ class CommandLoop:
         self._configuration = configuration
         self._stop = stop
         self._requested_pause = requested_pause
+        self._runs = runs
         self._decision = TrainingDecision()
         self._node: RunningNode | None = None
         self._is_between = False  # after one set of stages was detached and before the next is attached
@@ -144,6 +153,16 @@ class CommandLoop:
                     self._node.apply_settings(self._configuration.settings)
                 self._rules_changed.notify()
                 return result
+            case ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun():
+                if self._runs is None:
+                    raise NotReadyError("The node is still starting.", "Try again in a few seconds.")
+                return await self._runs.carry_out(command)
+            case Pause() | Resume() | SaveCheckpoint() | Generate():
+                return await self._train(command)
+
+    async def _train(self, command: Pause | Resume | SaveCheckpoint | Generate) -> CommandAnswer:
+        """Carry out a command for the trainer."""
+        match command:
             case Pause(duration):
                 return await self._pause(duration)
             case Resume():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from neuroshard import __version__
@@ -66,6 +66,14 @@ def summary(status: NodeStatus) -> str:
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """The exit code of a node, and the port at which it starts again, if it does."""
+
+    exit_code: int
+    port: int | None = None
+
+
 def run_node(
     loaded: LoadedSettings,
     demo: DemoOptions | None = None,
@@ -73,12 +81,37 @@ def run_node(
     is_trainer: bool = False,
     ends_with_stdin: bool = False,
     handover: ListenerHandover | None = None,
+    reload: Callable[[], LoadedSettings] | None = None,
+    link: str | None = None,
 ) -> int:
     """Run a node or a trainer until a stop is requested and return the exit code.
 
     With `ends_with_stdin` the end of its input stops it too. `handover` is the folder's lock and the port that a first
-    run holds already; both are released here. Raises NeuroShardError if the node cannot run.
+    run holds already; both are released here. A node that joins another run starts again here, with the settings that
+    `reload` reads. `link` is an invitation that was opened, which the page shows first. Raises NeuroShardError if the
+    node cannot run.
     """
+    while True:
+        ended = _run_once(
+            loaded, demo, is_trainer=is_trainer, ends_with_stdin=ends_with_stdin, handover=handover, link=link
+        )
+        if ended.port is None or reload is None:
+            return ended.exit_code
+        again = reload()
+        same_page = {"port": ended.port, "browser": False}  # the page that is open finds the node again
+        loaded, handover = replace(again, settings=again.settings.model_copy(update=same_page)), None
+        link = None
+
+
+def _run_once(
+    loaded: LoadedSettings,
+    demo: DemoOptions | None,
+    *,
+    is_trainer: bool,
+    ends_with_stdin: bool,
+    handover: ListenerHandover | None,
+    link: str | None,
+) -> _Ended:
     invitation, is_chosen = None, False
     if demo is None and (loaded.settings.invite is not None or has_choice(loaded.settings.data_dir)):
         from neuroshard.runs.invited_settings import invited_settings  # slow, and needed only here
@@ -92,7 +125,7 @@ def run_node(
     try:
         lock = InstanceLock.acquire(settings.data_dir) if handover is None else handover.lock
     except AlreadyRunningError as running:
-        return show_first_instance(settings.data_dir, running.owner, open_browser=settings.browser)
+        return _Ended(show_first_instance(settings.data_dir, running.owner, open_browser=settings.browser))
     with ExitStack() as stack:
         stack.callback(lock.release)
         ring, commands, counters = LogRing(), CommandChannel(), Counters()
@@ -108,7 +141,18 @@ def run_node(
         lock.announce(settings.host, port)
         board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
         configuration = Configuration(loaded)
-        context = ApiContext(board, commands, ring, secret, configuration.view, settings.host, port, counters, redactor)
+        context = ApiContext(
+            board,
+            commands,
+            ring,
+            secret,
+            configuration.view,
+            settings.host,
+            port,
+            counters,
+            redactor,
+            opened_link=link,
+        )
         server = ApiServer(create_app(context), listener)
         server.start()
         stack.callback(server.stop)
@@ -125,7 +169,7 @@ def run_node(
         _LOG.info("%s", report.message)
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
-        return report.exit_code
+        return _Ended(report.exit_code, port if stop.starts_again else None)
 
 
 def _logging(settings: Settings, ring: LogRing, redactor: Redactor) -> ConfiguredLogging:

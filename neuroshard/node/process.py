@@ -50,6 +50,12 @@ class StopRequest:
         self._token: trio.lowlevel.TrioToken | None = None
         self._reaction: Callable[[], object] = _nothing
         self.reason: str | None = None
+        self.starts_again = False
+
+    def ask_restart(self, reason: str) -> None:
+        """Request a stop after which the node starts again in this process, for example with another run."""
+        self.starts_again = self.reason is None
+        self.ask(reason)
 
     def ask(self, reason: str) -> None:
         """Request a stop. The first call keeps its reason and runs the present reaction on the event loop."""

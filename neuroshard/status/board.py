@@ -124,6 +124,46 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class ListMembers:
+    """Return the invitations and the members of the run, and the runs that this computer knows, as details."""
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Make an invitation to the run. The details of the result contain its link."""
+
+    label: str
+    uses: int
+    days: float
+    may_invite: bool
+
+
+@dataclass(frozen=True)
+class RevokeInvitation:
+    """End an invitation, named by its label or the first digits of its key, and the membership of its wallets."""
+
+    named: str
+
+
+@dataclass(frozen=True)
+class NameDeputy:
+    """Let a member found the run again while its owner is away; `wallet` is the beginning of its wallet id."""
+
+    wallet: str
+
+
+@dataclass(frozen=True)
+class JoinRun:
+    """Serve another run after the next checkpoint: that of an invitation, or a known one. Neither: one of its own."""
+
+    code: str | None = None
+    run_id: str | None = None
+
+
+RunCommand: TypeAlias = "ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun"
+
+
+@dataclass(frozen=True)
 class CommandResult:
     """Result of a command: the state afterwards and a sentence for the user."""
 
@@ -141,7 +181,7 @@ class GenerationSummary:
     finish_reason: str
 
 
-Command: TypeAlias = "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate"
+Command: TypeAlias = "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate | RunCommand"
 CommandAnswer: TypeAlias = "CommandResult | GenerationSummary"
 
 

@@ -126,9 +126,9 @@ def press(page: Page, name: str) -> None:
 
 def check_page(page: Page) -> None:
     """Named, readable, and not wider than the window."""
-    assert page.evaluate(UNNAMED) == []
-    assert page.evaluate(TWICE) == []
-    assert page.evaluate(FAINT) == []
+    for script in (UNNAMED, TWICE, FAINT):
+        found = page.evaluate(script)
+        assert found == [], found
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tracemalloc
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -38,7 +37,7 @@ RUN = RunId("ab" * 32)
 ID = identity_of(1).node_id
 PLACES = InvitedPlaces("friends", (f"/ip4/203.0.113.7/tcp/4001/p2p/{ID}",), ("https://data.example.org/set",))
 VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "invitation.json").read_text("utf-8"))
-DAMAGES = int(os.environ.get("NEUROSHARD_DAMAGES", "10000"))
+DAMAGES = 100_000
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 

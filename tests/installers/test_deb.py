@@ -170,6 +170,8 @@ def test_what_the_package_says_of_itself(package: Path) -> None:
     for place in (
         "./usr/bin/neuroshard -> ../lib/neuroshard/neuroshard",
         "./usr/share/applications/neuroshard.desktop",
+        "./usr/share/applications/neuroshard-link.desktop",
+        "./usr/share/mime/packages/neuroshard.xml",
         "./usr/share/icons/hicolor/scalable/apps/neuroshard.svg",
         "./usr/lib/systemd/user/neuroshard.service",
         "./usr/share/doc/neuroshard/copyright",

@@ -144,6 +144,9 @@ def test_the_life_of_the_archive_on_linux(unpacked: Path, tmp_path: Path) -> Non
     assert told == f"neuroshard {__version__}\n"
     entry = (home / ".local/share/applications/neuroshard.desktop").read_text(encoding="utf-8")
     assert f'Exec="{launcher}"\n' in entry
+    handler = (home / ".local/share/applications/neuroshard-link.desktop").read_text(encoding="utf-8")
+    assert f'Exec="{launcher}" link -- %u\n' in handler
+    assert "MimeType=x-scheme-handler/neuroshard;" in handler
     assert not (home / ".config").exists()  # nothing starts by itself
 
     data = home / ".local/share/neuroshard"

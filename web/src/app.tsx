@@ -17,6 +17,7 @@ import { KEY_HASH } from "./state/connection";
 import { Checkpoints } from "./views/Checkpoints";
 import { Contribution } from "./views/Contribution";
 import { Data } from "./views/Data";
+import { Friends } from "./views/Friends";
 import { Log } from "./views/Log";
 import { NotFound } from "./views/NotFound";
 import { Overview } from "./views/Overview";
@@ -33,6 +34,7 @@ const VIEWS = [
   "Contribution",
   "Chat",
   "Training",
+  "Friends",
   "Swarm",
   "Pipeline",
   "Rounds",
@@ -61,6 +63,7 @@ export function App({ store, actions, setup, enter }: Props) {
   const view = useView();
   const tabs = useShownTab(view);
   const [message, setMessage] = useMessage();
+  useOpenedLink(actions, dashboard.link.kind === "live");
   if (dashboard.link.kind === "locked") return <Locked enter={enter} />;
   if (dashboard.link.kind === "setup") return <Wizard calls={setup} />;
   const { status } = dashboard;
@@ -124,6 +127,8 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
       return <Talk {...{ status, nodeNow, reachable, actions }} />;
     case "Training":
       return <Training {...{ dashboard, status, nodeNow }} />;
+    case "Friends":
+      return <Friends {...{ reachable, actions }} startedAt={status.started_at} />;
     case "Swarm":
       return <Swarm {...{ dashboard, status, nodeNow }} />;
     case "Pipeline":
@@ -223,6 +228,19 @@ function useShownTab(view: View) {
     if (row && tab) row.scrollLeft = tab.offsetLeft - row.offsetLeft - (row.clientWidth - tab.clientWidth) / 2;
   }, [view]);
   return tabs;
+}
+
+/** An invitation that was opened on this computer is shown at once. Only its reader can join. */
+function useOpenedLink(actions: NodeActions, isLive: boolean): void {
+  useEffect(() => {
+    if (!isLive) return;
+    actions.readMembers().then(
+      ({ shown }) => {
+        if (shown.invitation !== null || shown.fault !== null) location.hash = "#/friends";
+      },
+      () => undefined, // the view itself shows what is wrong
+    );
+  }, [actions, isLive]);
 }
 
 /** A sentence about the last command; it leaves by itself. */

@@ -1,6 +1,6 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { CommandBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
+import type { CommandBody, MadeInvitationBody, MembersBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
@@ -25,6 +25,20 @@ export interface NodeActions {
   downloadReport: () => Promise<Download>;
   readSettings: () => Promise<Record<string, Setting>>;
   changeSetting: (name: string, value: unknown) => Promise<string>;
+  readMembers: () => Promise<MembersBody>;
+  invite: (terms: InvitationTerms) => Promise<MadeInvitationBody>;
+  revoke: (key: string) => Promise<string>;
+  nameDeputy: (wallet: string) => Promise<string>;
+  showInvitation: (text: string) => Promise<unknown>;
+  closeInvitation: () => Promise<unknown>;
+  join: (runId: string | null) => Promise<string>;
+}
+
+export interface InvitationTerms {
+  label: string;
+  uses: number;
+  days: number;
+  may_invite: boolean;
 }
 
 export interface Download {
@@ -54,6 +68,13 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     readSamples: () => client.get<SamplesStatus>("/api/samples"),
     downloadReport: () => client.download("/api/diagnostics"),
     readSettings: () => client.get<Record<string, Setting>>("/api/config"),
+    readMembers: () => client.get<MembersBody>("/api/members"),
+    invite: (terms) => client.command<MadeInvitationBody>("/api/invitations", terms),
+    revoke: (key) => send("/api/invitations/revoke", { named: key }),
+    nameDeputy: (wallet) => send("/api/deputies", { named: wallet }),
+    showInvitation: (text) => client.command("/api/invitation", { text }),
+    closeInvitation: () => client.command("/api/invitation/close", {}),
+    join: (runId) => send("/api/join", { run_id: runId }),
     changeSetting: async (name, value) => (await client.command<CommandBody>("/api/config", { [name]: value }, "PATCH")).message,
   };
 }

@@ -106,7 +106,24 @@ export interface InvitedModelBody {
   fits: boolean; // whether the memory limit of this computer is enough for that
 }
 
+/** An invitation that was made on this computer. */
+export interface IssuedBody {
+  label: string;
+  key: string; // first digits of its key
+  uses: number;
+  left: number; // wallets that can still join with it
+  not_after: number;
+  state: "valid" | "expired" | "revoked";
+}
+
 export type JsonValue = unknown;
+
+/** A run that was joined from this computer. */
+export interface KnownRunBody {
+  run_id: string;
+  name: string;
+  is_current: boolean;
+}
 
 /** GET /api/training/verify: the verdict on learning, and the numbers behind it. */
 export interface LearningSummary {
@@ -156,8 +173,30 @@ export interface LossPoint {
   tokens: number; // [tokens]
 }
 
+/** A new invitation. It is shown only now: the node does not keep its secret. */
+export interface MadeInvitationBody {
+  message: string;
+  label: string;
+  link: string;
+  qr: string[]; // rows of the QR code of the link; 1: a dark module
+}
+
+/** A wallet that joined with an invitation. */
+export interface MemberBody {
+  wallet_id: string;
+  label: string;
+  words: string; // four words for the wallet's key
+}
+
 /** Outcome of a member's contribution. */
 export type MemberPart = "accepted" | "refused" | "abstained" | "absent" | "unjudged";
+
+/** GET /api/members: the run's invitations and members, and the runs that this computer knows. */
+export interface MembersBody {
+  run: RunMembersBody | null; // null: this node serves no run of friends
+  runs: KnownRunBody[];
+  shown: ShownLinkBody;
+}
 
 /** One microbatch on its way through all stages and back. */
 export interface MicrobatchTrace {
@@ -262,6 +301,17 @@ export interface RunContributor {
   absent: number; // rounds to which it was called without a contribution
   is_here: boolean; // this node
   rounds: number; // rounds with a contribution from it
+}
+
+/** The run of friends that this node serves. */
+export interface RunMembersBody {
+  run_id: string;
+  name: string;
+  is_owner: boolean;
+  may_invite: boolean;
+  deputies: string[]; // wallets that may found the run again while the owner is away
+  invitations: IssuedBody[];
+  members: MemberBody[];
 }
 
 /** One node of the run, this node or a peer. */
@@ -395,6 +445,12 @@ export interface SetupWallet {
   asked: number[]; // places of the words to give back, from 1
   confirmed: boolean;
   warning: string | null;
+}
+
+/** The invitation that was opened or pasted last. */
+export interface ShownLinkBody {
+  invitation: InvitationBody | null;
+  fault: string | null; // why a link that was opened cannot be used
 }
 
 /** Mean times of one stage for a microbatch, over all its nodes. */

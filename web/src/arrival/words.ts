@@ -79,3 +79,47 @@ function gigabytes(value: number): string {
 export function textWords(text: TextFolderBody): string {
   return `${plural(text.files, "file")}, ${bytes(text.bytes)}`;
 }
+
+export const INVITE = {
+  title: "Invite",
+  hint: "An invitation lets one computer, or several, join your run. Anyone with it can join, so send it privately.",
+  label: "Name of the invitation",
+  uses: "Wallets that can join",
+  days: "Days until it ends",
+  mayInvite: "May invite others",
+  mayInviteAbout: "With fewer places and no later end.",
+  make: "Make an invitation",
+  link: "Link of the invitation",
+  once: "Copy the link or save the file now: this computer does not keep it.",
+  save: "Save as a file",
+  qr: "QR code of the invitation",
+  alone: "This computer trains alone, so there is no run to invite to.",
+  guest: "Only the owner of the run can invite, and members that were invited to do so.",
+  none: "No invitation yet.",
+  revoke: "Revoke",
+  revoked: "revoked",
+  expired: "expired",
+};
+
+export const DEPUTY = {
+  title: "Name a deputy?",
+  about:
+    "If this computer is lost, a deputy can let the run continue. A deputy can do nothing else that only you can do. Choose a member that you trust.",
+  noMember: "Invite somebody first. When that person has joined, you can name a deputy here.",
+  name: "Make deputy",
+  is: "deputy",
+};
+
+export const OTHER_RUN = {
+  title: "Join another run",
+  hint: "The node saves a checkpoint first and keeps this run in the list.",
+  known: "Runs of this computer",
+  back: "Join again",
+  own: "Train a run of my own",
+  current: "now",
+  leaving: "The node saves a checkpoint and starts again. This page continues by itself.",
+};
+
+export function placesLeft(left: number, uses: number): string {
+  return `${count(left)} of ${plural(uses, "place")} left`;
+}

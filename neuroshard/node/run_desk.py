@@ -1,0 +1,184 @@
+"""Commands about runs and their members: invite, revoke, name a deputy, and join another run after a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+
+from neuroshard.config.loading import source_name
+from neuroshard.errors import ConflictError, UsageError
+from neuroshard.host.live_settings import Configuration
+from neuroshard.identity import Wallet
+from neuroshard.identity.invitations import LINK, InvitationTerms, MemberPass, read_revocation, to_code
+from neuroshard.identity.wallet import key_words, wallet_id_of
+from neuroshard.node.peer_network import PeerNetwork, addresses_of
+from neuroshard.node.process import StopRequest
+from neuroshard.runs.chosen_run import ChosenRun, RunChoice
+from neuroshard.runs.foundations import StoredFoundations
+from neuroshard.runs.invitation_making import invited_places, qr_rows
+from neuroshard.runs.invited_settings import read_invitation_text
+from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_passes import KEY_DIGITS, IssuedInvitation, StoredPasses
+from neuroshard.status.board import (
+    CommandResult,
+    Invite,
+    JoinRun,
+    ListMembers,
+    NameDeputy,
+    RevokeInvitation,
+    RunCommand,
+    StatusBoard,
+)
+from neuroshard.types import JsonValue
+
+DAY_SECONDS = 86_400.0
+
+
+class RunDesk:
+    """Answers commands about runs. The files are read and written in a worker thread."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        wallet: Wallet,
+        peer_network: PeerNetwork,
+        board: StatusBoard,
+        stop: StopRequest,
+        *,
+        is_demo: bool,
+    ) -> None:
+        self._configuration = configuration
+        self._wallet = wallet
+        self._peer_network = peer_network
+        self._board = board
+        self._stop = stop
+        self._is_demo = is_demo
+
+    @property
+    def _data_dir(self) -> Path:
+        return self._configuration.settings.data_dir
+
+    async def carry_out(self, command: RunCommand) -> CommandResult:
+        """Carry out one command. Raises UsageError, ConflictError, InvitationError or StorageError."""
+        match command:
+            case ListMembers():
+                work: Callable[[], CommandResult] = self._list
+            case Invite():
+                work = partial(self._invite, command)
+            case RevokeInvitation(named):
+                work = partial(self._revoke, named)
+            case NameDeputy(wallet):
+                work = partial(self._name_deputy, wallet)
+            case JoinRun():
+                work = partial(self._join, command)
+        result = await anyio.to_thread.run_sync(work)
+        if isinstance(command, JoinRun):
+            self._stop.ask_restart("joining another run")
+        return result
+
+    def _offer(self) -> RunOffer:
+        """The run that this node shares with others. Raises UsageError."""
+        followed = self._peer_network.exchange.followed
+        if followed is None or self._is_demo:
+            raise UsageError("This computer trains alone.", "Join a run, or make one with `neuroshard run create`.")
+        return followed.offer
+
+    def _list(self) -> CommandResult:
+        known = RunChoice(self._data_dir).read()
+        followed = self._peer_network.exchange.followed
+        now = None if followed is None else followed.offer.run_id
+        runs: list[JsonValue] = [
+            {"run_id": run.run, "name": run.name, "is_current": run.run == now} for run in known.runs
+        ]
+        details: dict[str, JsonValue] = {"runs": runs, "run": None}
+        if followed is not None and not self._is_demo and followed.offer.parameters.admission == "friends":
+            details["run"] = self._members(followed.offer)
+        return self._result("", details)
+
+    def _members(self, offer: RunOffer) -> dict[str, JsonValue]:
+        stored = StoredPasses(self._data_dir, offer)
+        own, passes = stored.own(self._wallet.wallet_id), stored.register().passes()
+        is_owner = offer.owner == self._wallet.wallet_id
+        issued, owner = stored.issued(), offer.initial.owner_public_key
+        revoked = {read_revocation(each, offer.run_id, owner).key for each in issued.revocations}
+        return {
+            "run_id": offer.run_id,
+            "name": offer.parameters.name,
+            "is_owner": is_owner,
+            "may_invite": is_owner or (own is not None and own.secret is not None),
+            "deputies": [wallet_id_of(key) for key in StoredFoundations(self._data_dir).read(offer).deputies],
+            "invitations": [_row(one, passes, time.time(), revoked) for one in issued.issued],
+            "members": [
+                {
+                    "wallet_id": member.wallet_id,
+                    "label": member.label,
+                    "words": key_words(member.statement.wallet),
+                }
+                for member in passes
+            ],
+        }
+
+    def _invite(self, command: Invite) -> CommandResult:
+        offer, stored = self._offer(), StoredPasses(self._data_dir, self._offer())
+        if offer.parameters.admission != "friends":
+            raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id.")
+        peers = addresses_of(self._peer_network.networking.current) or offer.parameters.seeds
+        if not peers:
+            raise UsageError("This node has no address yet at which others find it.", "Try again in a few seconds.")
+        label = command.label or f"invitation {len(stored.issued().issued) + 1}"
+        terms = InvitationTerms(time.time() + command.days * DAY_SECONDS, command.uses, label, command.may_invite)
+        places = invited_places(offer.parameters, peers, self._configuration.settings.genesis)
+        link = LINK + to_code(stored.issue(self._wallet, terms, places))
+        details: dict[str, JsonValue] = {"link": link, "label": label, "qr": list(qr_rows(link))}
+        return self._result("The invitation is made. Send it privately: anyone with it can join.", details)
+
+    def _revoke(self, named: str) -> CommandResult:
+        label = StoredPasses(self._data_dir, self._offer()).revoke(self._wallet, named)
+        return self._result(f"The invitation {label} is revoked. Other members learn it within a minute.")
+
+    def _name_deputy(self, wallet: str) -> CommandResult:
+        offer, stored = self._offer(), StoredFoundations(self._data_dir)
+        member = StoredPasses(self._data_dir, offer).member(wallet)
+        deputies = (*stored.read(offer).deputies, member.statement.wallet)
+        stored.name_deputies(offer, self._wallet, tuple(dict.fromkeys(deputies)))
+        return self._result(f"{member.label} is a deputy now. Other members learn it within 5 minutes.")
+
+    def _join(self, command: JoinRun) -> CommandResult:
+        if self._is_demo:
+            raise ConflictError("This is the demo.", "Stop it. Then start NeuroShard and join with the invitation.")
+        source = self._configuration.source_of("run")
+        if source in {"flag", "environment", "config.toml"}:
+            raise ConflictError(
+                f"The run of this node is set by {source_name(source, 'run')}.", "Start the node without it."
+            )
+        choice = RunChoice(self._data_dir)
+        if command.code is not None:
+            chosen = ChosenRun.of(read_invitation_text(command.code))
+            choice.choose(chosen)
+        elif command.run_id is not None:
+            known = next((run for run in choice.read().runs if run.run == command.run_id), None)
+            if known is None:
+                raise UsageError("This run is not known here.", "Join it with an invitation.")
+            choice.choose(known)
+        else:
+            choice.leave()
+        return self._result("The node saves a checkpoint and starts again with the other run.")
+
+    def _result(self, message: str, details: dict[str, JsonValue] | None = None) -> CommandResult:
+        return CommandResult(self._board.current().state, message, details)
+
+
+def _row(one: IssuedInvitation, passes: tuple[MemberPass, ...], now: float, revoked: Set[bytes]) -> JsonValue:
+    used = sum(any(grant.invitation == one.invitation for grant in member.grants) for member in passes)
+    return {
+        "label": one.label,
+        "key": one.invitation.hex()[:KEY_DIGITS],
+        "uses": one.uses,
+        "left": max(0, one.uses - used),
+        "not_after": one.not_after,
+        "state": "revoked" if one.invitation in revoked else "expired" if one.not_after < now else "valid",
+    }
