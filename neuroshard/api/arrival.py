@@ -23,8 +23,8 @@ DAYS_OF_MONTH = 30.4
 GIGABYTES_A_DAY = 10.8  # of one megabit per second
 SMALLEST_TEXT_BYTES = 100_000
 
-Answer = Literal["join", "text"]
-Purpose = Literal["join", "text", "given"]  # given: options of the start name a run or data
+Answer = Literal["join", "nearby", "text"]
+Purpose = Literal["join", "nearby", "text", "given"]  # given: options of the start name a run or data
 
 
 class InvitedModelBody(ResponseBody):
@@ -80,7 +80,7 @@ class InvitationRequest(RequestBody):
 
 
 class PurposeRequest(RequestBody):
-    """POST /api/setup/purpose: join the run of the invitation, or train on the text in a folder."""
+    """POST /api/setup/purpose: join the run of the invitation, find one nearby, or train on text."""
 
     purpose: Answer
     folder: str | None = Field(default=None, max_length=LONGEST_PATH)
@@ -204,6 +204,9 @@ class ArrivalDraft:
         if purpose == "join":
             if self.invitation is None:
                 raise WrongFieldsError(("invitation", "There is no invitation yet. Paste one, or open its file."))
+            self.purpose = purpose
+            return
+        if purpose == "nearby":
             self.purpose = purpose
             return
         self.text = self._found_text((folder or "").strip())

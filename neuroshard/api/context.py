@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from neuroshard.api.problems import CommandTimeoutError
 from neuroshard.errors import NeuroShardError, NotReadyError
 from neuroshard.status.board import (
+    AnswerKnock,
     Command,
     CommandAnswer,
     CommandChannel,
@@ -76,7 +77,9 @@ def deadline_seconds(command: Command) -> float:
             return 60.0  # gigabytes move to or from the disk or the accelerator
         case Pause():
             return 30.0  # the step in progress ends first
-        case UpdateSettings() | ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun():
+        case (
+            UpdateSettings() | ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun() | AnswerKnock()
+        ):
             return 10.0
         case Shutdown():
             return 5.0  # the command stays queued: a node that is still starting stops as soon as it can

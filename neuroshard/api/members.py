@@ -17,7 +17,7 @@ from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.api.requests import CommandBody, NoMembers
 from neuroshard.errors import UsageError
 from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, MAX_USES, Invitation, to_code
-from neuroshard.status.board import Invite, JoinRun, ListMembers, NameDeputy, RevokeInvitation
+from neuroshard.status.board import AnswerKnock, Invite, JoinRun, ListMembers, NameDeputy, RevokeInvitation
 
 BITS_PER_BYTE = 8
 
@@ -68,11 +68,20 @@ class ShownLinkBody(ResponseBody):
     fault: EncodableText | None = Field(description="why a link that was opened cannot be used")
 
 
+class KnockBody(ResponseBody):
+    """A computer of the local network that asks to join."""
+
+    wallet_id: str
+    name: EncodableText
+    words: EncodableText = Field(description="four words for its wallet's key")
+
+
 class MembersBody(ResponseBody):
     """GET /api/members: the run's invitations and members, and the runs that this computer knows."""
 
     run: RunMembersBody | None = Field(description="null: this node serves no run of friends")
     runs: list[KnownRunBody]
+    knocks: list[KnockBody]
     shown: ShownLinkBody
 
 
@@ -104,6 +113,13 @@ class JoinRequest(RequestBody):
     """POST /api/join: the run of the invitation that is shown, or a known one. None: a run of this computer's own."""
 
     run_id: str | None = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class KnockRequest(RequestBody):
+    """POST /api/knocks: the owner's answer to a computer that asks to join."""
+
+    wallet_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
+    is_allowed: bool
 
 
 @dataclass
@@ -212,6 +228,12 @@ def add_owner_routes(router: APIRouter, context: ApiContext) -> None:
     async def revoke(body: NamedRequest) -> CommandBody:
         """End an invitation, and the membership of the wallets that joined with it."""
         result = await carry_out_run_command(context, RevokeInvitation(body.named))
+        return CommandBody(state=result.state, message=result.message)
+
+    @router.post("/api/knocks", status_code=202)
+    async def answer_knock(body: KnockRequest) -> CommandBody:
+        """Let a computer of the local network into the run, or refuse it."""
+        result = await carry_out_run_command(context, AnswerKnock(body.wallet_id, body.is_allowed))
         return CommandBody(state=result.state, message=result.message)
 
     @router.post("/api/deputies", status_code=202)

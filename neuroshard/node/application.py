@@ -130,7 +130,13 @@ class Application:
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
         peer_network = PeerNetwork.of(settings, identity, invitation=place.invitation, may_wait=place.is_chosen)
         desk = RunDesk(
-            place.configuration, place.wallet, peer_network, place.board, place.stop, is_demo=place.demo is not None
+            place.configuration,
+            place.wallet,
+            peer_network,
+            place.board,
+            place.stop,
+            is_demo=place.demo is not None,
+            publisher=publisher,
         )
         loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, requested_pause, runs=desk)
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
@@ -148,7 +154,7 @@ class Application:
         network = NetworkRules(ledger, peer_network.networking.gate, peer_network.networking, peer_network.moved)
         owner_policy = OwnerPolicyTask(place.configuration, requested_pause, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
-        companions = (loop.run, observe, peer_network.networking.run, keeper.run, owner_policy.run, *updates)
+        companions = (loop.run, desk.run, observe, peer_network.networking.run, keeper.run, owner_policy.run, *updates)
         await accompanied(partial(self._live, beginning), *companions)
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 

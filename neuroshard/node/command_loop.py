@@ -19,6 +19,7 @@ from neuroshard.host.owner_limits import keep_pause
 from neuroshard.node.process import StopRequest
 from neuroshard.pipeline.control import PAUSED_BY_USER, RequestedPause
 from neuroshard.status.board import (
+    AnswerKnock,
     Command,
     CommandAnswer,
     CommandChannel,
@@ -153,7 +154,7 @@ class CommandLoop:
                     self._node.apply_settings(self._configuration.settings)
                 self._rules_changed.notify()
                 return result
-            case ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun():
+            case ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun() | AnswerKnock():
                 if self._runs is None:
                     raise NotReadyError("The node is still starting.", "Try again in a few seconds.")
                 return await self._runs.carry_out(command)

@@ -44,13 +44,14 @@ from neuroshard.network.transport import MAX_RECORD_ADDRESSES, node_of_address
 from neuroshard.runs.exchange import OfferStore, RunExchange, RunVersions
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.foundations import StoredFoundations
+from neuroshard.runs.knocking import KnockDoor
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
 from neuroshard.types import MAX_LOSS, RunId
-from neuroshard.waiting import sleep_to_tick
+from neuroshard.waiting import Signal, sleep_to_tick
 
 if TYPE_CHECKING:
     from neuroshard.node.stage_swarm import StageSwarm
@@ -219,6 +220,8 @@ class PeerNetwork:
     now: Callable[[], float]  # seconds since the epoch
     port_mapping: PortMapping | None = None
     joined: JoinedRun | None = field(default=None, init=False)
+    door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
+    knocked: Signal = field(default_factory=Signal, init=False)  # notified after every knock
     _traffic: TrafficMeter = field(default_factory=TrafficMeter, init=False)
     _moved_by_peers: int = field(default=0, init=False)  # bytes since the start, in both directions
     _fetched: int = field(default=0, init=False)  # bytes from sources of data
@@ -279,6 +282,9 @@ class PeerNetwork:
         members = RunMembers(
             stored.register(), self.identity, None if own is None else own.member_pass, self.now, trusted
         )
+        if offer.owner == self.identity.wallet_id:
+            self.door = KnockDoor(offer.run_id, self.knocked.notify)
+            self.networking.attach(self.door.live)
         self.networking.close_to_others(members.refusal)
         self.networking.attach(partial(keep_papers, members, stored))
         return members

@@ -13,7 +13,7 @@ from neuroshard.config.loading import source_name
 from neuroshard.errors import ConflictError, UsageError
 from neuroshard.host.live_settings import Configuration
 from neuroshard.identity import Wallet
-from neuroshard.identity.invitations import LINK, InvitationTerms, MemberPass, read_revocation, to_code
+from neuroshard.identity.invitations import LINK, InvitationTerms, InvitedPlaces, MemberPass, read_revocation, to_code
 from neuroshard.identity.wallet import key_words, wallet_id_of
 from neuroshard.node.peer_network import PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
@@ -24,11 +24,13 @@ from neuroshard.runs.invited_settings import read_invitation_text
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import KEY_DIGITS, IssuedInvitation, StoredPasses
 from neuroshard.status.board import (
+    AnswerKnock,
     CommandResult,
     Invite,
     JoinRun,
     ListMembers,
     NameDeputy,
+    Publisher,
     RevokeInvitation,
     RunCommand,
     StatusBoard,
@@ -50,7 +52,10 @@ class RunDesk:
         stop: StopRequest,
         *,
         is_demo: bool,
+        publisher: Publisher,
     ) -> None:
+        self._publisher = publisher
+        self._asked: dict[bytes, str] = {}  # questions to the owner that are shown, by wallet
         self._configuration = configuration
         self._wallet = wallet
         self._peer_network = peer_network
@@ -73,12 +78,44 @@ class RunDesk:
                 work = partial(self._revoke, named)
             case NameDeputy(wallet):
                 work = partial(self._name_deputy, wallet)
+            case AnswerKnock():
+                work = partial(self._answer_knock, command)
             case JoinRun():
                 work = partial(self._join, command)
         result = await anyio.to_thread.run_sync(work)
+        self.show_knocks()
         if isinstance(command, JoinRun):
             self._stop.ask_restart("joining another run")
         return result
+
+    async def run(self) -> None:
+        """Show the owner who asks to join, until cancelled."""
+        while True:
+            await self._peer_network.knocked.wait()
+            self.show_knocks()
+
+    def show_knocks(self) -> None:
+        """Show a question to the owner for each computer that waits at the door. Runs on the event loop."""
+        door = self._peer_network.door
+        waiting = {} if door is None else {key: one.sentence for key, one in door.knocks.waiting.items()}
+        for gone in self._asked.keys() - waiting.keys():
+            self._publisher.end_warning(self._asked[gone])
+        self._publisher.warn(*(waiting[key] for key in waiting.keys() - self._asked.keys()))
+        self._asked = waiting
+
+    def _answer_knock(self, command: AnswerKnock) -> CommandResult:
+        door, offer = self._peer_network.door, self._offer()
+        found = None if door is None else door.knocks.find(command.wallet)
+        if door is None or found is None:
+            raise UsageError("This computer does not ask any more.", "Let it try again.")
+        if not command.is_allowed:
+            door.knocks.answer(found.wallet, None)
+            return self._result(f"{found.name} is not let in.")
+        stored, now = StoredPasses(self._data_dir, offer), time.time()
+        label = f"{found.name[:24]} {len(stored.issued().issued) + 1}"
+        invitation = stored.issue(self._wallet, InvitationTerms(now + DAY_SECONDS, 1, label), InvitedPlaces(""))
+        door.knocks.answer(found.wallet, invitation.pass_for(found.wallet, now))
+        return self._result(f"{found.name} may join now.")
 
     def _offer(self) -> RunOffer:
         """The run that this node shares with others. Raises UsageError."""
@@ -94,7 +131,12 @@ class RunDesk:
         runs: list[JsonValue] = [
             {"run_id": run.run, "name": run.name, "is_current": run.run == now} for run in known.runs
         ]
-        details: dict[str, JsonValue] = {"runs": runs, "run": None}
+        door = self._peer_network.door
+        knocks: list[JsonValue] = [
+            {"wallet_id": wallet_id_of(one.wallet), "name": one.name, "words": key_words(one.wallet)}
+            for one in (() if door is None else tuple(door.knocks.waiting.values()))
+        ]
+        details: dict[str, JsonValue] = {"runs": runs, "run": None, "knocks": knocks}
         if followed is not None and not self._is_demo and followed.offer.parameters.admission == "friends":
             details["run"] = self._members(followed.offer)
         return self._result("", details)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from socket import gethostname
 from typing import TypeAlias
 
 import anyio
@@ -15,12 +16,14 @@ from neuroshard.data.data_set import Genesis
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.errors import DataError, UsageError
 from neuroshard.identity import NodeIdentity
-from neuroshard.identity.invitations import Invitation, InvitationError
+from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, Invitation, InvitationError
+from neuroshard.identity.wallet import key_words
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.tasks import accompanied
 from neuroshard.runs.chosen_run import RunChoice
 from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
+from neuroshard.runs.knocking import Knock, knock_at_all
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
@@ -155,12 +158,29 @@ class RunFinder:
             if is_hopeless or (has_asked and not may_wait):
                 raise refusal
             if has_asked:
-                report(str(refusal))
+                await self._knock(offer, refusal, report)
                 await anyio.sleep(ADMISSION_SECONDS)
             else:
                 report(f"Asking the nodes of run {run_id[:16]} for the pass of this wallet.")
             await self._exchange.fetch_soon(run_id, self._networking, PASS_SECONDS)
             has_asked = True
+
+    async def _knock(self, offer: RunOffer, refusal: InvitationError, report: Callable[[str], None]) -> None:
+        """Ask the owner of a run on the local network to let this wallet in, and report how it stands."""
+        wallet = self._identity.delegation.grant.wallet_public_key
+        knock = Knock(offer.run_id, wallet, gethostname()[:MAX_LABEL_CHARACTERS])
+        answer = await knock_at_all(self._networking, knock)
+        match None if answer is None else answer.state:
+            case "waiting":
+                report(f"Waiting for the owner of the run, who sees {knock.name} with the words {key_words(wallet)}.")
+            case "refused":
+                report("The owner of the run did not let this computer in. Ask for an invitation.")
+            case "full":
+                report("Other computers wait for the owner of the run. This one asks again.")
+            case "allowed" if answer is not None and answer.member_pass is not None:
+                self._exchange.shown_passes[offer.run_id] = answer.member_pass
+            case _:
+                report(str(refusal))
 
     def _refusal(self, offer: RunOffer) -> InvitationError | None:
         try:

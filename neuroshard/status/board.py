@@ -160,7 +160,15 @@ class JoinRun:
     run_id: str | None = None
 
 
-RunCommand: TypeAlias = "ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun"
+@dataclass(frozen=True)
+class AnswerKnock:
+    """Let a computer of the local network into the run, or refuse it."""
+
+    wallet: str  # wallet id
+    is_allowed: bool
+
+
+RunCommand: TypeAlias = "ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock"
 
 
 @dataclass(frozen=True)

@@ -106,3 +106,28 @@ def test_a_link_without_a_node_opens_the_wizard_with_the_invitation(open_page: O
         again.goto("about:blank")
         page.goto("about:blank")
     assert not (desktop.data_dir / "config.toml").exists()
+
+
+def test_a_computer_of_the_same_network_knocks_and_is_let_in(
+    open_page: OpenPage, small_genesis: Path, quick: list[str], tmp_path: Path
+) -> None:
+    run = made(FRIENDS, small_genesis, tmp_path)
+    with nodes_of(run, quick, tmp_path) as start:
+        owner = start(0)
+        status = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
+        page = dashboard_of(owner, open_page)
+        heading(page, "Friends")
+        peer = ["--peer", status["network"]["addresses"][0], "--memory", "500", "--cpu-threads", "1"]
+        with running_node(tmp_path / "knocker", peer, variables={"NEUROSHARD_TOKEN": "d4" * 32}) as knocker:
+            card = page.get_by_role("region", name="asks to join")
+            expect(card).to_be_visible(timeout=LONGEST_SECONDS * 1000)
+            check_page(page)
+            words = card.locator("p.mono").inner_text()
+            assert len(words.split()) == 4
+            knocker.wait_for("the words", lambda status: words in status["state_reason"], LONGEST_SECONDS)
+            expect(page.get_by_text(f"asks to join ({words})")).to_be_visible()  # a banner, in every view
+            press(page, "Allow")
+            knocker.wait_for_steps(1, LONGEST_SECONDS)
+            assert knocker.get("/api/status")["run"]["run_id"] == run.run_id
+            expect(page.get_by_text(f"asks to join ({words})")).to_have_count(0)
+        page.goto("about:blank")

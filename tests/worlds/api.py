@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import httpx
@@ -84,9 +84,9 @@ from neuroshard.status.snapshot import (
 )
 from neuroshard.telemetry.logs import LogRing
 from neuroshard.types import Architecture, JsonValue, LayerRange, NodeId, Role, RunId, ShardId, WalletId
+from tests.worlds.run_commands import AboutRuns, OwnerCommand, run_result
 
 STARTED = 1_000.0
-OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings
 
 WORDS = ("a", "list", "of", "names", "is", "returned", "when", "the", "file", "ends")
 
@@ -181,9 +181,9 @@ class FakeNode:
                 else:
                     self._answer(command, answer)
 
-    def _answer(self, command: OwnerCommand, answer: Future[CommandAnswer]) -> None:
+    def _answer(self, command: OwnerCommand | AboutRuns, answer: Future[CommandAnswer]) -> None:
         try:
-            answer.set_result(self._carry_out(command))
+            answer.set_result(run_result(command) if isinstance(command, AboutRuns) else self._carry_out(command))
         except NeuroShardError as error:
             answer.set_exception(error)
 

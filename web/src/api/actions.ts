@@ -29,6 +29,7 @@ export interface NodeActions {
   invite: (terms: InvitationTerms) => Promise<MadeInvitationBody>;
   revoke: (key: string) => Promise<string>;
   nameDeputy: (wallet: string) => Promise<string>;
+  answerKnock: (wallet: string, isAllowed: boolean) => Promise<string>;
   showInvitation: (text: string) => Promise<unknown>;
   closeInvitation: () => Promise<unknown>;
   join: (runId: string | null) => Promise<string>;
@@ -72,6 +73,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     invite: (terms) => client.command<MadeInvitationBody>("/api/invitations", terms),
     revoke: (key) => send("/api/invitations/revoke", { named: key }),
     nameDeputy: (wallet) => send("/api/deputies", { named: wallet }),
+    answerKnock: (wallet, isAllowed) => send("/api/knocks", { wallet_id: wallet, is_allowed: isAllowed }),
     showInvitation: (text) => client.command("/api/invitation", { text }),
     closeInvitation: () => client.command("/api/invitation/close", {}),
     join: (runId) => send("/api/join", { run_id: runId }),

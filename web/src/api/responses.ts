@@ -22,7 +22,7 @@ export type AbandonReason = "no_answer" | "objection" | "contributions" | "node"
 
 /** The first question of the wizard, and the answer so far. */
 export interface ArrivalBody {
-  purpose: "join" | "text" | "given" | null; // null: not answered yet
+  purpose: "join" | "nearby" | "text" | "given" | null; // null: not answered yet
   invitation: InvitationBody | null; // the one that was read last
   link_fault: string | null; // why a link that was opened cannot be used
   text: TextFolderBody | null;
@@ -118,6 +118,13 @@ export interface IssuedBody {
 
 export type JsonValue = unknown;
 
+/** A computer of the local network that asks to join. */
+export interface KnockBody {
+  wallet_id: string;
+  name: string;
+  words: string; // four words for its wallet's key
+}
+
 /** A run that was joined from this computer. */
 export interface KnownRunBody {
   run_id: string;
@@ -195,6 +202,7 @@ export type MemberPart = "accepted" | "refused" | "abstained" | "absent" | "unju
 export interface MembersBody {
   run: RunMembersBody | null; // null: this node serves no run of friends
   runs: KnownRunBody[];
+  knocks: KnockBody[];
   shown: ShownLinkBody;
 }
 

@@ -12,6 +12,8 @@ export const BEGIN = {
   demoAbout: "A small model learns from text on this computer. It needs no wallet and no network, and nothing is stored about you.",
   text: "Train on my own text",
   textAbout: "Choose a folder. The text and the model stay on this computer.",
+  nearby: "Join a run on this network",
+  nearbyAbout: "Asks the owner of a run on the local network to let this computer in. Both of you see the same four words.",
   noPublicRun: "There is no public run yet, so you need an invitation to train with others.",
   publicRun: (name: string) => `The public run of this release is called ${name}.`,
 };
@@ -108,6 +110,13 @@ export const DEPUTY = {
   noMember: "Invite somebody first. When that person has joined, you can name a deputy here.",
   name: "Make deputy",
   is: "deputy",
+};
+
+export const KNOCK = {
+  title: (name: string) => `${name || "A computer"} asks to join`,
+  about: "Compare the four words with those that its owner sees. It is on your local network.",
+  allow: "Allow",
+  refuse: "Refuse",
 };
 
 export const OTHER_RUN = {

@@ -8,7 +8,7 @@ import { Buttons, Fault, Field, useSending } from "./fields";
 import { Starting } from "./StartStep";
 import type { StepProps } from "./Wizard";
 
-export function ArriveStep({ setup, calls, go }: StepProps) {
+export function ArriveStep({ setup, calls, go, onChange }: StepProps) {
   const { busy, faults, send } = useSending();
   const [started, setStarted] = useState<FinishedBody | null>(null);
   if (started !== null) return <Starting url={started.url} warning={started.warning} calls={calls} />;
@@ -21,6 +21,7 @@ export function ArriveStep({ setup, calls, go }: StepProps) {
         <Answer name={BEGIN.join} about={BEGIN.joinAbout} onPick={() => go("invitation")} busy={busy} />
         <Answer name={BEGIN.demo} about={BEGIN.demoAbout} onPick={() => send(async () => setStarted(await calls.startDemo()))} busy={busy} />
         <Answer name={BEGIN.text} about={BEGIN.textAbout} onPick={() => go("text")} busy={busy} />
+        <Answer name={BEGIN.nearby} about={BEGIN.nearbyAbout} onPick={() => send(async () => onChange(await calls.choosePurpose("nearby"), "wallet"))} busy={busy} />
       </div>
       <Fault id="arrive-fault" text={faults.other || Object.values(faults.fields)[0]} />
       <p class="muted small">{publicRun === null ? BEGIN.noPublicRun : BEGIN.publicRun(publicRun)}</p>

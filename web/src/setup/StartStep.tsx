@@ -59,6 +59,7 @@ function rowsOf(setup: SetupBody): [string, string][] {
 
 function purposeOf({ arrival }: SetupBody): [string, string][] {
   if (arrival.purpose === "join" && arrival.invitation) return [["Run", arrival.invitation.name || arrival.invitation.run_id.slice(0, 8)]];
+  if (arrival.purpose === "nearby") return [["Run", "the one on this local network, when its owner lets you in"]];
   return arrival.purpose === "text" && arrival.text ? [["Text", `${arrival.text.path} (${textWords(arrival.text)})`]] : [];
 }
 

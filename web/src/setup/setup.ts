@@ -12,7 +12,7 @@ export interface Choices {
 export interface SetupCalls {
   read: () => Promise<SetupBody>;
   readInvitation: (text: string) => Promise<SetupBody>;
-  choosePurpose: (purpose: "join" | "text", folder?: string) => Promise<SetupBody>;
+  choosePurpose: (purpose: "join" | "nearby" | "text", folder?: string) => Promise<SetupBody>;
   startDemo: () => Promise<FinishedBody>;
   chooseWallet: (source: "create" | "enter" | "found", phrase?: string, isText?: boolean) => Promise<SetupBody>;
   confirm: (words: string[]) => Promise<SetupBody>;

@@ -1,10 +1,10 @@
 // The members of the run: invite, revoke, name a deputy; and join another run.
 
-import type { IssuedBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/responses";
+import type { IssuedBody, KnockBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
-import { DEPUTY, INVITE, OTHER_RUN, PASTE, placesLeft, SHOWN } from "../arrival/words";
+import { DEPUTY, INVITE, KNOCK, OTHER_RUN, PASTE, placesLeft, SHOWN } from "../arrival/words";
 import { CopyLine } from "../components/CopyLine";
 import { Card } from "../components/parts";
 import { dateAndTime } from "../format";
@@ -42,12 +42,38 @@ export function Friends({ startedAt, reachable, actions }: Props) {
       {trouble && reachable && <p class="text-bad">{trouble}</p>}
       {members && (
         <div class="grid">
+          {members.knocks.map((one) => (
+            <Knock key={one.wallet_id} one={one} actions={actions} onChange={read} />
+          ))}
           {members.shown.invitation !== null || members.shown.fault !== null ? null : <Invite run={members.run} actions={actions} onChange={read} />}
           <JoinAnother startedAt={startedAt} members={members} actions={actions} onChange={read} />
           {members.run?.is_owner && members.run.invitations.length > 0 && <Deputies run={members.run} actions={actions} onChange={read} />}
         </div>
       )}
     </div>
+  );
+}
+
+function Knock({ one, actions, onChange }: { one: KnockBody; actions: NodeActions; onChange: () => Promise<void> }) {
+  const { busy, faults, send } = useSending();
+  const answer = (isAllowed: boolean) => () =>
+    send(async () => {
+      await actions.answerKnock(one.wallet_id, isAllowed);
+      await onChange();
+    });
+  return (
+    <Card title={KNOCK.title(one.name)} hint={KNOCK.about} wide>
+      <p class="mono">{one.words}</p>
+      <Fault id="knock-fault" text={faults.other} />
+      <div class="row-actions">
+        <button type="button" class="button button-primary" disabled={busy} onClick={answer(true)}>
+          {KNOCK.allow}
+        </button>
+        <button type="button" class="button" disabled={busy} onClick={answer(false)}>
+          {KNOCK.refuse}
+        </button>
+      </div>
+    </Card>
   );
 }
 
