@@ -32,6 +32,7 @@ from neuroshard.status.history import SamplesStatus
 from neuroshard.status.snapshot import CheckpointStatus, NodeState, NodeStatus
 from neuroshard.status.summaries import (
     DataSummary,
+    FeedSummary,
     LearningSummary,
     LossHistory,
     PeersSummary,
@@ -42,6 +43,7 @@ from neuroshard.status.summaries import (
     SpanName,
     WorkSummary,
     data_summary,
+    feed_summary,
     learning_summary,
     loss_history,
     peers_summary,
@@ -79,6 +81,7 @@ SNAPSHOT_ROUTES: Final[tuple[tuple[str, type, Summary], ...]] = (
     ("/api/rounds", RoundsSummary, rounds_summary),
     ("/api/peers", PeersSummary, peers_summary),
     ("/api/data", DataSummary, data_summary),
+    ("/api/feed", FeedSummary, feed_summary),
     ("/api/checkpoints", CheckpointStatus, checkpoints),
 )
 PUBLIC_SUMMARIES: Final[dict[str, Summary]] = {"/api/training/global": public_run_summary}  # without a key

@@ -83,7 +83,10 @@ class RoundMonitor:
         self._pass(end.now)
         since_end = self._seconds[RoundPhase.ENDED]
         certified = CertificateStatus(
-            certificate.value.digest[:VALUE_DIGITS], len(certificate.votes), self.terms.voters
+            certificate.value.digest[:VALUE_DIGITS],
+            len(certificate.votes),
+            self.terms.voters,
+            certificate.value.sequences,
         )
         record = self._record(end, _agreed_contributions(certificate.value, self.terms.called))
         return replace(record, ended_at=end.time - since_end, certificate=certified, is_late=end.is_late)
@@ -159,13 +162,14 @@ def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsSta
         completed=before.completed + 1,
         accepted=before.accepted + parts[MemberPart.ACCEPTED],
         refused=tuple(sorted(refusals.items())),
-        contributors=_counted(before.contributors, record.members),
+        contributors=_counted(before.contributors, record),
     )
 
 
-def _counted(before: Sequence[Contributor], contributions: Iterable[RoundContribution]) -> tuple[Contributor, ...]:
+def _counted(before: Sequence[Contributor], record: RoundStatus) -> tuple[Contributor, ...]:
     known = {one.node_id: one for one in before}
-    for one in contributions:
+    credit = record.certificate.sequences if record.certificate else 0
+    for one in record.members:
         old = known.pop(one.node_id, Contributor(one.node_id, one.wallet_id))
         known[one.node_id] = Contributor(
             one.node_id,
@@ -173,6 +177,7 @@ def _counted(before: Sequence[Contributor], contributions: Iterable[RoundContrib
             accepted=old.accepted + (one.part is MemberPart.ACCEPTED),
             refused=old.refused + (one.part is MemberPart.REFUSED),
             absent=old.absent + (one.part is MemberPart.ABSENT),
+            sequences=old.sequences + credit * (one.part is MemberPart.ACCEPTED),
         )
     return tuple(known.values())[-MAX_CONTRIBUTORS:]
 

@@ -13,7 +13,7 @@ import torch
 
 from neuroshard.errors import UsageError
 from neuroshard.model.memory_need import DeviceKind
-from neuroshard.status.snapshot import ResourceStatus
+from neuroshard.status.computer import ResourceStatus
 from neuroshard.telemetry.counters import sample_threads, thread_shares
 
 PROBE_SECONDS = 0.3

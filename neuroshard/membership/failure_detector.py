@@ -14,7 +14,7 @@ from neuroshard.types import NodeId
 from neuroshard.waiting import sleep_to_tick
 
 LOOK_SECONDS = 1.0
-ABSENCE_SECONDS = 3.0  # time without a connection before a node is called
+ABSENCE_SECONDS = 2.0  # time without a connection before a node is called
 CALL_SECONDS = 3.0  # for all its addresses
 OVERDUE = 1.2  # report intervals without a report before a node is called
 

@@ -33,7 +33,8 @@ from neuroshard.node.run_desk import RunDesk
 from neuroshard.pipeline.control import RequestedPause
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.board import CommandChannel, Publisher, StartupProgress, StatusBoard
-from neuroshard.status.snapshot import MemoryStatus, NodeState
+from neuroshard.status.computer import MemoryStatus
+from neuroshard.status.snapshot import NodeState
 from neuroshard.telemetry.counters import Counters
 from neuroshard.update.checking import daily_notice
 

@@ -54,8 +54,9 @@ from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.proposal import HardwareBudget, propose, propose_demo, run_parameters
 from neuroshard.runs.stored_runs import LocalRun, LocalRuns
 from neuroshard.status.board import Publisher, StartupProgress
+from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.data import DataStatus
-from neuroshard.status.snapshot import MemoryStatus, NodeState
+from neuroshard.status.snapshot import NodeState
 
 _LOG = logging.getLogger(__name__)
 

@@ -38,7 +38,8 @@ from neuroshard.node.process import (
 )
 from neuroshard.runs.chosen_run import has_choice
 from neuroshard.status.board import CommandChannel, StatusBoard
-from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus, PathsStatus
+from neuroshard.status.computer import PathsStatus
+from neuroshard.status.snapshot import NetworkState, NetworkStatus, NodeStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import SHOWN_ELSEWHERE, ConfiguredLogging, LogRing, configure_logging
 from neuroshard.telemetry.redaction import Redactor

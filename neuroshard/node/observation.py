@@ -15,7 +15,8 @@ from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.stage_training import RunningNode
 from neuroshard.status.board import Publisher
-from neuroshard.status.snapshot import DilocoStatus, NodeState, ResourceStatus, StageStatus
+from neuroshard.status.computer import ResourceStatus
+from neuroshard.status.snapshot import DilocoStatus, NodeState, StageStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.training.trainer import TrainerSnapshot
 from neuroshard.waiting import next_tick, sleep_to_tick

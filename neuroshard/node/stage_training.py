@@ -37,7 +37,8 @@ from neuroshard.runs.data_opening import OpenedData
 from neuroshard.runs.proposal import HardwareBudget
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.status.board import Publisher, StartupProgress
-from neuroshard.status.snapshot import MemoryStatus, ModelStatus
+from neuroshard.status.computer import MemoryStatus
+from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import DriverParts, TrainerParts

@@ -13,6 +13,7 @@ from threading import Event, Lock
 from typing import Any, TypeAlias
 
 from neuroshard.errors import NeuroShardError, NotReadyError
+from neuroshard.status.feed import feed_after
 from neuroshard.status.snapshot import NodeState, NodeStatus, StartupStep, StartupStepState
 from neuroshard.types import JsonValue
 
@@ -247,8 +248,9 @@ class Publisher:
 
     def change(self, **parts: Any) -> None:
         """Publish the current snapshot with these fields of NodeStatus replaced, and with the time of now."""
-        now = {"time": self._wall_clock(), "uptime_seconds": self._board.uptime()}
-        self._board.publish(replace(self._board.current(), **now, **parts))
+        before, now = self._board.current(), {"time": self._wall_clock(), "uptime_seconds": self._board.uptime()}
+        after = replace(before, **now, **parts)
+        self._board.publish(replace(after, feed=feed_after(before, after)))
 
     def state(self, state: NodeState, reason: str) -> None:
         """Publish the node's state and the reason for it, which is one sentence."""

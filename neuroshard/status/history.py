@@ -1,10 +1,11 @@
-"""History in the snapshot: the work of this computer over time, and sample texts of the model at earlier steps.
+"""History in the snapshot: work over time, sample texts of the model at earlier steps, and the newest events.
 
 Its size is bounded. This module must not load PyTorch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 from neuroshard.status.values import Number, about
@@ -60,3 +61,23 @@ class SamplesStatus:
     samples: tuple[TextSample, ...] = ()
     next_step: Annotated[int | None, about("step of the next sample; null: none will be written")] = None
     explanation: Annotated[str, about("reason why none are written; empty where they are")] = ""
+
+
+class FeedTone(StrEnum):
+    """Meaning of an event for the owner."""
+
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class FeedEvent:
+    """One event of the node or its run, in a sentence."""
+
+    time: Annotated[float, about("time at which it happened or began", "s since 1970")]
+    tone: FeedTone
+    sentence: str
+    subject: Annotated[str, about("what it is about; a later event of the same subject continues an open one")] = ""
+    is_open: Annotated[bool, about("a later event can take its place")] = False
+    first_round: Annotated[int, about("first of the rounds that it stands for; 0: none")] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -76,6 +77,7 @@ class CertificateStatus:
     value: Annotated[str, about("first 16 hex digits of the digest that was voted on")]
     votes: Annotated[int, about("number of votes to commit")]
     voters: Annotated[int, about("number of voters of the step")]
+    sequences: Annotated[int, about("sequences for which it credits each accepted member")] = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Contributor:
     accepted: int = 0
     refused: int = 0
     absent: Annotated[int, about("rounds to which it was called without a contribution")] = 0
+    sequences: Annotated[int, about("sequences for which certificates credit it")] = 0
 
     @derived("rounds with a contribution from it")
     @property
@@ -174,3 +177,29 @@ class StageRoundsStatus:
     @property
     def last_phases(self) -> PhaseSeconds | None:
         return self.recent[-1].phases if self.recent else None
+
+
+@dataclass(frozen=True)
+class AcceptedWork:
+    """Work of this computer that certificates of rounds accepted since the start of the node."""
+
+    rounds: Annotated[int, about("certified rounds that accepted this computer's work", brief="rounds accepted")] = 0
+    refused: Annotated[int, about("certified rounds that refused this computer's work")] = 0
+    tokens: Annotated[int, about("tokens for which certificates credit this computer", "tokens")] = 0
+    share: Annotated[
+        Number | None, about("this computer's share of all work that these certificates credit", "0..1")
+    ] = None
+
+
+def accepted_work(stages: Iterable[StageRoundsStatus], node_id: NodeId | None, sequence_length: int) -> AcceptedWork:
+    """Accepted work of a node, in the stage for which it is credited most: a token passes through every stage."""
+    best = AcceptedWork()
+    for stage in stages:
+        own = next((one for one in stage.contributors if one.node_id == node_id), None)
+        if own is None:
+            continue
+        everyone = sum(one.sequences for one in stage.contributors)
+        share = own.sequences / everyone if everyone else None
+        work = AcceptedWork(own.accepted, own.refused, own.sequences * sequence_length, share)
+        best = max(best, work, key=lambda one: (one.tokens, one.rounds))
+    return best

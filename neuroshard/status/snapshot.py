@@ -9,29 +9,18 @@ from typing import Annotated
 
 from pydantic import PlainSerializer
 
+from neuroshard.status.computer import MemoryStatus, PathsStatus, ResourceStatus
 from neuroshard.status.data import DataStatus
-from neuroshard.status.history import SamplesStatus, WorkDone, WorkHistoryStatus
+from neuroshard.status.history import FeedEvent, SamplesStatus, WorkDone, WorkHistoryStatus
 from neuroshard.status.owner_policy import OwnerPolicyStatus
 from neuroshard.status.pipeline import PipelineStatus
-from neuroshard.status.rounds import StageRoundsStatus
+from neuroshard.status.rounds import AcceptedWork, StageRoundsStatus, accepted_work
 from neuroshard.status.values import EXCLUDED, Counts, Number, Stale, about, derived
 from neuroshard.types import Architecture, LayerRange, NodeId, Role, RunId, ShardId, WalletId
 
 SUM_OF_DRIVERS = "sum over training nodes with the first layers"
 PEERS_IN_STATUS = 32  # every dashboard gets the status several times per second
-
-
-@dataclass(frozen=True)
-class PathsStatus:
-    """Places of the node's files on this computer."""
-
-    data_dir: Annotated[str, about(brief="data folder")] = ""
-    config_file: Annotated[str, about("exists only when a setting was stored", brief="settings file")] = ""
-    data_cache: Annotated[str, about(brief="data cache")] = ""
-    checkpoints: Annotated[str, about("of all wallets, runs and stages", brief="checkpoints")] = ""
-    logs: Annotated[str, about(brief="logs")] = ""
-    node_key: Annotated[str, about(brief="node key")] = ""
-    api_secret: Annotated[str, about(brief="API secret")] = ""
+EVENTS_IN_STATUS = 8
 
 
 class NodeState(StrEnum):
@@ -64,18 +53,6 @@ class StartupStep:
     state: StartupStepState = StartupStepState.PENDING
     detail: str = ""
     fraction: Annotated[Number | None, about("progress; null: not known", "0..1")] = None
-
-
-@dataclass(frozen=True)
-class MemoryStatus:
-    """Memory tier and limits of this node."""
-
-    tier_mb: Annotated[int, about(unit="MB")]
-    limit_mb: Annotated[int, about("memory limit", "MB", gauge="memory_limit_bytes")]
-    limit_source: Annotated[str, about("what set the limit")]
-    need_mb: Annotated[int, about("need of this model and batch by the formula", "MB")]
-    resident_mb: Annotated[int, about("resident memory", "MB", gauge="resident_memory_bytes")]
-    peak_mb: Annotated[int, about(unit="MB")]
 
 
 @dataclass(frozen=True)
@@ -327,32 +304,6 @@ class CheckpointStatus:
     restored: Annotated[str | None, about("checkpoint that the start found")] = None
 
 
-@dataclass(frozen=True)
-class ThreadShare:
-    """CPU use of one thread since the previous snapshot."""
-
-    name: Annotated[str, about("name of the thread", label="thread")]
-    cores: Annotated[Number, about("CPU use of a thread", "cores", stale=Stale.OLD_SNAPSHOT, gauge="thread_cpu_cores")]
-
-
-@dataclass(frozen=True)
-class ResourceStatus:
-    """Use of this computer by the node."""
-
-    device: str = "cpu"
-    device_name: str = ""
-    cpu_cores: Annotated[
-        Number, about("CPU use of this process", "cores", stale=Stale.OLD_SNAPSHOT, gauge="cpu_cores")
-    ] = 0.0
-    cpu_threads_limit: int = 0
-    disk_free_bytes: Annotated[int, about("free space of the data folder's disk", "bytes", gauge="disk_free_bytes")] = 0
-    disk_used_bytes: Annotated[int, about("used by the data folder", "bytes")] = 0
-    gpu_memory_bytes: Annotated[int | None, about(unit="bytes")] = None
-    gpu_memory_total_bytes: Annotated[int | None, about(unit="bytes")] = None
-    gpu_utilisation: Annotated[Number | None, about(unit="0..1", stale=Stale.OLD_SNAPSHOT)] = None
-    threads: tuple[ThreadShare, ...] = ()
-
-
 class ConnectionKind(StrEnum):
     """Kind of path over which a peer is reached."""
 
@@ -510,11 +461,16 @@ def _total(history: WorkHistoryStatus) -> WorkDone | None:
     return history.total
 
 
+def _newest_events(events: tuple[FeedEvent, ...]) -> tuple[FeedEvent, ...]:
+    return events[:EVENTS_IN_STATUS]
+
+
 def _first_peers(peers: tuple[PeerStatus, ...]) -> tuple[PeerStatus, ...]:
     return peers[:PEERS_IN_STATUS]
 
 
 WorkTotal = Annotated[WorkHistoryStatus, PlainSerializer(_total, return_type=WorkDone | None)]
+NewestEvents = Annotated[tuple[FeedEvent, ...], PlainSerializer(_newest_events, return_type=tuple[FeedEvent, ...])]
 FirstPeers = Annotated[tuple[PeerStatus, ...], PlainSerializer(_first_peers, return_type=tuple[PeerStatus, ...])]
 
 
@@ -549,6 +505,7 @@ class NodeStatus:
     pipeline: Annotated[PipelineStatus | None, about("null before the run and its stages are known")] = None
     resources: ResourceStatus = field(default_factory=ResourceStatus)
     peers: Annotated[FirstPeers, about("the first 32; /api/peers has all", brief="peer")] = ()
+    feed: Annotated[NewestEvents, about("newest first; /api/feed has all")] = ()
     network: NetworkStatus = field(default_factory=NetworkStatus)
     swarm: Annotated[SwarmStatus | None, about("null before the first look at the network")] = None
     history: Annotated[tuple[LossPoint, ...], EXCLUDED] = ()  # at most 1,000 points, oldest first
@@ -588,3 +545,9 @@ class NodeStatus:
     @property
     def architecture(self) -> Architecture | None:
         return self.model.architecture if self.model else None
+
+    @derived("this computer's work that certificates accepted")
+    @property
+    def accepted(self) -> AcceptedWork:
+        length = self.architecture.sequence_length if self.architecture else 0
+        return accepted_work(self.diloco.rounds, self.node_id, length)

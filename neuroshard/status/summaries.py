@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from neuroshard.status.data import DataStatus
-from neuroshard.status.history import WorkDone, WorkSpan
+from neuroshard.status.history import FeedEvent, WorkDone, WorkSpan
 from neuroshard.status.pipeline import PipelineFlow, PipelineStage, missing_ranges
 from neuroshard.status.rounds import AbandonReason, Contributor, RoundStatus, Voter
 from neuroshard.status.snapshot import (
@@ -440,6 +440,7 @@ def _contributors(contributors: Iterable[Contributor], own: NodeId | None) -> tu
             accepted=sum(one.accepted for one in parts),
             refused=sum(one.refused for one in parts),
             absent=sum(one.absent for one in parts),
+            sequences=sum(one.sequences for one in parts),
             is_here=node == own,
         )
         for node, parts in by_node.items()
@@ -460,6 +461,18 @@ class PeersSummary:
 def peers_summary(status: NodeStatus) -> PeersSummary:
     """This node's connections, its addresses and join command, and every other node of the run."""
     return PeersSummary(len(status.peers), status.network, status.swarm, status.peers)
+
+
+@dataclass(frozen=True)
+class FeedSummary:
+    """GET /api/feed: the events of the node and its run since this start."""
+
+    events: Annotated[tuple[FeedEvent, ...], about("newest first, at most 50")]
+
+
+def feed_summary(status: NodeStatus) -> FeedSummary:
+    """The events of the node and its run since this start, in sentences."""
+    return FeedSummary(status.feed)
 
 
 @dataclass(frozen=True)

@@ -157,3 +157,12 @@ Counts: TypeAlias = Annotated[tuple[tuple[str, int], ...], PlainSerializer(count
 def finite(values: Iterable[float | None]) -> list[float]:
     """The values that are finite numbers, in order; None, NaN and infinities are left out."""
     return [value for value in values if value is not None and isfinite(value)]
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: "1 step", "2 steps", "1,200 batches", "2 copies"."""
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{count:,} {noun[:-1]}ies"
+    return f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"

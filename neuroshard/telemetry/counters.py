@@ -11,7 +11,7 @@ from threading import Lock
 
 import psutil
 
-from neuroshard.status.snapshot import ThreadShare
+from neuroshard.status.computer import ThreadShare
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 

@@ -13,7 +13,8 @@ import pytest
 
 from neuroshard.api.app import create_app
 from neuroshard.api.diagnostics import MOST_PART_BYTES
-from neuroshard.status.snapshot import NetworkStatus, PathsStatus, PeerStatus
+from neuroshard.status.computer import PathsStatus
+from neuroshard.status.snapshot import NetworkStatus, PeerStatus
 from neuroshard.telemetry.logs import FILE_NAME
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.types import NodeId, WalletId

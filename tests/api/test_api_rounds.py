@@ -54,7 +54,7 @@ def test_a_round_is_told_whole(api: Api) -> None:
         "codec": "int8",
         "aggregator": "trimmed_mean(0.2)",
         "views": 2,
-        "certificate": {"value": "0123456789abcdef", "votes": 3, "voters": 3},
+        "certificate": {"value": "0123456789abcdef", "votes": 3, "voters": 3, "sequences": 0},
     }
 
 

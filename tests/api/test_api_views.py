@@ -17,6 +17,7 @@ from neuroshard.api.metrics import metrics_text
 from neuroshard.api.rendering import RenderedViews, as_json, as_python, finite_json, whole_status
 from neuroshard.api.routes import SNAPSHOT_ROUTES, WORK_OF_SPAN, health_of
 from neuroshard.status.board import StatusBoard
+from neuroshard.status.computer import PathsStatus, ResourceStatus
 from neuroshard.status.data import DataStatus, DownloadStatus
 from neuroshard.status.freshness import fresh
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, PipelineStatus, StageLoad
@@ -31,9 +32,7 @@ from neuroshard.status.snapshot import (
     NetworkStatus,
     NodeState,
     NodeStatus,
-    PathsStatus,
     PeerStatus,
-    ResourceStatus,
     StartupStep,
     SwarmStatus,
     TrainingStatus,

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from math import exp
 
+from neuroshard.status.computer import MemoryStatus, ResourceStatus
 from neuroshard.status.data import (
     DataCoverage,
     DataStatus,
@@ -25,11 +26,9 @@ from neuroshard.status.snapshot import (
     LearningVerdict,
     LossPoint,
     LossTrend,
-    MemoryStatus,
     ModelStatus,
     NodeState,
     NodeStatus,
-    ResourceStatus,
     RunStatus,
     StartupStep,
     StartupStepState,

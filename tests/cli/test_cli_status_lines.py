@@ -11,6 +11,7 @@ from typing import Annotated
 from neuroshard.api.rendering import as_json
 from neuroshard.cli.status_text import StatusText, local_time
 from neuroshard.config.folders import NodePaths
+from neuroshard.status.computer import PathsStatus
 from neuroshard.status.freshness import fresh
 from neuroshard.status.owner_policy import OwnerPolicyStatus, SensorReading, TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import (
@@ -19,7 +20,6 @@ from neuroshard.status.snapshot import (
     NetworkStatus,
     NodeState,
     NodeStatus,
-    PathsStatus,
     PeerStatus,
     SwarmStatus,
     TrainingStatus,

@@ -43,7 +43,8 @@ from neuroshard.runs.foundations import MAX_BYTES
 from neuroshard.runs.offer import RunAnswer, RunOffer, RunRequest
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.state.replica_status import REPLICA_STATUS
-from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus, TrainingStatus
+from neuroshard.status.computer import MemoryStatus
+from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, RunId
 from tests.worlds.claims import identity_of
 

@@ -33,7 +33,8 @@ from neuroshard.runs.creation import Owner, create_run
 from neuroshard.runs.default_run import RUN_FILE, publish_run
 from neuroshard.runs.finding import FoundRun, NoRun, RunOrigin
 from neuroshard.runs.offer import RunOffer
-from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NodeState, NodeStatus
+from neuroshard.status.computer import MemoryStatus
+from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, LayerRange
 from tests.worlds.claims import identity_of
 

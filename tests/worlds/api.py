@@ -42,6 +42,7 @@ from neuroshard.status.board import (
     StatusBoard,
     UpdateSettings,
 )
+from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.data import DataStatus
 from neuroshard.status.pipeline import (
     Bottleneck,
@@ -70,7 +71,6 @@ from neuroshard.status.snapshot import (
     DilocoStatus,
     HeldOutPoint,
     LossPoint,
-    MemoryStatus,
     ModelStatus,
     NetworkState,
     NetworkStatus,

@@ -39,7 +39,8 @@ from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.proposal import HardwareBudget
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.status.board import Publisher, StartupProgress, StatusBoard
-from neuroshard.status.snapshot import MemoryStatus, NodeState, NodeStatus
+from neuroshard.status.computer import MemoryStatus
+from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.types import Architecture, NodeId
 from tests.worlds.claims import identity_of
 

@@ -4,6 +4,7 @@
 import type {
   DataStatus,
   DilocoStatus,
+  FeedEvent,
   HeldOutPoint,
   LayerRange,
   LearningVerdict,
@@ -42,6 +43,7 @@ export interface CertificateStatus {
   value: string; // first 16 hex digits of the digest that was voted on
   votes: number; // number of votes to commit
   voters: number; // number of voters of the step
+  sequences: number; // sequences for which it credits each accepted member
 }
 
 /** 202: the result of a command. */
@@ -54,6 +56,11 @@ export interface CommandBody {
 /** GET /api/data: Genesis data, cache and downloads. */
 export interface DataSummary {
   data: DataStatus | null; // null until the manifest was read
+}
+
+/** GET /api/feed: the events of the node and its run since this start. */
+export interface FeedSummary {
+  events: FeedEvent[]; // newest first, at most 50
 }
 
 /** 202: stored; the node starts. */
@@ -307,6 +314,7 @@ export interface RunContributor {
   accepted: number;
   refused: number;
   absent: number; // rounds to which it was called without a contribution
+  sequences: number; // sequences for which certificates credit it
   is_here: boolean; // this node
   rounds: number; // rounds with a contribution from it
 }

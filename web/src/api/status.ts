@@ -1,6 +1,14 @@
 // The node's status, generated from the declarations in neuroshard/status and neuroshard/api. Do not edit.
 // After a change there: python -m neuroshard.api.typescript web/src/api
 
+/** Work of this computer that certificates of rounds accepted since the start of the node. */
+export interface AcceptedWork {
+  rounds: number; // certified rounds that accepted this computer's work
+  refused: number; // certified rounds that refused this computer's work
+  tokens: number; // tokens for which certificates credit this computer [tokens]
+  share: number | null; // this computer's share of all work that these certificates credit [0..1]
+}
+
 /** Shape of one Llama-like model; equal values mean interchangeable weights. */
 export interface Architecture {
   hidden_size: number;
@@ -109,6 +117,19 @@ export interface DownloadStatus {
   retry_at: number | null; // time of the next attempt [s since 1970]
 }
 
+/** One event of the node or its run, in a sentence. */
+export interface FeedEvent {
+  time: number; // time at which it happened or began [s since 1970]
+  tone: FeedTone;
+  sentence: string;
+  subject: string; // what it is about; a later event of the same subject continues an open one
+  is_open: boolean; // a later event can take its place
+  first_round: number; // first of the rounds that it stands for; 0: none
+}
+
+/** Meaning of an event for the owner. */
+export type FeedTone = "good" | "warn" | "bad";
+
 /** One evaluation on the pinned held-out sequences. */
 export interface HeldOutPoint {
   step: number;
@@ -210,6 +231,7 @@ export interface NodeStatus {
   pipeline: PipelineStatus | null; // null before the run and its stages are known
   resources: ResourceStatus;
   peers: PeerStatus[]; // the first 32; /api/peers has all
+  feed: FeedEvent[]; // newest first; /api/feed has all
   network: NetworkStatus;
   swarm: SwarmStatus | null; // null before the first look at the network
   contribution: WorkDone | null; // since the beginning of the record; null: no work yet
@@ -220,6 +242,7 @@ export interface NodeStatus {
   layers: LayerRange | null; // layers that this node holds; null: none, or none yet
   device: string; // compute device
   architecture: Architecture | null; // shape of the run's model; null before it is known
+  accepted: AcceptedWork; // this computer's work that certificates accepted
 }
 
 /** The decisions in effect and the readings behind them. */

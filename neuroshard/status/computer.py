@@ -1,0 +1,62 @@
+"""This computer as the node sees it: its files, its memory limits, and its use of processor, GPU and disk.
+
+This module must not load PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from neuroshard.status.values import Number, Stale, about
+
+
+@dataclass(frozen=True)
+class PathsStatus:
+    """Places of the node's files on this computer."""
+
+    data_dir: Annotated[str, about(brief="data folder")] = ""
+    config_file: Annotated[str, about("exists only when a setting was stored", brief="settings file")] = ""
+    data_cache: Annotated[str, about(brief="data cache")] = ""
+    checkpoints: Annotated[str, about("of all wallets, runs and stages", brief="checkpoints")] = ""
+    logs: Annotated[str, about(brief="logs")] = ""
+    node_key: Annotated[str, about(brief="node key")] = ""
+    api_secret: Annotated[str, about(brief="API secret")] = ""
+
+
+@dataclass(frozen=True)
+class MemoryStatus:
+    """Memory tier and limits of this node."""
+
+    tier_mb: Annotated[int, about(unit="MB")]
+    limit_mb: Annotated[int, about("memory limit", "MB", gauge="memory_limit_bytes")]
+    limit_source: Annotated[str, about("what set the limit")]
+    need_mb: Annotated[int, about("need of this model and batch by the formula", "MB")]
+    resident_mb: Annotated[int, about("resident memory", "MB", gauge="resident_memory_bytes")]
+    peak_mb: Annotated[int, about(unit="MB")]
+
+
+@dataclass(frozen=True)
+class ThreadShare:
+    """CPU use of one thread since the previous snapshot."""
+
+    name: Annotated[str, about("name of the thread", label="thread")]
+    cores: Annotated[Number, about("CPU use of a thread", "cores", stale=Stale.OLD_SNAPSHOT, gauge="thread_cpu_cores")]
+
+
+@dataclass(frozen=True)
+class ResourceStatus:
+    """Use of this computer by the node."""
+
+    device: str = "cpu"
+    device_name: str = ""
+    cpu_cores: Annotated[
+        Number, about("CPU use of this process", "cores", stale=Stale.OLD_SNAPSHOT, gauge="cpu_cores")
+    ] = 0.0
+    cpu_threads_limit: int = 0
+    disk_free_bytes: Annotated[int, about("free space of the data folder's disk", "bytes", gauge="disk_free_bytes")] = 0
+    disk_used_bytes: Annotated[int, about("used by the data folder", "bytes")] = 0
+    gpu_memory_bytes: Annotated[int | None, about(unit="bytes")] = None
+    gpu_memory_total_bytes: Annotated[int | None, about(unit="bytes")] = None
+    gpu_utilisation: Annotated[Number | None, about(unit="0..1", stale=Stale.OLD_SNAPSHOT)] = None
+    threads: tuple[ThreadShare, ...] = ()
