@@ -235,6 +235,13 @@ class Membership:
         report = msgspec.structs.replace(report, leaving=False)
         self._view = self.view.with_local(self.node_id, self._wallet_id, report, now)
 
+    def count_present(self, report: TrainingReport, now: float) -> None:
+        """Count this node's present values, which no report has yet; a node without a network makes no reports."""
+        known = self.view.members.get(self.node_id)
+        sequence = 0 if known is None else known.best.sequence + 1
+        report = msgspec.structs.replace(report, sequence=sequence, leaving=False)
+        self._view = self.view.with_local(self.node_id, self._wallet_id, report, now)
+
     def hear_report(self, said: Statement[TrainingReport], now: float) -> None:
         """Count another node's report; a copy of this node's own report changes nothing."""
         if said.node_id == self.node_id:

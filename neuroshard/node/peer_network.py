@@ -190,6 +190,12 @@ class JoinedRun:
         """Command that others type to join the run; "" while they cannot."""
         return join_line(self._versions.offer, addresses, self._genesis)
 
+    def status(self, network: Network | None, now: float) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
+        """Return the peers, and the totals of all nodes with this node's present values."""
+        if self._status().model is not None:
+            self.participant.membership.count_present(self._report(), now)
+        return self.participant.status(network)
+
     def _report(self) -> TrainingReport:
         said = own_report(self._status(), self.run_id)
         return said if self._swarm is None else report_of_stages(said, self._swarm)
@@ -327,7 +333,7 @@ class PeerNetwork:
         connections = () if network is None else network.transport.connections()
         traffic = self._traffic.look(connections, self.now())
         self._moved_by_peers = traffic.sent + traffic.received
-        peers, swarm = ((), None) if self.joined is None else self.joined.participant.status(network)
+        peers, swarm = ((), None) if self.joined is None else self.joined.status(network, self.now())
         return NetworkView(
             self._network_status(network, connections, traffic),
             peers,

@@ -384,7 +384,7 @@ class OuterSync:
         self.progress = OuterProgress(
             inner_steps=inner_steps,
             sequences=sequences,
-            successful=self.progress.successful + 1,
+            successful=self.progress.successful + (members > 1),
             failed=self.progress.failed,
             members=members,
             last_sync=now,

@@ -26,7 +26,8 @@ from neuroshard.network.nat.router import Router
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_runs import JoinedRuns
-from neuroshard.status.snapshot import MemoryStatus, ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
+from neuroshard.status.computer import MemoryStatus
+from neuroshard.status.snapshot import ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
 from tests.worlds.claims import identity_of
 
@@ -316,6 +317,28 @@ def test_without_a_network_nothing_runs_and_an_unknown_run_is_refused(tmp_path: 
             assert peer_network.look().network.state is NetworkState.OFF
             with pytest.raises(UsageError, match="no-network"):
                 await peer_network.finder.first(lambda _: None)
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_a_lone_node_counts_itself_with_its_present_values(tmp_path: Path, network: bool) -> None:
+    """Also without a network, in which no report is made, and at once after a change, before the next report."""
+    seen = status(1)
+
+    async def main() -> None:
+        with InMemoryNetwork() as memory:
+            peer_network = World(tmp_path, memory).peer_network(0, network=network)
+            nonlocal seen
+            peer_network.serve(OFFER, lambda: seen, is_shared=False)
+            totals = peer_network.look().swarm
+            assert totals is not None
+            assert (totals.nodes, totals.training_nodes, totals.total_steps) == (1, 1, seen.training.steps)
+            assert totals.tokens_per_second == seen.training.tokens_per_second > 0
+            seen = replace(seen, state=NodeState.PAUSED)
+            totals = peer_network.look().swarm
+            assert totals is not None
+            assert (totals.training_nodes, totals.tokens_per_second) == (0, 0.0)
 
     virtual(main)
 

@@ -66,7 +66,7 @@ def test_it_learns_and_says_so(compute: ComputeThread, tmp_path: Path) -> None:
     assert snapshot.training.loss_ema is not None
     assert snapshot.verification.training_verified, snapshot.verification
     assert snapshot.diloco.outer_steps == 30
-    assert snapshot.diloco.successful_syncs == 30
+    assert snapshot.diloco.successful_syncs == 0  # a lone node synchronises with nobody
     assert snapshot.state is NodeState.NOT_TRAINING
     assert [point.step for point in snapshot.history] == list(range(1, 151))
     assert snapshot.checkpoints.last_saved_step == 150
