@@ -21,7 +21,7 @@ MAX_CLAIMED = 4096  # losses in one claim
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss of each pinned sequence at one step, in nats per token."""
+    """Loss of each pinned sequence at one step, in nats per token. A vote may have time for the first ones only."""
 
     step: int
     time: float  # seconds since the epoch
@@ -53,15 +53,26 @@ class PairedDifference:
 
 
 def paired_difference(earlier: Evaluation, later: Evaluation) -> PairedDifference:
-    """Compare two evaluations of the same sequences; pairing removes how hard each sequence is.
+    """Compare two evaluations on the sequences that both have; pairing removes how hard each sequence is.
 
     Standard error = s / sqrt(n), with s the sample standard deviation of the n differences.
     """
-    differences = [a - b for a, b in zip(earlier.losses, later.losses, strict=True)]
+    differences = [a - b for a, b in zip(earlier.losses, later.losses, strict=False)]
     n = len(differences)
     mean = sum(differences) / n
     variance = sum((d - mean) ** 2 for d in differences) / (n - 1) if n > 1 else float("inf")
     return PairedDifference(mean, sqrt(variance / n))
+
+
+def comparable_mean(baseline: Evaluation, evaluation: Evaluation) -> float:
+    """Mean loss over the baseline's sequences, in nats per token.
+
+    For an evaluation of fewer sequences it is estimated by the paired difference, so that easy ones do not count as
+    progress.
+    """
+    if len(evaluation.losses) == len(baseline.losses):
+        return evaluation.mean
+    return baseline.mean - paired_difference(baseline, evaluation).mean
 
 
 CHOICE_ERRORS = 1.0

@@ -36,6 +36,7 @@ STAGE_RETRY_SECONDS = 0.2
 RETRY_SECONDS = 1.0  # after a failure of a stage
 TIME_SHARE = 0.02
 MIN_INTERVAL_SECONDS = 5.0  # no reader needs more points
+LEAST_VOTED = PINNED_SEQUENCES // 2
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,11 +142,12 @@ class Evaluator:
     def note_vote(self, record: TrainingRecord, losses: tuple[float, ...]) -> None:
         """Record the losses that this node's vote measured of the mean of all replicas, once, as an evaluation.
 
-        They count only if the vote measured all pinned sequences. The next evaluation is due as late as after its own.
+        A vote whose time ran out has measured the first of the pinned sequences. LEAST_VOTED of them are enough. The
+        next evaluation is due as late as after its own.
         """
         held_out, known = self.held_out, record.evaluations.evaluations
-        is_whole = held_out is not None and len(losses) == len(held_out.sequences)
-        if not is_whole or not known or losses == self._voted:
+        is_enough = held_out is not None and LEAST_VOTED <= len(losses) <= len(held_out.sequences)
+        if not is_enough or not known or losses == self._voted:
             return
         self._voted = losses
         evaluation = Evaluation(record.progress.steps, self._wall_clock(), losses)

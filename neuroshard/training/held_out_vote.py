@@ -44,13 +44,13 @@ class VoteRule:
     standard_errors: float = 4.0  # paired standard errors by which the loss must be worse
     # times its cost that a measurement counts for the aggregates after it; 0: each one is measured
     rest: float = 0.0
-    first_rest: float = 0.0  # the same in the first minute
-    first_seconds: float = 60.0
+    early_rest: float = 0.0  # the same after each of the first measurements
+    early_measurements: int = 3  # as many as a verdict on learning takes, and one to spare
 
 
 # Rounds of a new run come after two inner steps, and a measurement takes as long as several of them. Friends have no
 # reason to lie, so it may wait there. A run that is open to strangers measures every aggregate.
-AMONG_FRIENDS = VoteRule(rest=50.0, first_rest=10.0)
+AMONG_FRIENDS = VoteRule(rest=50.0, early_rest=1.0)
 
 
 class HeldOutVote:
@@ -80,8 +80,8 @@ class HeldOutVote:
         self._batch_size = batch_size
         self._rule = rule or VoteRule()
         self._clock = clock  # seconds
-        self._began = clock()
         self._measured_at: float | None = None  # end of the last measurement
+        self._measurements = 0  # since this object was made
         self._cost = 0.0  # seconds of compute of that measurement
         self._losses: dict[str, tuple[float, ...]] = {}  # nats per token of each sequence, by state root
 
@@ -165,6 +165,7 @@ class HeldOutVote:
         del mean, local
         losses_after = await self._losses_of(after, names[1], share)
         self._measured_at = self._clock()
+        self._measurements += 1
         return self._judged(losses_before, losses_after)
 
     def _obstacle(self, rows: Tensor | None) -> str:
@@ -179,11 +180,10 @@ class HeldOutVote:
     @property
     def _rests(self) -> bool:
         """Whether the last measurement is too recent, for its cost, to be repeated."""
-        rule, now = self._rule, self._clock()
         if self._measured_at is None:
             return False
-        times = rule.first_rest if now - self._began < rule.first_seconds else rule.rest
-        return now - self._measured_at < times * self._cost
+        times = self._rule.early_rest if self._measurements < self._rule.early_measurements else self._rule.rest
+        return self._clock() - self._measured_at < times * self._cost
 
     async def _losses_of(self, weights: Tensor, root: str, share: float) -> tuple[float, ...]:
         """Losses of the sequences that there is time for; those of a known state come from the cache.

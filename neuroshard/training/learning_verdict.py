@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
-from neuroshard.data.held_out_losses import Evaluation, PairedDifference, paired_difference
+from neuroshard.data.held_out_losses import Evaluation, PairedDifference, comparable_mean, paired_difference
 from neuroshard.status.snapshot import LearningVerdict, LossPoint, LossTrend, VerificationStatus
 from neuroshard.training.record import successive_noise
 
@@ -91,18 +92,20 @@ def _divergence(evidence: Evidence) -> str | None:
     if not evidence.evaluations:
         return None
     baseline = evidence.evaluations[0]
-    best = min(evidence.evaluations, key=lambda evaluation: evaluation.mean)
-    margin = max(DIVERGENCE_MARGIN, DIVERGENCE_GAIN_SHARE * (baseline.mean - best.mean))
+    mean_of = partial(comparable_mean, baseline)
+    best = min(evidence.evaluations, key=mean_of)
+    margin = max(DIVERGENCE_MARGIN, DIVERGENCE_GAIN_SHARE * (baseline.mean - mean_of(best)))
     last = evidence.evaluations[-1]
+    last_mean = mean_of(last)
     if paired_difference(last, best).exceeds(STANDARD_ERRORS, margin):
-        return f"The held-out loss rose from {best.mean:.2f} to {last.mean:.2f}: the model is getting worse."
+        return f"The held-out loss rose from {mean_of(best):.2f} to {last_mean:.2f}: the model is getting worse."
     recent = [point.loss for point in evidence.recent[-MIN_TREND_POINTS:] if point.step > last.step]
     if len(recent) < MIN_TREND_POINTS:
         return None
     mean, error = sum(recent) / len(recent), successive_noise(recent) / sqrt(len(recent))
-    ceiling = max(last.mean, evidence.initial_loss or last.mean) if last is baseline else last.mean
+    ceiling = max(last_mean, evidence.initial_loss or last_mean) if last is baseline else last_mean
     if mean > ceiling + margin + STANDARD_ERRORS * error and loss_trend(evidence.recent) is not LossTrend.IMPROVING:
-        return f"The training loss rose to {mean:.2f}, above the last held-out loss of {last.mean:.2f}."
+        return f"The training loss rose to {mean:.2f}, above the last held-out loss of {last_mean:.2f}."
     return None
 
 
@@ -119,10 +122,10 @@ def _not_training(evidence: Evidence, verified: bool, trend: LossTrend) -> Verif
 
 
 def _verified_reason(evidence: Evidence) -> str:
-    difference = _since_start(evidence)
+    difference, first = _since_start(evidence), evidence.evaluations[0]
     return (
-        f"On text it never trains on, the loss fell from {evidence.evaluations[0].mean:.2f} to "
-        f"{evidence.evaluations[-1].mean:.2f} nats per token: {difference.mean:.2f} "
+        f"On text it never trains on, the loss fell from {first.mean:.2f} to "
+        f"{comparable_mean(first, evidence.evaluations[-1]):.2f} nats per token: {difference.mean:.2f} "
         f"+- {difference.standard_error:.2f} better than at the start, in two evaluations running."
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from neuroshard.data.held_out_losses import Evaluation, paired_difference
+from neuroshard.data.held_out_losses import Evaluation, comparable_mean, paired_difference
 from neuroshard.data.shard_assignment import RotationRule
 from neuroshard.errors import CheckpointError
 from neuroshard.optim.outer import LineProgress
@@ -174,7 +174,7 @@ def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
     return HeldOutPoint(
         evaluation.step,
         evaluation.time,
-        evaluation.mean,
+        comparable_mean(baseline, evaluation),
         difference.mean,
         difference.standard_error,
         evaluation.measured_by,

@@ -76,7 +76,7 @@ def test_other_pinned_sequences_start_a_new_record(compute: ComputeThread, tmp_p
     assert [e.step for e in other.record.evaluations.evaluations] == [4]
 
 
-def test_the_losses_of_a_vote_on_all_pinned_sequences_are_an_evaluation_once(
+def test_the_losses_of_a_vote_on_most_pinned_sequences_are_an_evaluation_once(
     compute: ComputeThread, tmp_path: Path
 ) -> None:
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
@@ -86,13 +86,29 @@ def test_the_losses_of_a_vote_on_all_pinned_sequences_are_an_evaluation_once(
     evaluator.note_vote(record, losses)  # before the sequences and the baseline are here
     trio.run(trainer.run, 3)
     before = len(record.evaluations.evaluations)
-    for noted in (losses[1:], (), losses, losses, (math.nan, *losses[1:])):
+    for noted in (losses[17:], (), (*losses, 1.0), losses, losses, (math.nan, *losses[1:])):
         evaluator.note_vote(record, noted)
     newest = record.evaluations.evaluations[-1]
     assert len(record.evaluations.evaluations) == before + 1
     assert (newest.step, newest.losses) == (3, losses)
     evaluator.note_vote(record, (0.5,) * 32)  # no second one of the same step
     assert record.evaluations.evaluations[-1] is newest
+
+
+def test_a_vote_whose_time_ran_out_is_compared_with_the_same_sequences(compute: ComputeThread, tmp_path: Path) -> None:
+    """The 20 easiest of 32 sequences were measured: their mean is lower, but each one lost only 0.1."""
+    hard = EvaluationRecord([Evaluation(0, 0.0, (*(2.0,) * 20, *(8.0,) * 12))])
+    hard.add(Evaluation(3, 1.0, (1.9,) * 20))
+    assert hard.points[-1].loss == pytest.approx(4.25 - 0.1)
+    assert hard.points[-1].improvement == pytest.approx(0.1)
+    assert [len(e.losses) for e in EvaluationRecord.from_json(hard.to_json()).evaluations] == [32, 20]
+
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    trio.run(trainer.run, 3)
+    drive = trainer._loops.drive
+    assert drive is not None
+    drive.evaluator.note_vote(trainer.record, (1.0,) * 20)
+    assert trainer.record.evaluations.evaluations[-1].losses == (1.0,) * 20
 
 
 def test_an_evaluation_leaves_no_gradients(compute: ComputeThread, tmp_path: Path) -> None:
