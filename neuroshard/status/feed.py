@@ -76,7 +76,7 @@ def _peers(before: NodeStatus, after: NodeStatus) -> Iterator[FeedEvent]:
     if left:
         who = "A computer" if len(left) == 1 else f"{len(left):,} computers"
         # open: a gap of its layers continues this event
-        yield _event(after, "gap", FeedTone.WARN, f"{who} left: {present}", is_open=_held_layers(left, after))
+        yield _event(after, "departure", FeedTone.WARN, f"{who} left: {present}", is_open=_held_layers(left, after))
 
 
 def _held_layers(peers: list[PeerStatus], status: NodeStatus) -> bool:
@@ -85,25 +85,30 @@ def _held_layers(peers: list[PeerStatus], status: NodeStatus) -> bool:
 
 
 def _gap(before: NodeStatus, after: NodeStatus) -> Iterator[FeedEvent]:
-    """Layers that no node holds, and their return. Both continue the departure that caused them."""
+    """Layers that no node holds, and their return. Both continue the departure that caused them.
+
+    Before this node's first step, layers are missing because everybody is still starting.
+    """
     was, now = _missing(before), _missing(after)
-    if was == now:
+    if was == now or after.training.steps == 0:
         return
-    opened = _open(before, "gap")
-    if opened is not None and not was and after.time - opened.time > LATE_SECONDS:
-        opened = None
-    since = after.time if opened is None else opened.time
+    opened, departure = _open(before, "gap"), _open(before, "departure")
+    if departure is not None and not was and after.time - departure.time > LATE_SECONDS:
+        departure = None
+    cause = departure or opened
+    since = after.time if cause is None else cause.time
+    subject = "gap" if departure is None else "departure"
     if now:
         verb = "waits" if _is_one(now) else "wait"
-        sentence = f"{'A computer left; ' if opened else ''}{_layers(now)} {verb} for another computer."
-        event = _event(after, "gap", FeedTone.WARN, _capital(sentence), is_open=True)
+        sentence = f"{'A computer left; ' if departure else ''}{_layers(now)} {verb} for another computer."
+        event = _event(after, subject, FeedTone.WARN, _capital(sentence), is_open=True)
     else:
-        whose = "A computer left; its" if opened else "The missing"
+        whose = "A computer left; its" if departure else "The missing"
         lost = max(0, before.training.steps - after.training.steps)
         cost = "no step lost" if lost == 0 else f"{plural(lost, 'step')} lost"
         noun = "layer" if _is_one(was) else "layers"
         sentence = f"{whose} {noun} moved; {duration_words(after.time - since)}, {cost}."
-        event = _event(after, "gap", FeedTone.GOOD, sentence)
+        event = _event(after, subject, FeedTone.GOOD, sentence)
     yield replace(event, time=since)
 
 

@@ -82,6 +82,16 @@ def test_steps_that_a_move_cost_are_counted() -> None:
     assert story.sentences == ["The missing layers moved; 1 s, 1 step lost."]
 
 
+def test_missing_layers_at_the_start_are_no_event_and_later_ones_name_no_departure() -> None:
+    story = Story(replace(training_status(steps=0), pipeline=stages((), ())))
+    story.change(pipeline=stages(("me",), ("me",)))
+    assert story.sentences == []
+    story.change(training=TrainingStatus(steps=3), pipeline=stages(("me",), ()))
+    assert story.sentences == ["Layers 3 to 4 wait for another computer."]
+    story.change(100.0, pipeline=stages(("me",), ("b",)))
+    assert story.sentences == ["The missing layers moved; 2 min, no step lost."]
+
+
 def test_a_pause_and_its_end_are_one_event() -> None:
     story = Story()
     story.change(state=NodeState.PAUSED, state_reason="Paused: this computer is on battery.")
