@@ -22,6 +22,7 @@ from starlette.responses import Response
 from neuroshard.api.context import ApiContext
 from neuroshard.api.rendering import as_python, finite_json
 from neuroshard.api.requests import NoMembers
+from neuroshard.api.settings_view import settings_view
 from neuroshard.identity.wallet import phrase_word_list
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.telemetry.logs import FILE_NAME, LogLine
@@ -69,7 +70,7 @@ def _parts(context: ApiContext, scrubber: Scrubber) -> Iterator[tuple[str, str]]
     status = context.board.current()
     values: dict[str, JsonValue] = {
         "computer.json": _computer(),
-        "settings.json": context.config_view(),
+        "settings.json": settings_view(context.config_view(), status),
         "status.json": _status(status, context.board.age()),
         "counters.json": dict(context.counters.values()),
     }

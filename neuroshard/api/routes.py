@@ -26,6 +26,7 @@ from neuroshard.api.requests import (
     SessionBody,
     SessionRequest,
 )
+from neuroshard.api.settings_view import settings_view
 from neuroshard.status.board import CommandResult, Pause, Resume, SaveCheckpoint, UpdateSettings
 from neuroshard.status.freshness import fresh, is_old
 from neuroshard.status.history import SamplesStatus
@@ -157,8 +158,8 @@ def live_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/api/config", response_model=dict[str, JsonValue])
     async def config() -> Response:
-        """Settings of this node with the source of each value."""
-        value = finite_json(context.config_view())
+        """Settings of this node: value, source, value in use, words, control and range."""
+        value = finite_json(settings_view(context.config_view(), context.board.current()))
         return Response(CONFIG_ADAPTER.dump_json(cast("JsonValue", value)), media_type=JSON)
 
     @router.get("/api/logs", response_model=LogLines)
