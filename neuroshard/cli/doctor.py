@@ -17,6 +17,7 @@ import typer
 
 from neuroshard.cli.failures import ExitCode
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Host, Port, given
+from neuroshard.status.values import plural
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
@@ -39,10 +40,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """Input of a check: the settings, and the status of the node that runs with this data folder; None without one."""
+    """Input of a check: the settings, and status and settings of the node that runs with this data folder.
+
+    Without a running node, both are None: then the settings are those with which it would start from this shell.
+    """
 
     loaded: LoadedSettings
     status: Mapping[str, Any] | None
+    in_node: Mapping[str, Mapping[str, Any]] | None = None
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """Every setting with value and source; the running node's, if there is one."""
+        return self.in_node or self.loaded.describe()
 
 
 def python(_case: Case) -> Finding:
@@ -67,12 +77,18 @@ def device(case: Case) -> Finding:
     from neuroshard.host.computer import default_threads
     from neuroshard.host.resources import choose_device
 
+    if case.status is not None:
+        used: Mapping[str, Any] = case.status["resources"]
+        threads = plural(used["cpu_threads_limit"], "CPU thread")
+        return Finding("device", is_well=True, detail=f"the running node uses {used['device_name']}, {threads}")
     chosen = choose_device(case.loaded.settings.device)
     threads = case.loaded.settings.cpu_threads or default_threads()
     memory_mb = f", {chosen.memory_mb:,} MB" if chosen.memory_mb else ""
     unused = [] if chosen.kind != "cpu" or case.loaded.settings.device == "cpu" else _nvidia_gpus()
     action = f"{', '.join(unused)}: not used, this PyTorch has no CUDA. {_INSTALL_TORCH}" if unused else ""
-    return Finding("device", is_well=True, detail=f"{chosen.name}{memory_mb}, {threads} CPU threads", action=action)
+    return Finding(
+        "device", is_well=True, detail=f"{chosen.name}{memory_mb}, {plural(threads, 'CPU thread')}", action=action
+    )
 
 
 def _nvidia_gpus() -> list[str]:
@@ -96,6 +112,12 @@ def memory(case: Case) -> Finding:
     from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
     from neuroshard.model.memory_need import propose_architecture
 
+    known: Mapping[str, Any] | None = (case.status or {}).get("memory")
+    if known is not None:
+        detail = (
+            f"the running node may use {known['limit_mb']:,} MB ({known['limit_source']}), tier {known['tier_mb']:,}"
+        )
+        return Finding("memory", is_well=True, detail=detail)
     bound = memory_bound(probe_memory(), case.loaded.settings.memory)
     tier = tier_mb(bound.mb)
     layers = propose_architecture(tier, 32_000).layer_count
@@ -138,8 +160,10 @@ def token(case: Case) -> Finding:
     """Check the token, and show its wallet."""
     from neuroshard.host.identity import wallet_of
 
+    if case.status is not None and case.status["wallet_id"]:
+        return Finding("token", is_well=True, detail=f"the running node has wallet {case.status['wallet_id'][:8]}")
     wallet, kind, warnings = wallet_of(case.loaded)
-    return Finding("token", is_well=True, detail=f"{kind}, wallet {wallet.wallet_id}", action=" ".join(warnings))
+    return Finding("token", is_well=True, detail=f"{kind}, wallet {wallet.wallet_id[:8]}", action=" ".join(warnings))
 
 
 def data(case: Case) -> Finding:
@@ -149,6 +173,9 @@ def data(case: Case) -> Finding:
     from neuroshard.runs.data_opening import look_at_source
 
     genesis = case.loaded.settings.genesis
+    in_use: Mapping[str, Any] | None = (case.status or {}).get("data")
+    if case.loaded.sources["genesis"] != "flag" and in_use is not None and in_use["source"]:
+        genesis = str(in_use["source"])
     if genesis is None:
         return Finding("data", is_well=True, detail="no place is named: the nodes of the run send the data")
     found = anyio.run(look_at_source, genesis, MANIFEST_SECONDS, backend="trio")
@@ -316,32 +343,33 @@ def doctor(
 
     logging.getLogger("neuroshard").addHandler(logging.NullHandler())  # a problem is shown once, as a finding
     loaded = load_settings(given(data_dir=data_dir, port=port, host=host, genesis=genesis))
-    case = Case(loaded, _status_of_running_node(loaded))
+    case = _case_of(loaded)
     findings = [_examined(name, look, case) for name, look in _LOOKS]
     if as_json:
-        facts = {"findings": [asdict(finding) for finding in findings], "settings": loaded.describe()}
+        facts = {"findings": [asdict(finding) for finding in findings], "settings": case.described}
         typer.echo(json.dumps(facts))
     else:
         for finding in findings:
             typer.echo(f"{'ok ' if finding.is_well else 'BAD'} {finding.subject:9} {finding.detail}")
             if finding.action:
                 typer.echo(f"              {finding.action}")
-        typer.echo("\nsettings:")
-        for key, facts in loaded.describe().items():
-            if isinstance(facts, dict):
-                typer.echo(f"    {key:28} {facts['value']!s:40} {facts['source']}")
+        typer.echo("\nsettings of the running node:" if case.in_node else "\nsettings:")
+        for key, facts in case.described.items():
+            in_use = f", in use: {facts['in_use']}" if "in_use" in facts else ""
+            typer.echo(f"    {key:28} {facts['value']!s:40} {facts['source']}{in_use}")
     if not all(finding.is_well for finding in findings):
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _status_of_running_node(loaded: LoadedSettings) -> Mapping[str, Any] | None:
+def _case_of(loaded: LoadedSettings) -> Case:
     from neuroshard.cli.client import connect
     from neuroshard.errors import NeuroShardError
 
     try:
-        return connect(loaded.settings.data_dir, None).get("/api/status")
+        node = connect(loaded.settings.data_dir, None)
+        return Case(loaded, node.get("/api/status"), node.get("/api/config"))
     except NeuroShardError:
-        return None  # no node answers: the check of the port shows the reason
+        return Case(loaded, None)  # no node answers: the check of the port shows the reason
 
 
 def _examined(name: str, look: Callable[[Case], Finding], case: Case) -> Finding:
