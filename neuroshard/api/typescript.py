@@ -46,7 +46,40 @@ def typescript() -> dict[str, str]:
     return {
         "status.ts": _file("The node's status", schemas, status),
         "responses.ts": _file("The other responses of the API", schemas, others, shared),
+        "explanations.ts": _explanations(schemas),
     }
+
+
+def _explanations(schemas: Mapping[str, Any]) -> str:
+    """The meaning of every number of the status, by its path in the JSON of GET /api/status."""
+    pairs = sorted(explained(schemas[NodeStatus.__name__], schemas))
+    lines = (f"  {json.dumps(path)}: {json.dumps(text, ensure_ascii=False)}," for path, text in pairs)
+    subject = HEADER.format(subject="The meaning of every number of the status by its path")
+    return "\n".join([subject, "export const EXPLANATIONS: Record<string, string> = {", *lines, "};", ""])
+
+
+def explained(schema: Mapping[str, Any], schemas: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The numbers in a schema as pairs of path and meaning. A list adds "[]" to the path."""
+    for name, part in schema.get("properties", {}).items():
+        here = f"{path}.{name}" if path else name
+        for case in part.get("anyOf", [part]):
+            is_list = case.get("type") == "array"
+            inner = case.get("items", {}) if is_list else case
+            if "$ref" in inner:
+                found = schemas[inner["$ref"].rpartition("/")[2]]
+                yield from explained(found, schemas, f"{here}[]" if is_list else here)
+        if {"number", "integer"} & {case.get("type") for case in _cases(part)}:
+            unit = f" [{part['unit']}]" if "unit" in part else ""
+            text = part.get("description") or name.replace("_", " ")
+            yield here, f"{text[:1].upper()}{text[1:]}{unit}"
+
+
+def _cases(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The alternatives of a schema, through nested ones."""
+    if "anyOf" not in schema:
+        yield schema
+    for case in schema.get("anyOf", ()):
+        yield from _cases(case)
 
 
 def used_by(name: str, schemas: Mapping[str, Any]) -> set[str]:

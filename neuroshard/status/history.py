@@ -16,11 +16,11 @@ class WorkDone:
     """Work of this computer in one period."""
 
     start: Annotated[float, about("begin of the period", "s since 1970")]
-    tokens: Annotated[int, about(unit="tokens")] = 0
-    steps: int = 0
+    tokens: Annotated[int, about("tokens that this computer trained on", "tokens")] = 0
+    steps: Annotated[int, about("learning steps of this computer")] = 0
     bytes_sent: Annotated[int, about(unit="bytes")] = 0
     bytes_received: Annotated[int, about(unit="bytes")] = 0
-    training_seconds: Annotated[float, about(unit="s")] = 0.0
+    training_seconds: Annotated[float, about("time in which this computer trained", "s")] = 0.0
     loss: Annotated[Number | None, about("mean over the tokens; null: no loss was reported", "nats/token")] = None
 
 

@@ -92,7 +92,7 @@ class HeldOutPoint:
 
     step: int
     time: Annotated[float, about(unit="s since 1970")]
-    loss: Annotated[Number, about("mean", "nats/token")]
+    loss: Annotated[Number, about("mean loss on text that the model never trains on", "nats/token")]
     improvement: Annotated[Number, about("mean paired improvement over the first evaluation", "nats/token")]
     standard_error: Annotated[Number, about("of the improvement", "nats/token")]
     measured_by: Annotated[

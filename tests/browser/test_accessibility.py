@@ -14,7 +14,7 @@ from playwright.sync_api import Page, ViewportSize, expect
 from neuroshard.status.snapshot import NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
-VIEWS = ("overview", "contribution", "chat", "training", "swarm", "pipeline", "rounds", "data", "checkpoints", "log")
+VIEWS = ("home", "contribution", "talk", "model", "network", "files")
 PHONE = ViewportSize(width=360, height=740)
 
 
@@ -43,8 +43,8 @@ def test_a_node_among_others_is_clean(theme: str, start_node: StartNode, open_pa
         ("swarm", lambda: swarm_snapshots.among(6)),
         ("pipeline", swarm_snapshots.gap),
         ("rounds", swarm_snapshots.eventful),
-        ("overview", snapshots.starting),
-        ("overview", snapshots.in_trouble),
+        ("home", snapshots.starting),
+        ("home", snapshots.in_trouble),
     )
     for view, situation in seen:
         told = situation()
@@ -58,8 +58,8 @@ def test_what_opens_on_top_is_clean_on_a_phone(start_node: StartNode, open_page:
     node = start_node(snapshots.with_a_past())
     excused = "Failed to load resource"
     page = open_page(f"{node.url}#settings", viewport=PHONE, still=True, excused=excused)
-    page.get_by_role("button", name="Change Max storage").click()
-    page.get_by_label("Max storage", exact=True).fill("5")
+    page.get_by_role("button", name="Change Training text on disk").click()
+    page.get_by_label("Training text on disk", exact=True).fill("5")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_be_visible()
     assert violations(page) == []

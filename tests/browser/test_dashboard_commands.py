@@ -101,10 +101,10 @@ def test_checkpoint_and_settings(start_node: StartNode, open_page: OpenPage) -> 
     page.get_by_role("button", name="Save a checkpoint now").click()
     expect(page.locator(".message")).to_have_text("Done.")
     page.get_by_role("link", name="Settings").click()
-    page.get_by_role("button", name="Change Max storage").click()
-    page.get_by_role("textbox", name="Max storage").fill("3000")
+    page.get_by_role("button", name="Change Training text on disk").click()
+    page.get_by_role("textbox", name="Training text on disk").fill("3000")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("button", name="Change Max storage")).to_be_focused()
+    expect(page.get_by_role("button", name="Change Training text on disk")).to_be_focused()
     assert node.taken == [SaveCheckpoint(), UpdateSettings({"max_storage": 3000})]
 
 

@@ -58,7 +58,7 @@ def test_what_the_model_wrote_is_shown_from_the_start_on(start_node: StartNode, 
 
 def test_a_wrong_setting_is_told_beside_its_field(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}#settings", excused="responded with a status of 422")
-    field = begin_to_change(page, "Max storage")
+    field = begin_to_change(page, "Training text on disk")
     field.fill("5")
     page.keyboard.press("Enter")
     problem = page.get_by_role("alert")
@@ -68,7 +68,7 @@ def test_a_wrong_setting_is_told_beside_its_field(start_node: StartNode, open_pa
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(re.compile("at least 20"))
     page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="Change Max storage")).to_be_focused()
+    expect(page.get_by_role("button", name="Change Training text on disk")).to_be_focused()
     expect(problem).to_have_count(0)
 
 
@@ -77,21 +77,43 @@ def test_settings_survive_a_restart_and_say_when_they_hold(
 ) -> None:
     node = start_node(folder=tmp_path)
     page = open_page(f"{node.url}#settings", excused="Failed to load resource")
-    begin_to_change(page, "CPU threads").fill("3")
+    begin_to_change(page, "Upload limit").fill("3")
     page.get_by_role("button", name="Save", exact=True).click()
-    setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="CPU threads"))
-    expect(setting).to_contain_text("After a restart: 3. Until then measured.")
+    setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="Upload limit"))
+    expect(setting).to_contain_text("After a restart: 3 Mbit/s. Until then no limit.")
     expect(page.get_by_text("Stored, and in force after a restart:")).to_be_visible()
-    begin_to_change(page, "Relay").select_option("no")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("CPU threads and Relay. Stop the node")).to_be_visible()
+    page.get_by_label("Show all settings").check()
+    relay = page.get_by_role("switch", name="Relays")
+    expect(relay).to_have_attribute("aria-checked", "true")
+    relay.focus()
+    page.keyboard.press("Space")
+    expect(relay).to_have_attribute("aria-checked", "false")
+    expect(page.get_by_text("Upload limit and Relays. Stop the node")).to_be_visible()
     node.stop()
     expect(page.get_by_text("The node is gone")).to_be_visible()
     start_node(port=node.port, folder=tmp_path)
     expect(setting.locator("b")).to_have_count(1, timeout=15_000)
-    expect(setting.locator("b")).to_have_text("3")
+    expect(setting.locator("b")).to_have_text("3 Mbit/s")
     expect(setting).to_contain_text("stored here")
     expect(page.get_by_text("Stored, and in force after a restart:")).to_have_count(0)
+
+
+def test_settings_show_what_the_node_uses_and_can_be_searched(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_page(f"{start_node().url}#settings")
+    rows = page.locator(".setting")
+    expect(rows.filter(has=page.get_by_role("heading", name="Memory", exact=True))).to_contain_text("6,568 MB")
+    expect(rows.filter(has=page.get_by_role("heading", name="CPU threads"))).to_contain_text("2 threads")
+    basic = rows.count()
+    page.get_by_label("Find").fill("relay")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("Be reached through a relay")
+    page.get_by_label("Find").fill("no such words")
+    expect(page.get_by_text("No setting contains these words.")).to_be_visible()
+    page.get_by_label("Find").fill("")
+    page.get_by_label("Show all settings").check()
+    expect(rows).not_to_have_count(basic)
+    page.get_by_label("Train when").select_option("idle")
+    expect(page.locator(".message")).to_contain_text("train_when: in effect now.")
 
 
 def begin_to_change(page: Page, name: str):
@@ -141,11 +163,11 @@ def test_a_page_that_is_not_there_offers_those_that_are(start_node: StartNode, o
 def test_a_defect_of_one_view_leaves_the_others(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(f"{node.url}#data", excused="undefined")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Data")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Files")
     page.route("**/api/rounds", lambda route: route.fulfill(json={"rounds": None}))
-    page.get_by_role("link", name="Rounds").click()
+    page.get_by_role("link", name="Network").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("This view cannot be shown")
-    page.get_by_role("link", name="Overview").click()
+    page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Your computer is teaching")
 
 
@@ -165,7 +187,7 @@ def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page
         TrainingAction.THROTTLE, "Slowed down to 50% of the time, as set.", "cpu_percent", None, 0.5
     )
     node.publish(lambda status: replace(status, owner_policy=OwnerPolicyStatus(slowed)))
-    expect(page.get_by_text("tokens (word pieces) a second. Slowed down to 50% of the time, as set.")).to_be_visible()
+    expect(page.get_by_text("tokens (word pieces) per second. Slowed down to 50% of the time, as set.")).to_be_visible()
     reason = "Paused while blender runs."
     readings = (SensorReading("programs", "blender"), SensorReading("battery", "there is none", is_known=False))
     paused = OwnerPolicyStatus(
@@ -173,6 +195,7 @@ def test_a_rule_that_holds_training_up_is_named(start_node: StartNode, open_page
     )
     node.publish(lambda status: replace(status, state=NodeState.PAUSED, state_reason=reason, owner_policy=paused))
     expect(page.get_by_text(f"{reason} Training resumes by itself; finished steps are kept.")).to_be_visible()
-    expect(page.get_by_text("unknown: there is none")).to_be_visible()
     expect(page.get_by_role("button", name="Resume")).to_have_count(0)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()  # by hand as well
+    page.get_by_role("link", name="Files").click()
+    expect(page.get_by_text("unknown: there is none")).to_be_visible()

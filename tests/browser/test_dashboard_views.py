@@ -15,19 +15,7 @@ from playwright.sync_api import Page, Route, ViewportSize, expect
 from neuroshard.status.snapshot import NodeState
 
 pytestmark = pytest.mark.browser
-VIEWS = (
-    "Overview",
-    "Contribution",
-    "Chat",
-    "Training",
-    "Swarm",
-    "Pipeline",
-    "Rounds",
-    "Data",
-    "Checkpoints",
-    "Log",
-    "Settings",
-)
+VIEWS = ("Home", "Talk", "Model", "Network", "Files", "Settings")
 PHONE = ViewportSize(width=360, height=740)
 
 
@@ -58,11 +46,12 @@ def test_the_verdict_answers_three_questions(start_node: StartNode, open_page: O
     verdict = page.get_by_role("region", name="Your computer is teaching a language model")
     for question in ("Is it working?", "Did my computer help?", "Is the model getting better?"):
         expect(verdict.get_by_role("heading", name=question)).to_contain_text("Yes")
-    expect(verdict).to_contain_text("in 764 learning steps")
+    expect(verdict).to_contain_text("It made 764 learning steps.", use_inner_text=True)
+    expect(page.get_by_text("Demo data", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Files").click()
     expect(
         page.get_by_text("A kill now could lose the last 14 steps (13 seconds of work).", exact=True)
     ).to_be_visible()
-    expect(page.get_by_text("Demo data", exact=True)).to_be_visible()
 
 
 def test_the_curve_has_words_and_a_table_and_grows(start_node: StartNode, open_page: OpenPage) -> None:
@@ -76,6 +65,7 @@ def test_the_curve_has_words_and_a_table_and_grows(start_node: StartNode, open_p
     )
     node.take_step(3.6)
     expect(page.get_by_role("img", name="at step 765")).to_be_visible()
+    page.get_by_role("link", name="Model").click()
     page.get_by_text("The curve as a table").click()
     expect(page.get_by_role("columnheader", name="Training loss, smoothed")).to_be_visible()
     expect(page.get_by_role("cell", name="765", exact=True)).to_be_visible()
@@ -117,7 +107,7 @@ def test_the_training_view_has_its_five_values(start_node: StartNode, open_page:
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_fits_a_phone(view: str, start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}#{view.lower()}", viewport=PHONE)
-    expect(page.get_by_role("link", name=view)).to_have_attribute("aria-current", "page")
+    expect(page.get_by_role("link", name=view, exact=True)).to_have_attribute("aria-current", "page")
     expect(page.locator(".view")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
@@ -148,7 +138,7 @@ def test_everything_can_be_reached_by_keyboard(start_node: StartNode, open_page:
     page = open_page(start_node().url)
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()
     expect(page.get_by_role("img", name="at step 764")).to_be_visible()
-    reached = [focused_name(page) for _ in range(20)]
+    reached = [focused_name(page) for _ in range(40)]
     wanted = [
         "Skip to the content",
         "Pause",
@@ -156,13 +146,16 @@ def test_everything_can_be_reached_by_keyboard(start_node: StartNode, open_page:
         "Stop",
         "Switch to dark colours",
         *VIEWS,
-        "The curve as a table",
+        "Talk to it",
+        "History",
+        "Invite a computer",
+        "Change",
     ]
-    assert [name for name in reached if name in wanted] == wanted
-    page.get_by_role("link", name="Training").focus()
+    assert [name for name in dict.fromkeys(reached) if name in wanted] == wanted  # Tab comes round again
+    page.get_by_role("link", name="Model").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1, name="Training")).to_be_visible()
-    expect(page).to_have_title("Training · NeuroShard")
+    expect(page.get_by_role("heading", level=1, name="Model")).to_be_visible()
+    expect(page).to_have_title("Model · NeuroShard")
 
 
 def test_focus_is_visible(start_node: StartNode, open_page: OpenPage) -> None:
@@ -180,7 +173,7 @@ def test_landmarks_and_labels_are_there(start_node: StartNode, open_page: OpenPa
         expect(page.get_by_role(role)).to_have_count(1)
     expect(page.get_by_role("heading", level=1)).to_have_count(1)
     for view in VIEWS:
-        page.get_by_role("link", name=view).click()
+        page.get_by_role("navigation").get_by_role("link", name=view).click()
         expect(page.locator(".view")).to_be_visible()
         assert page.evaluate(UNNAMED) == []
 

@@ -26,7 +26,7 @@ FAKE_STREAM = """
   window.step = 764;
   window.flood = async (rounds, status) => {
     const tell = (name, data) => window.stream.dispatchEvent(new MessageEvent(name, { data: JSON.stringify(data) }));
-    const views = ["overview", "contribution", "log", "swarm", "chat", "training", "rounds", "settings"];
+    const views = ["home", "contribution", "files", "network", "talk", "model", "settings"];
     for (let round = 0; round < rounds; round++) {
       const step = ++window.step;
       tell("status", { ...status, time: status.time + step, training: { ...status.training, steps: step } });
@@ -38,7 +38,7 @@ FAKE_STREAM = """
         await new Promise(requestAnimationFrame);
       }
     }
-    location.hash = "overview";
+    location.hash = "home";
     await new Promise((resolve) => setTimeout(resolve, 100));
   };
 """

@@ -34,7 +34,7 @@ def with_stages(status: NodeStatus, *stages: PipelineStage) -> NodeStatus:
 
 def test_three_stages_in_one_sentence_and_three_boxes(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(driver()).url}#pipeline")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Pipeline")
+    expect(page.locator("#title-pipeline")).to_be_focused()
     sentence = "The model is cut into 3 stages, and every one of them is held."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(page.get_by_text("It holds stage 1, layers 1\N{EN DASH}4 of 12.", exact=True)).to_be_visible()
@@ -112,8 +112,7 @@ def test_missing_layers_are_a_clear_warning(start_node: StartNode, open_page: Op
     expect(page.get_by_text("Nobody can work on it now and 1 computer gets ready for it.")).to_be_visible()
     expect(page.get_by_text("No microbatch has gone through all stages yet.")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)  # the view itself says it
-    page.get_by_role("link", name="Invite one").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Swarm")
+    expect(page.get_by_role("link", name="Invite one")).to_have_attribute("href", "#/invite")
 
 
 def test_the_overview_says_which_layers_nobody_holds(start_node: StartNode, open_page: OpenPage) -> None:
@@ -128,10 +127,10 @@ def test_the_overview_says_which_layers_nobody_holds(start_node: StartNode, open
         "Nobody holds layers 9\N{EN DASH}12 yet. Training resumes by itself as soon as another computer takes them."
     )
     alert.get_by_role("link", name="The stages").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Pipeline")
+    expect(page.locator("#title-pipeline")).to_be_focused()
     node.publish(lambda _: driver())
-    expect(page.get_by_role("heading", level=2).first).to_contain_text("every one of them is held")
-    page.get_by_role("link", name="Overview").click()
+    expect(page.locator("#pipeline-sentence")).to_contain_text("every one of them is held")
+    page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("teaching a language model")
     expect(page.get_by_role("alert")).to_have_count(0)
 
@@ -189,7 +188,7 @@ def test_a_stage_whose_holders_do_not_answer_is_told(start_node: StartNode, open
     panel = page.get_by_role("region", name="Who holds stage 2", exact=True)
     for words in ("1 computer does not answer.", f"{short(peer_id(1))} does not answer"):
         expect(panel).to_contain_text(words)
-    page.get_by_role("link", name="Overview").click()
+    page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("alert")).to_contain_text("All nodes that hold a stage fail; this node tries them again.")
 
 
@@ -206,9 +205,8 @@ def test_a_node_that_needs_no_text_is_not_warned_of_it(start_node: StartNode, op
     needless = "These layers need no data: others drive them."
     data = DataStatus("", verified=False, explanation=needless)
     page = open_page(start_node(replace(worker(), is_demo=False, data=data)).url)
-    expect(page.get_by_role("region", name="Training text")).to_contain_text(needless)
     expect(page.get_by_text("Unverified data.")).to_have_count(0)
-    page.get_by_role("link", name="Data").click()
+    page.get_by_role("link", name="Files").click()
     expect(page.get_by_role("region", name="Training text")).to_contain_text(needless)
     expect(page.get_by_role("region", name="Source")).to_have_count(0)
 
@@ -297,7 +295,7 @@ def test_a_worker_tells_of_its_stage_and_where_the_way_is_told(start_node: Start
     page = open_page(f"{start_node(worker()).url}#pipeline")
     expect(page.get_by_text("It holds stage 2, layers 5\N{EN DASH}8 of 12.", exact=True)).to_be_visible()
     expect(page.get_by_text("This computer works for others")).to_be_visible()
-    assert page.locator(".stat").count() == 0
+    assert page.locator("#pipeline .stat").count() == 0
     own = page.get_by_role("region", name="Stage 2", exact=True)
     expect(own.get_by_role("progressbar", name="Sequences for the next step")).to_have_attribute(
         "aria-valuetext", "3 of 8"
@@ -309,7 +307,7 @@ def test_a_worker_tells_of_its_stage_and_where_the_way_is_told(start_node: Start
 
 def test_one_piece_is_told_as_such(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(swarm_snapshots.one_stage()).url}#pipeline")
-    expect(page.get_by_role("heading", level=2).first).to_have_text(
+    expect(page.locator("#pipeline-sentence")).to_have_text(
         "The model is in one piece: a computer that trains holds all of it."
     )
     expect(page.get_by_text("It holds the whole model.", exact=True)).to_be_visible()
@@ -319,4 +317,4 @@ def test_one_piece_is_told_as_such(start_node: StartNode, open_page: OpenPage) -
 
 def test_before_anything_is_known_it_says_so(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(snapshots.starting()).url}#pipeline")
-    expect(page.get_by_role("heading", level=2)).to_have_text("The stages of the model are not known yet.")
+    expect(page.locator("#pipeline-sentence")).to_have_text("The stages of the model are not known yet.")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 
 def test_five_nodes_in_one_sentence_and_four_numbers(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(among(4)).url}#swarm")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Swarm")
+    expect(page.locator("#title-swarm")).to_be_focused()
     sentence = "You and 4 others train this run; together 17,263 tokens per second."
     expect(page.get_by_role("heading", level=2, name=sentence, exact=True)).to_be_visible()
     expect(stat(page, "Nodes")).to_contain_text("5all of them train now")
@@ -177,7 +177,7 @@ def test_the_list_follows_the_network(start_node: StartNode, open_page: OpenPage
     expect(rows(page)).to_have_count(3)
     node.publish(lambda _: among(3))
     expect(rows(page)).to_have_count(4)
-    expect(page.get_by_role("heading", level=2).first).to_contain_text("You and 3 others")
+    expect(page.locator("#swarm-sentence")).to_contain_text("You and 3 others")
     node.publish(swarm_snapshots.later)
     expect(rows(page).nth(1)).to_contain_text("901")
     node.publish(lambda status: replace(status, peers=status.peers[:1]))
@@ -225,7 +225,7 @@ def test_a_network_that_is_not_there_is_explained(
     network: NetworkStatus, sentence: str, start_node: StartNode, open_page: OpenPage
 ) -> None:
     page = open_page(f"{start_node(replace(snapshots.training(), network=network)).url}#swarm")
-    expect(page.get_by_role("heading", level=2).first).to_contain_text(sentence)
+    expect(page.locator("#swarm-sentence")).to_contain_text(sentence)
     expect(page.get_by_text(network.explanation, exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Copy")).to_have_count(0)
 
@@ -248,23 +248,21 @@ def test_what_a_peer_says_is_only_text(start_node: StartNode, open_page: OpenPag
     assert page.locator("td img").count() == 0
 
 
-def test_the_overview_has_the_network_in_one_line(start_node: StartNode, open_page: OpenPage) -> None:
-    node = start_node(among(4))
+def test_home_has_the_network_in_one_line(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(among(6))
     page = open_page(node.url)
-    line = page.locator(".swarm-line")
-    expect(line).to_contain_text("5 nodes in this run · network loss 3.512, yours 3.605")
-    expect(page.get_by_role("region", name="Your computer is teaching")).to_contain_text("4 other computers")
-    line.get_by_role("link", name="Who is there").click()
-    expect(page.get_by_role("heading", level=1, name="Swarm")).to_be_visible()
+    others = page.get_by_role("region", name="Other computers")
+    expect(others.locator("p").first).to_contain_text("7")
+    expect(others).to_contain_text("computers train now.")
+    expect(others.locator("dt")).to_have_count(4)
+    expect(others.get_by_role("link", name="Invite a computer")).to_have_attribute("href", "#/invite")
+    others.get_by_role("link", name="All").click()
+    expect(page.get_by_role("heading", level=1, name="Network")).to_be_visible()
     node.publish(lambda _: swarm_snapshots.alone())
-    page.get_by_role("link", name="Overview").click()
-    expect(line).to_contain_text("Nobody else is in this run yet.")
-    line.get_by_role("link", name="Invite a friend").click()
-    expect(page.get_by_role("heading", name="Invite a friend")).to_be_visible()
+    page.get_by_role("link", name="Home").click()
+    expect(others).to_contain_text("Nobody else is in this run yet.")
     node.publish(lambda status: replace(status, network=replace(status.network, state=NetworkState.OFF)))
-    page.get_by_role("link", name="Overview").click()
-    expect(line).to_contain_text("The network is off.")
-    expect(line.get_by_role("link", name="Why is it off?")).to_be_visible()
+    expect(others).to_contain_text("The network is off.")
 
 
 def test_the_training_view_adds_up_the_network(start_node: StartNode, open_page: OpenPage) -> None:

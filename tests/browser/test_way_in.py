@@ -33,7 +33,7 @@ def entrance(node: ServedNode, folder: Path) -> Entrance:
 
 def is_open(page: Page) -> None:
     expect(page.get_by_role("button", name="Pause")).to_be_enabled()
-    expect(page.get_by_role("link", name="Overview")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_role("link", name="Home")).to_have_attribute("aria-current", "page")
     assert "key=" not in page.url
 
 

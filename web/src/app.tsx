@@ -8,42 +8,42 @@ import { Controls } from "./components/Controls";
 import { Locked } from "./components/Locked";
 import { ThemeToggle } from "./components/ThemeToggle";
 import { Trouble } from "./components/Trouble";
-import { runningFor, shortId } from "./format";
+import { runningFor, walletName } from "./format";
 import type { SetupCalls } from "./setup/setup";
 import { Wizard } from "./setup/Wizard";
 import type { Dashboard, Store } from "./state/store";
 import { useDashboard, useNow } from "./state/store";
 import { KEY_HASH } from "./state/connection";
-import { Checkpoints } from "./views/Checkpoints";
 import { Contribution } from "./views/Contribution";
-import { Data } from "./views/Data";
 import { Friends } from "./views/Friends";
-import { Log } from "./views/Log";
+import { Home } from "./views/Home";
+import { Files, Model, Network } from "./views/Inside";
 import { NotFound } from "./views/NotFound";
-import { Overview } from "./views/Overview";
-import { Pipeline } from "./views/Pipeline";
-import { Rounds } from "./views/Rounds";
 import { Settings } from "./views/Settings";
-import { Swarm } from "./views/Swarm";
 import { Talk } from "./views/Talk";
-import { Training } from "./views/Training";
 import { STATE_NAMES, stateTone } from "./words/verdict";
 
-const VIEWS = [
-  "Overview",
-  "Contribution",
-  "Chat",
-  "Training",
-  "Friends",
-  "Swarm",
-  "Pipeline",
-  "Rounds",
-  "Data",
-  "Checkpoints",
-  "Log",
-  "Settings",
-] as const;
-type View = (typeof VIEWS)[number] | null; // null: the address names none
+const TABS = ["Home", "Talk", "Model", "Network", "Files", "Settings"] as const;
+type Tab = (typeof TABS)[number];
+type View = Tab | "Contribution" | "Friends" | null; // null: the address names none
+
+/** Subjects inside a view, by the name that an address gives them. */
+const SUBJECTS: Record<string, View> = {
+  overview: "Home",
+  chat: "Talk",
+  contribution: "Contribution",
+  friends: "Friends",
+  invite: "Friends",
+  training: "Model",
+  pipeline: "Model",
+  swarm: "Network",
+  rounds: "Network",
+  events: "Network",
+  data: "Files",
+  checkpoints: "Files",
+  computer: "Files",
+  log: "Files",
+};
 
 interface Message {
   text: string;
@@ -84,15 +84,15 @@ export function App({ store, actions, setup, enter }: Props) {
           </div>
         </div>
         <nav class="tabs" aria-label="Views" ref={tabs}>
-          {VIEWS.map((name) => (
-            <a key={name} href={`#/${name.toLowerCase()}`} {...(name === view ? { "aria-current": "page" as const } : {})}>
+          {TABS.map((name) => (
+            <a key={name} href={`#/${name.toLowerCase()}`} {...(name === tabOf(view) ? { "aria-current": "page" as const } : {})}>
               {name}
             </a>
           ))}
         </nav>
       </header>
       <main id="main" tabIndex={-1}>
-        <Banners dashboard={dashboard} now={now} tellsStages={view !== "Pipeline"} />
+        <Banners dashboard={dashboard} now={now} tellsStages={view !== "Model"} />
         <p class={`message ${message?.failed ? "text-bad" : ""}`} role="status">
           {message?.text}
         </p>
@@ -118,33 +118,26 @@ interface ViewProps {
 }
 
 function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: ViewProps) {
+  const inside = { dashboard, status, nodeNow, reachable, actions, say };
   switch (view) {
-    case "Overview":
-      return <Overview {...{ dashboard, status, nodeNow }} />;
+    case "Home":
+      return <Home {...{ dashboard, status, nodeNow }} />;
     case "Contribution":
       return <Contribution {...{ nodeNow, reachable, actions }} />;
-    case "Chat":
+    case "Talk":
       return <Talk {...{ status, nodeNow, reachable, actions }} />;
-    case "Training":
-      return <Training {...{ dashboard, status, nodeNow }} />;
     case "Friends":
       return <Friends {...{ reachable, actions }} startedAt={status.started_at} />;
-    case "Swarm":
-      return <Swarm {...{ dashboard, status, nodeNow }} />;
-    case "Pipeline":
-      return <Pipeline {...{ status, nodeNow, reachable, actions }} />;
-    case "Rounds":
-      return <Rounds {...{ status, nodeNow, reachable, actions }} />;
-    case "Data":
-      return <Data {...{ status, nodeNow }} />;
-    case "Checkpoints":
-      return <Checkpoints {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
-    case "Log":
-      return <Log {...{ logs: dashboard.logs, reachable, actions }} onMessage={say} />;
+    case "Model":
+      return <Model {...inside} />;
+    case "Network":
+      return <Network {...inside} />;
+    case "Files":
+      return <Files {...inside} />;
     case "Settings":
-      return <Settings {...{ status, nodeNow, reachable, actions }} onMessage={say} />;
+      return <Settings {...{ status, reachable, actions }} onMessage={say} />;
     case null:
-      return <NotFound wanted={wantedView()} views={VIEWS} />;
+      return <NotFound wanted={wantedView()} views={TABS} />;
   }
 }
 
@@ -181,9 +174,8 @@ function Footer({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
       <span>NeuroShard {status.version}</span>
       <span>running for {runningFor(status, nodeNow)}</span>
       <span>
-        wallet <span class="mono">{shortId(status.wallet_id)}</span>
+        wallet <span class="mono">{walletName(status.wallet_id)}</span>
       </span>
-      {status.is_demo && <span>demo data: throw-away wallet, text from this computer</span>}
     </footer>
   );
 }
@@ -200,22 +192,30 @@ function wantedView(): string {
 
 function viewFromHash(): View {
   const wanted = wantedView().toLowerCase();
-  return wanted === "" || location.hash.startsWith(KEY_HASH) ? "Overview" : (VIEWS.find((name) => name.toLowerCase() === wanted) ?? null);
+  if (wanted === "" || location.hash.startsWith(KEY_HASH)) return "Home";
+  return TABS.find((name) => name.toLowerCase() === wanted) ?? (Object.hasOwn(SUBJECTS, wanted) ? SUBJECTS[wanted]! : null);
+}
+
+function tabOf(view: View): Tab | null {
+  if (view === "Friends") return "Network";
+  return view === "Contribution" ? "Home" : view;
 }
 
 function useView(): View {
-  const [view, setView] = useState(viewFromHash);
+  const [address, setAddress] = useState(location.hash);
   const first = useRef(true);
+  const view = viewFromHash();
   useEffect(() => {
-    const changed = () => setView(viewFromHash());
+    const changed = () => setAddress(location.hash);
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
   useEffect(() => {
-    document.title = view === "Overview" ? "NeuroShard" : `${view ?? "No such page"} · NeuroShard`;
-    if (!first.current) scrollTo({ top: 0 });
+    document.title = view === "Home" ? "NeuroShard" : `${view ?? "No such page"} · NeuroShard`;
+    const isSubject = view !== "Contribution" && view !== "Friends" && Object.hasOwn(SUBJECTS, wantedView().toLowerCase());
+    if (!first.current && !isSubject) scrollTo({ top: 0 }); // a subject scrolls to itself
     first.current = false;
-  }, [view]);
+  }, [view, address]);
   return view;
 }
 

@@ -7,10 +7,21 @@ export function count(value: number | null | undefined): string {
   return value == null ? DASH : whole.format(value);
 }
 
-/** 1 -> "1 step", 2 -> "2 steps", 2 -> "2 batches". */
+/** 1 -> "1 step", 2 -> "2 steps", 2 -> "2 batches", 2 -> "2 copies". */
 export function plural(value: number, noun: string): string {
-  const ending = noun.endsWith("ch") ? "es" : "s";
-  return `${count(value)} ${noun}${value === 1 ? "" : ending}`;
+  return `${count(value)} ${nounOf(value, noun)}`;
+}
+
+/** The noun without its number, where the number is shown on its own. */
+export function nounOf(value: number, noun: string): string {
+  if (value === 1) return noun;
+  if (/[^aeiou]y$/.test(noun)) return `${noun.slice(0, -1)}ies`;
+  return /(ch|s|x)$/.test(noun) ? `${noun}es` : `${noun}s`;
+}
+
+/** "30 of 40"; a round that waits for others is due, and the steps made since then are not "48 of 40". */
+export function stepsWords({ inner_step: made, inner_steps_total: wanted }: { inner_step: number; inner_steps_total: number }): string {
+  return made >= wanted ? `due, after ${plural(made, "step")}` : `${count(made)} of ${count(wanted)}`;
 }
 
 /** 1234567 -> "1.23 million"; below 100,000 the exact number. */
@@ -82,8 +93,18 @@ export function clock(time: number): string {
   return new Date(time * 1000).toLocaleTimeString([], { hour12: false });
 }
 
+/** "15:11" */
+export function shortClock(time: number): string {
+  return new Date(time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+}
+
 export function dateAndTime(time: number): string {
   return new Date(time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hour12: false });
+}
+
+/** A wallet by its first eight digits, as everywhere. */
+export function walletName(id: string | null | undefined): string {
+  return id ? id.slice(0, 8) : DASH;
 }
 
 export function shortId(id: string | null | undefined): string {

@@ -1,6 +1,6 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { CommandBody, MadeInvitationBody, MembersBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
+import type { CommandBody, FeedSummary, MadeInvitationBody, MembersBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
@@ -20,6 +20,7 @@ export interface NodeActions {
   complete: (request: CompletionRequest, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
   readPipeline: () => Promise<PipelineSummary>;
   readRounds: () => Promise<RoundsSummary>;
+  readFeed: () => Promise<FeedSummary>;
   readContribution: (span: Span) => Promise<WorkSummary>;
   readSamples: () => Promise<SamplesStatus>;
   downloadReport: () => Promise<Download>;
@@ -65,6 +66,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     complete: (request, signal, onPiece) => streamCompletion(client, request, signal, onPiece),
     readPipeline: () => client.get<PipelineSummary>("/api/pipeline"),
     readRounds: () => client.get<RoundsSummary>("/api/rounds"),
+    readFeed: () => client.get<FeedSummary>("/api/feed"),
     readContribution: (span) => client.get<WorkSummary>(`/api/contribution?span=${span}`),
     readSamples: () => client.get<SamplesStatus>("/api/samples"),
     downloadReport: () => client.download("/api/diagnostics"),

@@ -134,7 +134,7 @@ export type FeedTone = "good" | "warn" | "bad";
 export interface HeldOutPoint {
   step: number;
   time: number; // [s since 1970]
-  loss: number | null; // mean [nats/token]
+  loss: number | null; // mean loss on text that the model never trains on [nats/token]
   improvement: number | null; // mean paired improvement over the first evaluation [nats/token]
   standard_error: number | null; // of the improvement [nats/token]
   measured_by: string[]; // other nodes that signed it; empty: this node measured it itself
@@ -448,10 +448,10 @@ export interface VerificationStatus {
 /** Work of this computer in one period. */
 export interface WorkDone {
   start: number; // begin of the period [s since 1970]
-  tokens: number; // [tokens]
-  steps: number;
+  tokens: number; // tokens that this computer trained on [tokens]
+  steps: number; // learning steps of this computer
   bytes_sent: number; // [bytes]
   bytes_received: number; // [bytes]
-  training_seconds: number; // [s]
+  training_seconds: number; // time in which this computer trained [s]
   loss: number | null; // mean over the tokens; null: no loss was reported [nats/token]
 }

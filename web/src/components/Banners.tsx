@@ -31,7 +31,7 @@ export function Banners({ dashboard, now, tellsStages }: Props) {
           {warning}
         </Banner>
       ))}
-      {status?.data?.total_shards && !status.data.verified && !status.is_demo && (
+      {status?.data && status.data.total_shards > 0 && !status.data.verified && !status.is_demo && (
         <Banner tone="warn" title="Unverified data.">
           {status.data.explanation || "The training text carries no signature, so nobody vouches for it."}
         </Banner>

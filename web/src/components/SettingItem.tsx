@@ -2,12 +2,12 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { SettingRow } from "../views/setting-rows";
-import { shownValue, typedText } from "../views/setting-rows";
+import { rangeWords, shownValue, typedText, typedValue } from "../views/setting-rows";
 
 interface Props {
   row: SettingRow;
   reachable: boolean;
-  save: (name: string, text: string) => Promise<void>; // rejects with what is wrong
+  save: (row: SettingRow, value: unknown) => Promise<void>; // rejects with what is wrong
 }
 
 const SOURCES: Record<string, string> = {
@@ -34,23 +34,38 @@ export function SettingItem({ row, reachable, save }: Props) {
   const submit = async () => {
     if (text === null) return;
     try {
-      await save(row.name, text);
+      await save(row, typedValue(text));
       close();
     } catch (error) {
       setProblem(error instanceof Error ? error.message : String(error));
     }
   };
+  const set = async (value: unknown) => {
+    try {
+      await save(row, value);
+      setProblem("");
+    } catch (error) {
+      setProblem(error instanceof Error ? error.message : String(error));
+    }
+  };
+  const hasField = row.control === "number" || row.control === "list" || row.control === "text";
   return (
     <li class="setting">
       <div class="setting-line">
         <div>
           <h3 id={`name-${row.name}`}>{row.title}</h3>
-          <p class="mono muted small">{row.name}</p>
+          <p class="muted small">{row.sentence}</p>
         </div>
-        <p>
-          <b>{row.shown}</b> <span class="muted small">{SOURCES[row.source] ?? row.source}</span>
-        </p>
-        {row.editable && !isOpen && (
+        {row.control === "switch" ? (
+          <Switch row={row} reachable={reachable} set={set} />
+        ) : row.control === "choice" ? (
+          <Choice row={row} reachable={reachable} set={set} />
+        ) : (
+          <p>
+            <b>{row.shown}</b>
+          </p>
+        )}
+        {hasField && !isOpen && (
           <button
             type="button"
             class="button"
@@ -63,14 +78,64 @@ export function SettingItem({ row, reachable, save }: Props) {
           </button>
         )}
       </div>
+      <p class="muted small setting-source">
+        <span class="mono">{row.name}</span> · {SOURCES[row.source] ?? row.source}
+        {row.control === "choice" && "in_use" in row && ` · in use: ${row.shown}`}
+      </p>
       {row.later !== null && (
         <p class="small text-warn">
           After a restart: <b>{row.later}</b>. Until then {row.shown}.
         </p>
       )}
-      {!row.editable && <p class="small muted">{elsewhere(row)}</p>}
+      {row.control === "none" && <p class="small muted">{elsewhere(row)}</p>}
       {isOpen && <Field {...{ row, text, problem, reachable, setText, submit, close }} />}
+      {problem && !isOpen && (
+        <p class="small text-bad" role="alert">
+          {problem}
+        </p>
+      )}
     </li>
+  );
+}
+
+interface ControlProps {
+  row: SettingRow;
+  reachable: boolean;
+  set: (value: unknown) => Promise<void>;
+}
+
+/** The stored value: for a change that waits for a restart, that one. */
+function stored(row: SettingRow): unknown {
+  return "after_restart" in row ? row.after_restart : row.value;
+}
+
+function Switch({ row, reachable, set }: ControlProps) {
+  const isOn = stored(row) === true;
+  return (
+    <button
+      type="button"
+      class="switch-control"
+      role="switch"
+      aria-checked={isOn}
+      aria-labelledby={`name-${row.name}`}
+      disabled={!reachable}
+      onClick={() => void set(!isOn)}
+    >
+      <span class="switch-track" aria-hidden="true" />
+      {shownValue(isOn)}
+    </button>
+  );
+}
+
+function Choice({ row, reachable, set }: ControlProps) {
+  return (
+    <select aria-labelledby={`name-${row.name}`} value={String(stored(row))} disabled={!reachable} onChange={(event) => void set(event.currentTarget.value)}>
+      {row.choices.map((choice) => (
+        <option key={choice} value={choice}>
+          {choice}
+        </option>
+      ))}
+    </select>
   );
 }
 
@@ -92,7 +157,7 @@ interface FieldProps {
 }
 
 function Field({ row, text, problem, reachable, setText, submit, close }: FieldProps) {
-  const field = useRef<HTMLInputElement & HTMLSelectElement>(null);
+  const field = useRef<HTMLInputElement>(null);
   useEffect(() => field.current?.focus(), []);
   useEffect(() => {
     if (problem) field.current?.focus();
@@ -115,18 +180,15 @@ function Field({ row, text, problem, reachable, setText, submit, close }: FieldP
         if (event.key === "Escape") close();
       }}
     >
-      {row.choices.length > 0 ? (
-        <select {...shared} onChange={(event) => setText(event.currentTarget.value)}>
-          {row.choices.map((choice) => (
-            <option key={choice} value={choice}>
-              {choice === "true" || choice === "false" ? shownValue(choice === "true") : choice}
-            </option>
-          ))}
-          <option value="">the default</option>
-        </select>
-      ) : (
-        <input {...shared} type="text" autocomplete="off" spellcheck={false} onInput={(event) => setText(event.currentTarget.value)} />
-      )}
+      <input
+        {...shared}
+        type="text"
+        inputMode={row.control === "number" ? "decimal" : "text"}
+        autocomplete="off"
+        spellcheck={false}
+        onInput={(event) => setText(event.currentTarget.value)}
+      />
+      {row.unit && <span class="muted">{row.unit}</span>}
       <div class="setting-buttons">
         <button type="submit" class="button button-primary" disabled={!reachable}>
           Save
@@ -136,7 +198,7 @@ function Field({ row, text, problem, reachable, setText, submit, close }: FieldP
         </button>
       </div>
       <p class="small muted" id={`hint-${row.name}`}>
-        Allowed: {row.allowed}. {row.choices.length > 0 ? "" : "Empty: the default. "}A change holds {row.applies}.
+        {rangeWords(row)} {row.may_be_unset ? `Empty: ${row.unset || "not set"}.` : "Empty: the default."} A change takes effect {row.applies}.
       </p>
       {problem && (
         <p class="small text-bad" id={`problem-${row.name}`} role="alert">

@@ -2,6 +2,7 @@
 
 import type { NodeStatus } from "../api/status";
 import { verdictWords } from "../words/verdict";
+import { Sentence } from "./Figure";
 import { ToneMark } from "./parts";
 
 export function Verdict({ status, nodeNow, gone }: { status: NodeStatus; nodeNow: number; gone: boolean }) {
@@ -17,7 +18,9 @@ export function Verdict({ status, nodeNow, gone }: { status: NodeStatus; nodeNow
               <h2 class="answer-question">
                 {answer.question} <span class={`answer-short tone-${answer.tone}`}>{answer.short}</span>
               </h2>
-              <p>{answer.sentence}</p>
+              <p>
+                <Sentence said={answer.sentence} />
+              </p>
             </div>
           </li>
         ))}

@@ -1,7 +1,7 @@
 // Cards about this computer, its text, its rounds and its safety, shared by several views.
 
 import type { DataStatus, NodeStatus } from "../api/status";
-import { ago, bigCount, bytes, count, duration, plural } from "../format";
+import { ago, bigCount, bytes, count, duration, plural, stepsWords } from "../format";
 import { layerWords, roleWords } from "../words/part";
 import { Bar, Card, Facts } from "./parts";
 
@@ -103,7 +103,7 @@ export function RoundCard({ status, nodeNow }: { status: NodeStatus; nodeNow: nu
         <Bar
           label="Steps until the next sync"
           fraction={diloco.inner_step / total}
-          text={`${count(diloco.inner_step)} of ${count(total)}`}
+          text={stepsWords(diloco)}
         />
       )}
       <Facts

@@ -1,6 +1,7 @@
 // Small presentational pieces that every view uses.
 
 import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
 import { percent } from "../format";
 import type { Tone } from "../words/verdict";
 
@@ -18,6 +19,40 @@ export function Card(props: { title: string; hint?: string; wide?: boolean; chil
       {props.children}
     </section>
   );
+}
+
+/** A subject of a view, which an address can name: "#/rounds". */
+export function Section(props: { title: string; children: ComponentChildren; aside?: ComponentChildren }) {
+  const id = props.title.toLowerCase();
+  const title = useRef<HTMLHeadingElement>(null);
+  useEffect(() => {
+    const look = () => {
+      if (location.hash.replace(/^#\/?/, "").toLowerCase() === id && title.current) showSubject(title.current);
+    };
+    look();
+    addEventListener("hashchange", look);
+    return () => removeEventListener("hashchange", look);
+  }, [id]);
+  return (
+    <section class="subject" id={id} aria-labelledby={`title-${id}`}>
+      <div class="view-head">
+        <h2 class="subject-title" id={`title-${id}`} tabIndex={-1} ref={title}>
+          {props.title}
+        </h2>
+        {props.aside}
+      </div>
+      {props.children}
+    </section>
+  );
+}
+
+/** Scrolls to a subject, and once more when the subjects before it have read their data. */
+function showSubject(title: HTMLElement): void {
+  title.focus({ preventScroll: true });
+  title.scrollIntoView();
+  setTimeout(() => {
+    if (document.activeElement === title) title.scrollIntoView();
+  }, 500);
 }
 
 export function Stat(props: { label: string; value: ComponentChildren; note?: string; tone?: Tone }) {

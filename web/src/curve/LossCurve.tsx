@@ -13,36 +13,35 @@ interface Props {
   curve: Curve;
   unigramEntropy: number | null;
   roles: readonly string[];
-  height?: "tall" | "normal";
+  isBrief?: boolean; // without the words around it
 }
 
-export function LossCurve({ curve, unigramEntropy, roles, height = "tall" }: Props) {
+export function LossCurve({ curve, unigramEntropy, roles, isBrief = false }: Props) {
   const frame = useRef<HTMLDivElement>(null);
   const reading = useRef<HTMLParagraphElement>(null);
   const data = useMemo(() => withReference(columns(curve), unigramEntropy), [curve, unigramEntropy]);
   const words = useMemo(() => curveInWords(curve), [curve]);
   const isEmpty = data[0].length === 0;
+  const resting = isBrief ? "Lower is better." : "Lower is better. Drag to zoom in, double-click to see everything again.";
 
-  usePlot(frame, (element) => plotOptions(element, (text) => setReading(reading.current, text)), data, isEmpty);
+  usePlot(frame, (element) => plotOptions(element, (text) => setReading(reading.current, text ?? resting)), data, isEmpty);
 
   return (
     <figure class="curve">
-      <Legend hasHeldOut={curve.heldOut.length > 0} hasReference={unigramEntropy !== null} />
-      <div class={`curve-frame curve-frame-${height}`} ref={frame} role="img" aria-label={words}>
+      <Legend hasHeldOut={curve.heldOut.length > 0} hasReference={unigramEntropy !== null && !isBrief} />
+      <div class={`curve-frame curve-frame-${isBrief ? "normal" : "tall"}`} ref={frame} role="img" aria-label={words}>
         {isEmpty && <p class="curve-empty muted">{noCurveWords(roles)}</p>}
       </div>
       <p class="curve-reading small muted" ref={reading} aria-hidden="true">
-        {isEmpty ? "" : RESTING}
+        {isEmpty ? "" : resting}
       </p>
-      {!isEmpty && <CurveTable curve={curve} />}
+      {!isEmpty && !isBrief && <CurveTable curve={curve} />}
     </figure>
   );
 }
 
-const RESTING = "Lower is better. Drag to zoom in, double-click to see everything again.";
-
-function setReading(element: HTMLElement | null, text: string | null): void {
-  if (element) element.textContent = text ?? RESTING;
+function setReading(element: HTMLElement | null, text: string): void {
+  if (element) element.textContent = text;
 }
 
 function withReference(data: ReturnType<typeof columns>, unigramEntropy: number | null): uPlot.AlignedData {

@@ -7,6 +7,7 @@ import uPlot from "uplot";
 import type { Span } from "../state/contribution";
 import { columns } from "../state/contribution";
 import { colourReader, usePlot } from "./plot";
+import { tickLabels, WHOLE_STEPS } from "./ticks";
 
 interface Props {
   contribution: WorkSummary;
@@ -63,7 +64,7 @@ function options(
     scales: { x: { time: true, range }, y: { range: (_, low, high) => valueRange(kind, low, high) } },
     axes: [
       { ...axis, size: 30, space: 70, values: (plot, ticks) => ticks.map((tick) => timeWords(tick, (plot.scales["x"]?.max ?? 0) - (plot.scales["x"]?.min ?? 0))) },
-      { ...axis, size: 62, values: (_, ticks) => ticks.map(shown) },
+      { ...axis, size: 62, ...(kind === "bars" ? { incrs: WHOLE_STEPS } : {}), values: (_, ticks) => tickLabels(ticks, shown) },
     ],
     series: [
       {},

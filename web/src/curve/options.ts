@@ -3,6 +3,7 @@
 import type uPlot from "uplot";
 import { count, loss } from "../format";
 import { colourReader } from "./plot";
+import { tickLabels, WHOLE_STEPS } from "./ticks";
 
 export function plotOptions(frame: HTMLElement, onReading: (text: string | null) => void): uPlot.Options {
   const colour = colourReader(frame);
@@ -24,8 +25,8 @@ export function plotOptions(frame: HTMLElement, onReading: (text: string | null)
     cursor: { points: { size: 6 }, drag: { x: true, y: false }, y: false },
     scales: { x: { time: false, range: stepRange }, y: { range: lossRange } },
     axes: [
-      { ...axis("Learning steps", 34), values: (_, ticks) => ticks.map((tick) => count(tick)) },
-      { ...axis("Loss (nats per token)", 44), values: (_, ticks) => ticks.map((tick) => String(tick)) },
+      { ...axis("Learning steps", 34), incrs: WHOLE_STEPS, values: (_, ticks) => tickLabels(ticks, count) },
+      { ...axis("Loss (nats per token)", 44), values: (_, ticks) => tickLabels(ticks, (tick) => String(Number(tick.toPrecision(6)))) },
     ],
     series: [
       {},

@@ -4,8 +4,8 @@ import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { CheckpointCard } from "../components/cards";
-import { Card } from "../components/parts";
-import { bytes, count, dateAndTime, duration, loss } from "../format";
+import { Card, Section } from "../components/parts";
+import { bytes, count, dateAndTime, duration, loss, shortTime } from "../format";
 
 interface Props {
   status: NodeStatus;
@@ -29,8 +29,7 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
     }
   };
   return (
-    <div class="view">
-      <h1 class="view-title">Checkpoints</h1>
+    <Section title="Checkpoints">
       <div class="grid grid-two">
         <CheckpointCard status={status} nodeNow={nodeNow} />
         <Card title="Save now" hint={`It saves by itself about every ${duration(checkpoints.interval_seconds)}.`}>
@@ -40,14 +39,15 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
             </button>
           </p>
           <p class="muted small">
-            Saving interrupts training for {(checkpoints.last_stall_seconds * 1000).toFixed(0)} ms; writing happens in the background.
+            {checkpoints.last_stall_seconds > 0 && `The last one interrupted training for ${shortTime(checkpoints.last_stall_seconds)}. `}
+            Writing happens in the background.
           </p>
         </Card>
       </div>
       <Card title="On disk" hint={checkpoints.folder} wide>
         {checkpoints.generations.length === 0 ? <p class="muted">No checkpoint yet.</p> : <Generations status={status} />}
       </Card>
-    </div>
+    </Section>
   );
 }
 

@@ -2,7 +2,7 @@
 
 import type { DataStatus, DownloadStatus, NodeStatus } from "../api/status";
 import { ShardCard, verifiedWords } from "../components/cards";
-import { Banner, Bar, Card, Facts } from "../components/parts";
+import { Banner, Bar, Card, Facts, Section } from "../components/parts";
 import { CoverageCard, ShardList } from "../components/ShardList";
 import { ago, bigCount, bytes, count, duration } from "../format";
 import { needsBanner, refreshWords } from "../words/data";
@@ -10,8 +10,7 @@ import { needsBanner, refreshWords } from "../words/data";
 export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number }) {
   const { data } = status;
   return (
-    <div class="view">
-      <h1 class="view-title">Data</h1>
+    <Section title="Data">
       {data && !data.source ? (
         <ShardCard data={data} />
       ) : data ? (
@@ -31,7 +30,7 @@ export function Data({ status, nodeNow }: { status: NodeStatus; nodeNow: number 
           <p class="muted">The data source is still being opened.</p>
         </Card>
       )}
-    </div>
+    </Section>
   );
 }
 

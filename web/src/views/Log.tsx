@@ -3,8 +3,8 @@
 import type { LogLine } from "../api/responses";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { Card } from "../components/parts";
-import { clock, count } from "../format";
+import { Card, Section } from "../components/parts";
+import { clock, count, plural } from "../format";
 
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 const SHOWN = 400;
@@ -26,8 +26,7 @@ export function Log({ logs, reachable, actions, onMessage }: Props) {
     if (follow && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [shown, follow]);
   return (
-    <div class="view">
-      <h1 class="view-title">Log</h1>
+    <Section title="Log">
       <Card title="What the node said" wide>
         <div class="log-options">
           <label>
@@ -58,11 +57,11 @@ export function Log({ logs, reachable, actions, onMessage }: Props) {
           {shown.length === 0 && <p class="muted">No lines.</p>}
         </div>
         <p class="muted small">
-          {count(shown.length)} of {count(logs.length)} lines. The complete log is in the data folder.
+          {`${count(shown.length)} of ${plural(logs.length, "line")}. The complete log is in the data folder.`}
         </p>
       </Card>
       <Report {...{ reachable, actions, onMessage }} />
-    </div>
+    </Section>
   );
 }
 

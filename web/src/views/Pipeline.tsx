@@ -5,7 +5,7 @@ import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
 import { MicrobatchTraces } from "../components/MicrobatchTraces";
-import { Bar, Card, Facts, Stat, ToneMark } from "../components/parts";
+import { Bar, Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { StageBoxes } from "../components/StageBoxes";
 import { PartsLegend, StageTimes } from "../components/StageTimes";
 import { bytes, count, duration, layerRange, loss, percent, plural } from "../format";
@@ -24,10 +24,9 @@ interface Props {
 export function Pipeline({ status, nodeNow, reachable, actions }: Props) {
   const pipeline = useReading(actions.readPipeline, reachable, status.state);
   return (
-    <div class="view">
-      <h1 class="view-title">Pipeline</h1>
+    <Section title="Pipeline">
       {pipeline ? <Content {...{ pipeline, status, nodeNow }} /> : <p class="muted">Asking the node…</p>}
-    </div>
+    </Section>
   );
 }
 
@@ -70,7 +69,7 @@ function Summary({ pipeline, ownId }: { pipeline: PipelineSummary; ownId: string
 function Help() {
   return (
     <>
-      Another computer in this run takes the missing layers by itself if its memory allows. <a href="#swarm">Invite one</a>
+      Another computer in this run takes the missing layers by itself if its memory allows. <a href="#/invite">Invite one</a>
     </>
   );
 }

@@ -4,7 +4,7 @@ import type { RoundsSummary, RunContributor, StageVoter } from "../api/responses
 import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Pager, usePages } from "../components/Pager";
-import { Card, Facts, Stat, ToneMark } from "../components/parts";
+import { Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { PhaseLegend, RoundRow } from "../components/RoundRow";
 import { bytes, count, percent, plural, shortTime } from "../format";
 import { useReading } from "../state/reading";
@@ -23,10 +23,9 @@ interface Props {
 export function Rounds({ status, nodeNow, reachable, actions }: Props) {
   const rounds = useReading(actions.readRounds, reachable, status.diloco.outer_steps);
   return (
-    <div class="view">
-      <h1 class="view-title">Rounds</h1>
+    <Section title="Rounds">
       {rounds ? <Content {...{ rounds, status, nodeNow }} /> : <p class="muted">Asking the node…</p>}
-    </div>
+    </Section>
   );
 }
 
@@ -57,7 +56,7 @@ function Summary({ rounds, status }: { rounds: RoundsSummary; status: NodeStatus
           isEmpty ? ["What it waits for", waitingSentence(status)] : ["Agreement", agreementWords(rounds)],
           ["Learning together", status.diloco.explanation],
           status.diloco.strategy ? ["The next round", `is about ${partWords(status.diloco)}, encoded as ${status.diloco.codec}`] : null,
-          isEmpty && status.peer_count === 0 ? ["What helps", <a href="#swarm">Invite another computer</a>] : null,
+          isEmpty && status.peer_count === 0 ? ["What helps", <a href="#/invite">Invite another computer</a>] : null,
         ]}
       />
     </section>

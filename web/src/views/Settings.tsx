@@ -3,36 +3,24 @@
 import type { NodeStatus } from "../api/status";
 import { useCallback, useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { Banner, Card, Facts } from "../components/parts";
+import { Banner, Card } from "../components/parts";
 import { SettingItem } from "../components/SettingItem";
-import { dateAndTime, listed, runningFor } from "../format";
-import type { Setting, SettingGroup } from "./setting-rows";
-import { settingGroups, typedValue } from "./setting-rows";
+import { listed } from "../format";
+import type { Setting, SettingGroup, SettingRow } from "./setting-rows";
+import { settingGroups } from "./setting-rows";
 
 interface Props {
   status: NodeStatus;
-  nodeNow: number;
   reachable: boolean;
   actions: NodeActions;
   onMessage: (text: string, failed: boolean) => void;
 }
 
-export function Settings({ status, nodeNow, reachable, actions, onMessage }: Props) {
+export function Settings({ status, reachable, actions, onMessage }: Props) {
   return (
     <div class="view">
       <h1 class="view-title">Settings</h1>
       <AllSettings key={status.started_at} reachable={reachable} actions={actions} onMessage={onMessage} />
-      <Card title="This node">
-        <Facts
-          rows={[
-            ["Version", status.version],
-            ["Started", `${dateAndTime(status.started_at)} (${runningFor(status, nodeNow)} ago)`],
-            ["Node", <span class="mono">{status.node_id ?? "–"}</span>],
-            ["Wallet", <span class="mono">{status.wallet_id?.slice(0, 8) ?? "–"}</span>],
-            ["Data folder", <span class="mono">{status.data_dir || "–"}</span>],
-          ]}
-        />
-      </Card>
     </div>
   );
 }
@@ -51,19 +39,28 @@ function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" 
   useEffect(() => {
     if (reachable) void read();
   }, [read, reachable]);
-  const save = async (name: string, text: string) => {
-    onMessage(await actions.changeSetting(name, typedValue(text)), false);
+  const [search, setSearch] = useState("");
+  const [withAdvanced, setWithAdvanced] = useState(false);
+  const save = async (row: SettingRow, value: unknown) => {
+    onMessage(await actions.changeSetting(row.name, value), false);
     await read();
   };
   if (config === null) return <p class={problem ? "text-bad" : "muted"}>{problem || "Reading the settings…"}</p>;
-  const groups = settingGroups(config);
+  const groups = settingGroups(config, search, withAdvanced);
   return (
     <>
       <Waiting groups={groups} />
-      <p class="muted small">
-        Options given at the start override environment variables. Those override the settings stored here (config.toml in the data
-        folder), which override the defaults.
-      </p>
+      <div class="peer-options">
+        <label>
+          <span>Find</span>
+          <input type="search" value={search} onInput={(event) => setSearch(event.currentTarget.value)} />
+        </label>
+        <label class="check">
+          <input type="checkbox" checked={withAdvanced} onChange={(event) => setWithAdvanced(event.currentTarget.checked)} />
+          <span>Show all settings</span>
+        </label>
+      </div>
+      {groups.length === 0 && <p role="status">No setting contains these words.</p>}
       <div class="settings">
         {groups.map((group) => (
           <Card key={group.title} title={group.title}>

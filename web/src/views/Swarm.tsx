@@ -5,7 +5,7 @@ import type { ComponentChildren } from "preact";
 import { CopyLine } from "../components/CopyLine";
 import { PeerList } from "../components/PeerList";
 import { Arrow } from "../components/PeerRow";
-import { Bar, Card, Facts, Stat, ToneMark } from "../components/parts";
+import { Bar, Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { bigCount, bytes, count, loss, percent, plural } from "../format";
 import type { Dashboard } from "../state/store";
 import { comparison, namesFolder, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
@@ -21,8 +21,7 @@ export function Swarm({ dashboard, status, nodeNow }: Props) {
   const { network } = status;
   const alone = status.peer_count === 0 && peers.length === 0;
   return (
-    <div class="view">
-      <h1 class="view-title">Swarm</h1>
+    <Section title="Swarm">
       <Summary status={status} peers={peers} />
       {alone ? <Alone network={network} /> : <Numbers status={status} />}
       {!alone && <PeerList status={status} peers={peers} nodeNow={nodeNow} />}
@@ -30,12 +29,12 @@ export function Swarm({ dashboard, status, nodeNow }: Props) {
         {alone ? <Addresses network={network} /> : <Invite network={network} />}
         <Connections network={network} peers={peers} />
       </div>
-    </div>
+    </Section>
   );
 }
 
 function Summary({ status, peers }: { status: NodeStatus; peers: readonly PeerStatus[] }) {
-  const { network, run, diloco } = status;
+  const { network, run } = status;
   const tone = networkTone(network.state);
   return (
     <section class={`verdict tone-${tone}`} aria-labelledby="swarm-sentence">
@@ -47,7 +46,6 @@ function Summary({ status, peers }: { status: NodeStatus; peers: readonly PeerSt
         rows={[
           ["Network", network.explanation],
           run ? ["Run", run.explanation] : null,
-          ["Learning together", diloco.explanation],
         ]}
       />
     </section>

@@ -16,7 +16,7 @@ export function Talk({ status, nodeNow, reachable, actions }: Props) {
   const ready = status.model !== null && status.state !== "starting" && reachable;
   return (
     <div class="view">
-      <h1 class="view-title">Chat</h1>
+      <h1 class="view-title">Talk</h1>
       <Chat steps={status.training.steps} ready={ready} actions={actions} />
       <Progress steps={status.training.steps} nodeNow={nodeNow} reachable={reachable} actions={actions} />
     </div>

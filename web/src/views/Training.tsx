@@ -4,7 +4,7 @@ import type { RunSummary } from "../api/responses";
 import type { NodeStatus, PeerStatus } from "../api/status";
 import { useMemo } from "preact/hooks";
 import { RoundCard } from "../components/cards";
-import { Card, Facts, Stat } from "../components/parts";
+import { Card, Facts, Section, Stat } from "../components/parts";
 import { LossCurve } from "../curve/LossCurve";
 import { ago, bigCount, count, loss, shortId } from "../format";
 import type { Dashboard } from "../state/store";
@@ -33,8 +33,7 @@ export function Training({ dashboard, status, nodeNow }: Props) {
   const global = dashboard.global ?? fromStatus(status);
   const [convergence, tone] = CONVERGENCE[status.verification.status];
   return (
-    <div class="view">
-      <h1 class="view-title">Training</h1>
+    <Section title="Training">
       <dl class="stats stats-five">
         <Stat label="Training nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.peer_count + 1)} in the run`} />
         <Stat label="Global loss" value={loss(global.global_loss)} note={global.global_min_loss === null ? "over all of them" : `lowest so far ${loss(global.global_min_loss)}`} />
@@ -51,7 +50,7 @@ export function Training({ dashboard, status, nodeNow }: Props) {
         <ModelCard status={status} />
       </div>
       <Nodes status={status} peers={dashboard.peers} nodeNow={nodeNow} />
-    </div>
+    </Section>
   );
 }
 

@@ -1,4 +1,4 @@
-// Turns the answer of /api/config into groups of settings, and what a reader types into a JSON value. Pure.
+// Turns the answer of /api/config into groups of settings, and an input into a JSON value. Pure.
 
 import { count } from "../format";
 
@@ -8,16 +8,26 @@ export interface Setting {
   allowed: string;
   applies: string;
   owner: string; // how its owner changes it, where a page may not; otherwise empty
-  after_restart?: unknown; // what is stored, where another value holds until then
+  after_restart?: unknown; // the stored value, where another one is in effect until then
+  in_use?: unknown; // what the node uses, where that differs from the value
+  group: string;
+  title: string;
+  sentence: string;
+  unit: string;
+  level: "basic" | "advanced";
+  unset: string; // meaning of no value
+  control: "switch" | "choice" | "number" | "list" | "text" | "none";
+  choices: readonly string[];
+  minimum: number | null;
+  maximum: number | null;
+  is_whole: boolean;
+  may_be_unset: boolean;
 }
 
 export interface SettingRow extends Setting {
   name: string;
-  title: string;
-  shown: string;
-  later: string | null; // the stored value that holds after a restart
-  editable: boolean;
-  choices: readonly string[]; // empty: any text
+  shown: string; // what the node really uses
+  later: string | null; // the stored value that takes effect after a restart
 }
 
 export interface SettingGroup {
@@ -25,49 +35,36 @@ export interface SettingGroup {
   rows: SettingRow[];
 }
 
-const IN_CAPITALS = /\b(cpu|gb|gpu|lan|json|url)\b/g;
-const REST = "More";
-const GROUPS: readonly (readonly [string, RegExp])[] = [
-  ["When it works", /^(train|idle_|pause_|cpu_percent|gpu_)/],
-  ["What it may use of this computer", /^(device|memory|cpu_threads|max_storage|max_checkpoint_storage|checkpoint_)/],
-  ["The network", /^(network|peer|p2p_|max_upload|monthly|lan_discovery|port_mapping|relay)/],
-  ["The run and its data", /^(run$|genesis|inner_steps|max_stages|spare_stages)/],
-  ["This program", /^(host|port|browser|log_json|verbose|data_dir|token|update)/],
-];
-
-export function settingGroups(config: Record<string, Setting>): SettingGroup[] {
-  const groups = new Map<string, SettingRow[]>([...GROUPS.map(([title]) => title), REST].map((title) => [title, []]));
+/** Groups in the order in which the node declares them, with the rows that a search finds. */
+export function settingGroups(config: Record<string, Setting>, search: string, withAdvanced: boolean): SettingGroup[] {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const groups = new Map<string, SettingRow[]>();
   for (const row of settingRows(config)) {
-    const title = GROUPS.find(([, names]) => names.test(row.name))?.[0] ?? REST;
-    groups.get(title)?.push(row);
+    const text = `${row.name} ${row.title} ${row.sentence} ${row.group}`.toLowerCase();
+    const isWanted = words.length > 0 ? words.every((word) => text.includes(word)) : withAdvanced || row.level === "basic";
+    if (isWanted || row.later !== null) groups.set(row.group, [...(groups.get(row.group) ?? []), row]);
   }
-  return [...groups].filter(([, rows]) => rows.length > 0).map(([title, rows]) => ({ title, rows }));
-}
-
-/** "max_checkpoint_storage" -> "Max checkpoint storage", "cpu_threads" -> "CPU threads". */
-function titleOf(name: string): string {
-  const words = name.replaceAll("_", " ").replace("p2p", "node").replace(IN_CAPITALS, (word) => word.toUpperCase());
-  return words.charAt(0).toUpperCase() + words.slice(1);
+  return [...groups].map(([title, rows]) => ({ title, rows }));
 }
 
 function settingRows(config: Record<string, Setting>): SettingRow[] {
   return Object.entries(config).map(([name, setting]) => ({
     ...setting,
     name,
-    title: titleOf(name),
-    shown: shownSetting(setting.value, setting.allowed),
-    later: "after_restart" in setting ? shownSetting(setting.after_restart, setting.allowed) : null,
-    editable: setting.owner === "" && name !== "token" && !setting.applies.startsWith("only"),
-    choices: choicesOf(setting),
+    shown: "in_use" in setting ? shownSetting(setting, setting.in_use) : shownSetting(setting, setting.value),
+    later: "after_restart" in setting ? shownSetting(setting, setting.after_restart) : null,
   }));
 }
 
-/** "megabytes, at least 1; unset: measured": 4000 -> "4,000 megabytes", nothing -> "measured". */
-function shownSetting(value: unknown, allowed: string): string {
-  const unset = /unset: ([^;]+)$/.exec(allowed)?.[1];
-  const unit = /^(megabytes|seconds|gigabytes a day|megabits a second)\b/.exec(allowed)?.[1];
-  if ((value === null || value === undefined || value === "") && unset) return unset;
-  return typeof value === "number" && unit ? `${count(value)} ${unit}` : shownValue(value);
+/** 4000 -> "4,000 MB", nothing -> "measured". */
+function shownSetting({ unset, unit }: Setting, value: unknown): string {
+  const isUnset = value === null || value === undefined || value === "" || (Array.isArray(value) && value.length === 0);
+  if (isUnset) return unset || "not set";
+  return typeof value === "number" && unit ? `${number(value)} ${value === 1 ? unit.replace(/s$/, "") : unit}` : shownValue(value);
+}
+
+function number(value: number): string {
+  return Number.isInteger(value) ? count(value) : String(value);
 }
 
 /** Initial text of a field: the stored value, otherwise the value in effect. */
@@ -79,16 +76,9 @@ export function typedText(setting: Setting): string {
 
 export function shownValue(value: unknown): string {
   if (value === null || value === undefined || value === "") return "not set";
-  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "boolean") return value ? "on" : "off";
   if (Array.isArray(value)) return value.length === 0 ? "none" : value.join(", ");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
-}
-
-/** "true or false; ..." and "auto, cuda, mps or cpu" are lists of all that is allowed. */
-function choicesOf({ value, allowed }: Setting): readonly string[] {
-  if (typeof value === "boolean") return ["true", "false"];
-  const words = /^([a-z_]+(?:, [a-z_]+)*),? or ([a-z_]+)(?:[:;].*)?$/.exec(allowed);
-  return words ? [...(words[1] ?? "").split(", "), words[2] ?? ""] : [];
 }
 
 /** "" -> null (the default), "true" -> true, "8" -> 8, anything else the text itself. */
@@ -97,4 +87,11 @@ export function typedValue(text: string): unknown {
   if (value === "") return null;
   if (value === "true" || value === "false") return value === "true";
   return /^-?\d+(\.\d+)?$/.test(value) ? Number(value) : value;
+}
+
+/** "20 or more MB", "1 to 100 %": the range of a number in words. */
+export function rangeWords({ control, minimum, maximum, unit, allowed }: Setting): string {
+  if (control !== "number") return `Allowed: ${allowed}.`;
+  if (minimum !== null && maximum !== null) return `From ${number(minimum)} to ${number(maximum)} ${unit}`.trim() + ".";
+  return minimum === null ? "" : `At least ${number(minimum)} ${unit}`.trim() + ".";
 }

@@ -1,7 +1,9 @@
 // The network in plain sentences. Pure: values in, words out.
 
 import type { ConnectionKind, NetworkState, NodeState, NodeStatus, PeerRating, PeerStatus } from "../api/status";
-import { bigCount, bytes, loss, plural } from "../format";
+import { bigCount, bytes, count, loss, plural } from "../format";
+import type { Said } from "./figures";
+import { figure, say } from "./figures";
 import type { Tone } from "./verdict";
 import { STATE_NAMES, stateTone } from "./verdict";
 
@@ -42,15 +44,15 @@ export function together(status: NodeStatus): number {
   return (status.swarm ?? status.training).tokens_per_second ?? 0;
 }
 
-/** For the overview: everything in one line. */
-export function swarmLine(status: NodeStatus): string {
-  const { network, swarm, training } = status;
+/** For Home: who else is there, in one line. */
+export function swarmLine(status: NodeStatus): Said {
+  const { network, swarm } = status;
   if (status.peer_count === 0) {
-    if (network.state === "off") return "The network is off.";
-    return network.state === "failed" ? "The network does not work right now." : "Nobody else is in this run yet.";
+    if (network.state === "off") return ["The network is off."];
+    return [network.state === "failed" ? "The network does not work right now." : "Nobody else is in this run yet."];
   }
-  const nodes = swarm?.nodes ?? status.peer_count + 1;
-  return `${plural(nodes, "node")} in this run · network loss ${loss(swarm?.global_loss)}, yours ${loss(training.loss_ema)}`;
+  if (!swarm) return say`${figure("peer_count", status.peer_count, count)} others are here.`;
+  return say`${figure("swarm.training_nodes", swarm.training_nodes, count)} of ${figure("swarm.nodes", swarm.nodes, count)} computers train now.`;
 }
 
 /** How the own loss compares with the network's. */

@@ -1,7 +1,9 @@
 // The one-glance answers, in plain sentences. Pure: status in, words out.
 
 import type { NodeStatus } from "../api/status";
-import { bigCount, choices, count, duration, plural } from "../format";
+import { choices, count, duration, nounOf } from "../format";
+import type { Said } from "./figures";
+import { figure, say } from "./figures";
 import { layerWords, missingSentence } from "./pipeline";
 
 export type Tone = "good" | "busy" | "warn" | "bad";
@@ -10,7 +12,7 @@ export interface Answer {
   question: string;
   tone: Tone;
   short: string;
-  sentence: string;
+  sentence: Said;
 }
 
 export interface VerdictWords {
@@ -18,8 +20,6 @@ export interface VerdictWords {
   tone: Tone;
   answers: Answer[];
 }
-
-const WORDS_PER_TOKEN = 0.7; // English text, byte-level BPE of a few thousand to 32,000 entries: about 3/4
 
 /** `gone`: the node does not answer and the status is what it said last. */
 export function verdictWords(status: NodeStatus, now: number, gone: boolean): VerdictWords {
@@ -31,7 +31,7 @@ export function verdictWords(status: NodeStatus, now: number, gone: boolean): Ve
 }
 
 function lastWords(status: NodeStatus): VerdictWords {
-  const sentence = "The node does not answer. Everything below is what it said last.";
+  const sentence = ["Everything below is what it said last."];
   const working: Answer = { question: "Is it working?", tone: "bad", short: "No answer", sentence };
   return { headline: "The node does not answer.", tone: "bad", answers: [working, didItHelp(status), isItBetter(status)] };
 }
@@ -92,33 +92,33 @@ function isItWorking(status: NodeStatus, now: number): Answer {
     case "training": {
       const speed = status.training.tokens_per_second ?? 0;
       if (status.is_standing_by) {
-        return { question, tone: "busy", short: "Ready", sentence: status.state_reason };
+        return { question, tone: "busy", short: "Ready", sentence: [status.state_reason] };
       }
       const sentence =
         speed > 0
-          ? `It is training right now and reads about ${count(speed)} tokens (word pieces) a second.${slowedWords(status)}`
-          : "It is training; the first steps are being measured.";
+          ? say`It reads ${figure("training.tokens_per_second", speed, count)} tokens (word pieces) per second.${slowedWords(status)}`
+          : ["The first steps are being measured."];
       return { question, tone: "good", short: "Yes", sentence };
     }
     case "starting": {
       const stage = status.startup.find((item) => item.state === "running");
       const sentence = stage ? `${stage.name}${stage.detail ? `: ${stage.detail}` : ""}.` : status.state_reason;
-      return { question, tone: "busy", short: "Starting", sentence };
+      return { question, tone: "busy", short: "Starting", sentence: [sentence] };
     }
     case "paused": {
       const left = status.paused_until == null ? "" : ` It resumes by itself in ${duration(status.paused_until - now)}.`;
-      return { question, tone: "warn", short: "Paused", sentence: `${status.state_reason}${left}` };
+      return { question, tone: "warn", short: "Paused", sentence: [`${status.state_reason}${left}`] };
     }
     case "waiting_for_data":
-      return { question, tone: "warn", short: "Waiting", sentence: status.state_reason };
+      return { question, tone: "warn", short: "Waiting", sentence: [status.state_reason] };
     case "waiting_for_stages":
-      return { question, tone: "warn", short: "Waiting", sentence: waitingSentence(status) };
+      return { question, tone: "warn", short: "Waiting", sentence: [waitingSentence(status)] };
     case "stopping":
-      return { question, tone: "busy", short: "Stopping", sentence: status.state_reason };
+      return { question, tone: "busy", short: "Stopping", sentence: [status.state_reason] };
     case "not_training":
-      return { question, tone: "warn", short: "Not training", sentence: status.state_reason };
+      return { question, tone: "warn", short: "Not training", sentence: [status.state_reason] };
     case "failed":
-      return { question, tone: "bad", short: "No", sentence: status.state_reason };
+      return { question, tone: "bad", short: "No", sentence: [status.state_reason] };
   }
 }
 
@@ -128,20 +128,19 @@ function slowedWords({ owner_policy }: NodeStatus): string {
 
 function didItHelp(status: NodeStatus): Answer {
   const question = "Did my computer help?";
-  const { contribution } = status;
-  const { steps, tokens } = contribution ?? status.training;
+  const { accepted, contribution, training } = status;
+  const [steps, at] = contribution ? [contribution.steps, "contribution.steps"] : [training.steps, "training.steps"];
   if (steps === 0) {
-    return { question, tone: "busy", short: "Not yet", sentence: "It has not finished its first learning step yet." };
+    return { question, tone: "busy", short: "Not yet", sentence: ["It has not finished its first learning step yet."] };
   }
-  const others = status.peer_count;
-  const company =
-    others === 0
-      ? "It trains on its own, so all of this progress is yours."
-      : `${plural(others, "other computer")} ${others === 1 ? "is" : "are"} in the same run.`;
-  const words = bigCount(tokens * WORDS_PER_TOKEN);
-  const spent = contribution && contribution.training_seconds >= 1 ? `, ${duration(contribution.training_seconds)} of training` : "";
-  const sentence = `It read ${bigCount(tokens)} tokens (about ${words} words) in ${plural(steps, "learning step")}${spent}. ${company}`;
-  return { question, tone: "good", short: "Yes", sentence };
+  const made = say`It made ${figure(at, steps, count)} learning ${nounOf(steps, "step")}.`;
+  const worth =
+    accepted.rounds > 0
+      ? say` The others accepted its work in ${figure("accepted.rounds", accepted.rounds, count)} ${nounOf(accepted.rounds, "round")}.`
+      : status.peer_count === 0
+        ? [" It trains on its own."]
+        : [];
+  return { question, tone: "good", short: "Yes", sentence: [...made, ...worth] };
 }
 
 function isItBetter(status: NodeStatus): Answer {
@@ -150,30 +149,32 @@ function isItBetter(status: NodeStatus): Answer {
   const measured = improvementSentence(status);
   switch (verdict) {
     case "verified":
-      return { question, tone: "good", short: "Yes, verified", sentence: measured ?? reason };
+      return { question, tone: "good", short: "Yes, verified", sentence: measured ?? [reason] };
     case "improving":
-      return { question, tone: "good", short: "It looks like it", sentence: measured ?? reason };
+      return { question, tone: "good", short: "It looks like it", sentence: measured ?? [reason] };
     case "insufficient_data":
-      return { question, tone: "busy", short: "Too early to tell", sentence: reason };
+      return { question, tone: "busy", short: "Too early to tell", sentence: [reason] };
     case "stalled":
-      return { question, tone: "warn", short: "Not at the moment", sentence: reason };
+      return { question, tone: "warn", short: "Not at the moment", sentence: [reason] };
     case "diverged":
-      return { question, tone: "bad", short: "No", sentence: reason };
+      return { question, tone: "bad", short: "No", sentence: [reason] };
     case "not_training":
-      return { question, tone: "warn", short: "It is not training", sentence: measured ?? reason };
+      return { question, tone: "warn", short: "It is not training", sentence: measured ?? [reason] };
   }
 }
 
 /** Loss falls from a to b: exp(loss) is the number of equally likely choices that would be as hard to guess. */
-function improvementSentence(status: NodeStatus): string | null {
+function improvementSentence(status: NodeStatus): Said | null {
   const held = status.training.held_out;
   const first = held[0]?.loss ?? null;
   const last = held[held.length - 1]?.loss ?? null;
   if (first === null || last === null || last >= first) return null;
-  return (
-    `On text it never trained on, guessing the next token was at first like choosing among ` +
-    `${choices(first)} equally likely ones; now among ${choices(last)}.`
-  );
+  const [before, now] = [figure("training.held_out.0.loss", first, asChoices), figure("training.held_out_loss", last, asChoices)];
+  return say`On text it never trained on, it first guessed the next token among ${before} likely ones, now among ${now}.`;
+}
+
+function asChoices(loss: number | null | undefined): string {
+  return loss == null ? "–" : choices(loss);
 }
 
 const ORDER: Tone[] = ["good", "busy", "warn", "bad"];
