@@ -134,9 +134,9 @@ def check_page(page: Page) -> None:
 
 
 def check_dashboard(page: Page) -> None:
-    """The wizard has become the dashboard, at its overview."""
+    """The wizard has become the dashboard, at Home."""
     expect(page.get_by_role("navigation", name="Views")).to_be_visible(timeout=SLOW_MS)
-    expect(page.get_by_role("link", name="Overview")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_role("link", name="Home")).to_have_attribute("aria-current", "page")
     expect(page.get_by_text("There is no such page")).to_have_count(0)
 
 
