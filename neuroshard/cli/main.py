@@ -139,7 +139,8 @@ app.command("trainer")(start.trainer)
 app.command("tray")(desktop.tray)
 app.command("doctor")(doctor.doctor)
 app.command("folders")(desktop.folders)
-talk.register(app)
+app.command("generate")(talk.generate)
+app.command("chat")(talk.chat)
 remote.register(app)
 
 

@@ -23,12 +23,6 @@ TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of probabilit
 Seed = Annotated[int | None, typer.Option(help="Equal seeds give equal text from equal weights.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the application."""
-    for command in (generate, chat):
-        app.command(command.__name__)(command)
-
-
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of the continuation.")] = 64,
