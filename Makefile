@@ -12,7 +12,7 @@ PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/
 DEMO ?=
 TESTS ?=
 
-.PHONY: demo test test-all check bench web clean chromium nginx xvfb nsis native frozen deb tarball windows-installer macos-archive
+.PHONY: demo test test-all check bench web clean chromium nginx xvfb nsis native frozen deb tarball windows-installer macos-archive release
 
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
@@ -57,6 +57,10 @@ windows-installer: $(DEVELOPMENT) nsis
 
 macos-archive: $(DEVELOPMENT)
 	$(PY) installers/build_payload.py macos
+
+# All packages of a release in dist/release/, with a bill of materials and checksums.
+release: frozen nsis
+	$(PY) installers/build_release.py --timestamp "$$(date -u +%Y-%m-%dT%H:%M:%SZ)"
 
 clean:
 	rm -rf $(VENV) web/node_modules neuroshard/api/static build dist *.egg-info

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI
+from starlette.responses import HTMLResponse
 
 from neuroshard import __version__
 from neuroshard.api.access import AccessPolicy
@@ -15,6 +16,7 @@ from neuroshard.api.completions import completion_routes
 from neuroshard.api.context import ApiContext, ApiLimits
 from neuroshard.api.dashboard import dashboard_files, dashboard_routes
 from neuroshard.api.diagnostics import diagnostic_routes
+from neuroshard.api.docs_page import docs_page
 from neuroshard.api.events import Broadcaster, stream_routes
 from neuroshard.api.members import member_routes
 from neuroshard.api.middleware import Guard
@@ -81,7 +83,7 @@ def create_app(context: ApiContext) -> FastAPI:
         title="NeuroShard node",
         version=context.board.current().version,
         description=DESCRIPTION,
-        docs_url=None,  # FastAPI's pages load scripts from other hosts
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; `docs_page` makes one without
         redoc_url=None,
         redirect_slashes=False,
         responses=PROBLEM_RESPONSES,
@@ -100,6 +102,11 @@ def create_app(context: ApiContext) -> FastAPI:
         member_routes(context),
     ):
         app.include_router(router)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
     app.router.routes.extend(dashboard_routes(static))
     answer_errors(app)
     app.add_middleware(Guard, access=access, limits=context.limits, clock=context.clock)

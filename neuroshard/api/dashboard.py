@@ -22,7 +22,7 @@ NOT_BUILT: Final = b"""<!doctype html>
 <p>In a copy of the repository, run <code>make web</code> (or <code>npm ci</code> and <code>npm run build</code> in the
 folder <code>web</code>) and start the node again. Installed packages contain the dashboard.</p>
 <p>Meanwhile: <a href="/api/status">status</a>, <a href="/api/training/verify">is it learning?</a>,
-<a href="/openapi.json">all routes</a>.</p>
+<a href="/docs">all routes</a>.</p>
 </body></html>
 """
 

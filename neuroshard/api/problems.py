@@ -33,7 +33,7 @@ NO_SUCH_PAGE = b"""<!doctype html>
 <meta name="color-scheme" content="light dark"><title>No such page - NeuroShard</title></head><body><main>
 <h1>There is no such page</h1>
 <p>This is a NeuroShard node, but it has nothing at this address.</p>
-<p><a href="/">Open the dashboard</a>, or read <a href="/openapi.json">all routes</a>.</p>
+<p><a href="/">Open the dashboard</a>, or read <a href="/docs">all routes</a>.</p>
 </main></body></html>
 """
 MOST_DETAIL_CHARACTERS = 1_000

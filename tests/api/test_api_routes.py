@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,6 +74,22 @@ def test_every_json_answer_has_a_schema(api: Api) -> None:
             assert "application/json" not in kinds or kinds["application/json"]["schema"], (method, path)
             assert "422" in operation["responses"]
             assert "application/problem+json" in operation["responses"]["422"]["content"]
+
+
+def test_the_page_of_the_routes_is_complete_and_loads_nothing(api: Api) -> None:
+    response = api.get("/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    document = api.app.openapi()
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in response.text
+    places = set(re.findall(r'id="([^"]+)"', response.text))
+    assert places == set(document["components"]["schemas"])
+    links = re.findall(r'(?:href|src)="([^"]+)"', response.text)
+    assert {link for link in links if not link.startswith("#")} == {"/", "/openapi.json"}
+    assert {link[1:] for link in links if link.startswith("#")} <= places
+    assert "<script" not in response.text
+    assert api.call("GET", "/docs").status_code == 401
 
 
 def test_verify_has_the_fields_of_the_contract(api: Api) -> None:
