@@ -150,7 +150,7 @@ class ShownLink:
         self.invitation, self.fault = None, None
 
     def view(self) -> ShownLinkBody:
-        """What the page shows."""
+        """The invitation as the page shows it."""
         shown, status = self.invitation, self.context.board.current()
         memory = None if status.memory is None else status.memory.limit_mb
         limit, quota = status.network.upload_limit, self._setting("monthly_quota")

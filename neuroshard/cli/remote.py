@@ -64,7 +64,7 @@ def status(
         typer.echo(line)
 
 
-LONGEST_LINK = 10_000  # characters that are handed over; a longer text is no invitation, and the page says so
+LONGEST_LINK = 10_000  # characters that are handed over; a longer text cannot be an invitation, and the page says so
 
 
 def link_text(link: str) -> str:

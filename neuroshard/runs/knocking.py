@@ -66,7 +66,7 @@ class WaitingKnock:
 
 @dataclass
 class KnockList:
-    """The knocks at one node: at most MOST_WAITING wait, and a host may knock anew once per PAUSE_SECONDS. No I/O."""
+    """The knocks at one node: at most MOST_WAITING wait, and a host may knock again once per PAUSE_SECONDS. No I/O."""
 
     waiting: dict[bytes, WaitingKnock] = field(default_factory=dict[bytes, WaitingKnock])
     passes: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
