@@ -246,7 +246,7 @@ def test_the_doctor_finds_everything_well(neuroshard: Command, node: NodeProcess
 
 
 def test_the_doctor_says_what_is_wrong_and_what_to_do(neuroshard: Command, tmp_path: Path) -> None:
-    outcome = neuroshard("doctor", "--genesis", tmp_path / "nowhere")
+    outcome = neuroshard("doctor", "--genesis", tmp_path / "nowhere", "--data-dir", tmp_path / "no-node")
     assert outcome.code == 1
     assert "BAD token" in outcome.out
     assert "neuroshard wallet new" in outcome.out
