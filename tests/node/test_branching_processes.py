@@ -46,6 +46,10 @@ def test_a_friend_continues_a_run_whose_owner_is_gone(small_genesis: Path, quick
         assert "run refound" in str(said)
         refused = neuroshard(*branch)
         assert (refused.code, "Stop it first" in refused.err) == (2, True)
+        said = friends[0].wait_for(
+            "an evaluation", lambda status: bool(status["training"]["held_out"]), LONGEST_SECONDS
+        )
+        first_evaluation = said["training"]["held_out"][0]["step"]
         before = diloco(friends[0])
         steps = friends[0].get("/api/status")["training"]["steps"]
         assert friends[0].stop() == 0
@@ -71,7 +75,7 @@ def test_a_friend_continues_a_run_whose_owner_is_gone(small_genesis: Path, quick
         status = third.wait_for(
             "an outer step", lambda status: status["diloco"]["outer_steps"] > stage["outer_step"], LONGEST_SECONDS
         )
-        assert status["training"]["held_out"][0]["step"] == 0  # the curve continues
+        assert status["training"]["held_out"][0]["step"] == first_evaluation  # the curve continues
         until("address", lambda: bool(third.get("/api/status")["network"]["addresses"]))
         invite = ("run", "invite", "--run", branched["run_id"], "--data-dir", folders[1], "--token", TOKENS[1])
         link = neuroshard(*invite, "--json").json()["link"]
