@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.host.desktop import open_browser_at
 from neuroshard.host.identity import wallet_of
 from neuroshard.host.live_settings import Configuration
-from neuroshard.identity.invitations import to_code
+from neuroshard.identity.invitations import Invitation, to_code
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.process import (
     ListenerHandover,
@@ -113,12 +114,7 @@ def _run_once(
     handover: ListenerHandover | None,
     link: str | None,
 ) -> _Ended:
-    invitation, is_chosen = None, False
-    if demo is None and (loaded.settings.invite is not None or has_choice(loaded.settings.data_dir)):
-        from neuroshard.runs.invited_settings import invited_settings  # slow, and needed only here
-
-        invited = invited_settings(loaded)
-        loaded, invitation, is_chosen = invited.loaded, invited.invitation, invited.is_chosen
+    loaded, invitation, is_chosen = (loaded, None, False) if demo is not None else _invited(loaded)
     settings = loaded.settings
     started_at = time.time()
     wallet, _kind, warnings = wallet_of(loaded)  # first, so that a bad token is reported before anything is created
@@ -154,9 +150,7 @@ def _run_once(
             redactor,
             opened_link=link,
         )
-        server = ApiServer(create_app(context), listener)
-        server.start()
-        stack.callback(server.stop)
+        _serve(context, listener, stack)
         _show_dashboard(settings, port, warnings, open_browser=settings.browser and handover is None)
         stop = StopRequest()
         with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=ends_with_stdin):
@@ -171,6 +165,23 @@ def _run_once(
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
         return _Ended(report.exit_code, port if stop.starts_again else None)
+
+
+def _invited(loaded: LoadedSettings) -> tuple[LoadedSettings, Invitation | None, bool]:
+    """The settings of the invited or chosen run, its invitation, and whether the run was chosen here before."""
+    if loaded.settings.invite is None and not has_choice(loaded.settings.data_dir):
+        return loaded, None, False
+    from neuroshard.runs.invited_settings import invited_settings  # slow, and needed only here
+
+    invited = invited_settings(loaded)
+    return invited.loaded, invited.invitation, invited.is_chosen
+
+
+def _serve(context: ApiContext, listener: socket.socket, stack: ExitStack) -> None:
+    """Serve the dashboard and the API until the stack is closed."""
+    server = ApiServer(create_app(context), listener)
+    server.start()
+    stack.callback(server.stop)
 
 
 def _logging(settings: Settings, ring: LogRing, redactor: Redactor) -> ConfiguredLogging:

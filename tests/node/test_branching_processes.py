@@ -46,9 +46,7 @@ def test_a_friend_continues_a_run_whose_owner_is_gone(small_genesis: Path, quick
         assert "run refound" in str(said)
         refused = neuroshard(*branch)
         assert (refused.code, "Stop it first" in refused.err) == (2, True)
-        said = friends[0].wait_for(
-            "an evaluation", lambda status: bool(status["training"]["held_out"]), LONGEST_SECONDS
-        )
+        said = friends[0].wait_for("a loss", lambda status: bool(status["training"]["held_out"]), LONGEST_SECONDS)
         first_evaluation = said["training"]["held_out"][0]["step"]
         before = diloco(friends[0])
         steps = friends[0].get("/api/status")["training"]["steps"]
