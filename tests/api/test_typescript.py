@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "web" / "src" / "api"
 
 
 def test_the_types_of_the_dashboard_are_up_to_date() -> None:
-    there = {name: (FOLDER / name).read_text(encoding="utf-8") for name in ("status.ts", "responses.ts")}
+    there = {name: (FOLDER / name).read_text(encoding="utf-8") for name in typescript()}
     assert there == typescript(), "run: python -m neuroshard.api.typescript web/src/api"
 
 

@@ -84,7 +84,7 @@ from neuroshard.status.snapshot import (
 )
 from neuroshard.telemetry.logs import LogRing
 from neuroshard.types import Architecture, JsonValue, LayerRange, NodeId, Role, RunId, ShardId, WalletId
-from tests.worlds.run_commands import AboutRuns, OwnerCommand, run_result
+from tests.worlds.run_commands import RUN_BODIES, AboutRuns, OwnerCommand, run_result
 
 STARTED = 1_000.0
 
@@ -517,6 +517,7 @@ BODIES: dict[tuple[str, str], object] = {
     ("post", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "once"}], "max_tokens": 4},
     ("patch", "/api/config"): {"memory": 900},
     ("post", "/api/training/pause"): {"duration_seconds": 5},
+    **RUN_BODIES,
 }
 
 
