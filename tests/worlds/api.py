@@ -84,7 +84,7 @@ from neuroshard.status.snapshot import (
 )
 from neuroshard.telemetry.logs import LogRing
 from neuroshard.types import Architecture, JsonValue, LayerRange, NodeId, Role, RunId, ShardId, WalletId
-from tests.worlds.run_commands import RUN_BODIES, AboutRuns, OwnerCommand, run_result
+from tests.worlds.run_commands import QUESTIONS, RUN_BODIES, AboutRuns, OwnerCommand, run_result
 
 STARTED = 1_000.0
 
@@ -171,7 +171,7 @@ class FakeNode:
         while not self._stop.wait(0.002):
             while (taken := self.commands.take()) is not None:
                 command, answer = taken
-                self.taken.append(command)
+                self.taken += () if isinstance(command, QUESTIONS) else (command,)
                 if self.refuse is not None:
                     answer.set_exception(self.refuse)
                 elif isinstance(command, Generate):

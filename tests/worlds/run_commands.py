@@ -45,6 +45,7 @@ RUN_BODIES: dict[tuple[str, str], object] = {
     ("post", "/api/deputies"): {"named": "a1"},
 }
 AboutRuns: TypeAlias = ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock
+QUESTIONS = (ListMembers,)  # they change nothing
 OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings
 
 
