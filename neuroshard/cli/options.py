@@ -29,7 +29,7 @@ GenesisSource = Annotated[
 ]
 OwnText = Annotated[
     Path | None,
-    typer.Option("--text", metavar="FOLDER", help="Train a model of your own on the text files in this folder."),
+    typer.Option("--text", metavar="FOLDER", help="Train on your own text files in this folder."),
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="auto, cuda, mps or cpu. (default: auto)")

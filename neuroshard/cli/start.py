@@ -28,6 +28,7 @@ from neuroshard.cli.options import (
     NoPortMapping,
     NoRelay,
     NoTraining,
+    OwnText,
     P2pHost,
     P2pPort,
     Peers,
@@ -57,9 +58,7 @@ def demo(
         int | None,
         typer.Option(min=1, metavar="K", help="End after K steps with a summary. (default: run until it is stopped)"),
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Train on your own text files instead of the embedded ones.")
-    ] = None,
+    text: OwnText = None,
     nodes: Annotated[
         int, typer.Option(min=1, max=MOST_NODES, metavar="N", help="Start N nodes on this computer that form a swarm.")
     ] = 1,
