@@ -52,6 +52,22 @@ fi
 if [ "$(readlink "$bin/neuroshard" 2>/dev/null || true)" = "$root/neuroshard" ]; then rm -f "$bin/neuroshard"; fi
 rm -f "$share/applications/neuroshard-link.desktop" "$share/mime/packages/neuroshard.xml"
 rm -f "$share/applications/neuroshard.desktop" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
+# The indexes of file types and programs: written again, or removed if they are of nothing else.
+if rmdir "$share/mime/packages" 2>/dev/null; then
+    for index in XMLnamespaces aliases generic-icons globs globs2 icons magic mime.cache subclasses treemagic types \
+        version application/x-neuroshard-invitation.xml; do
+        rm -f "$share/mime/$index"
+    done
+elif [ -d "$share/mime/packages" ]; then
+    update-mime-database "$share/mime" 2>/dev/null || true
+fi
+if [ -f "$share/applications/mimeinfo.cache" ]; then
+    if ls "$share/applications/"*.desktop >/dev/null 2>&1; then
+        update-desktop-database "$share/applications" 2>/dev/null || true
+    else
+        rm -f "$share/applications/mimeinfo.cache"
+    fi
+fi
 rm -rf "$root"
 echo "NeuroShard is removed."
 
