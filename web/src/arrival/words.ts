@@ -95,7 +95,7 @@ export const INVITE = {
   once: "Copy the link or save the file now: this computer does not keep it.",
   save: "Save as a file",
   qr: "QR code of the invitation",
-  alone: "This computer trains alone, so there is no run to invite to.",
+  alone: "This computer trains alone, so there is no run to invite to. Make one with `neuroshard run create`, and start the node with it.",
   guest: "Only the owner of the run can invite, and members that were invited to do so.",
   none: "No invitation yet.",
   revoke: "Revoke",
