@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from statistics import median_low
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
@@ -100,7 +99,7 @@ class AllReduce:
         self._setting = setting
         self._own = own
         self._intents = {one.member.node_id: one.body for one in intents}
-        self._order = list(map(attrgetter("node_id"), self.members))
+        self._order = [member.node_id for member in self.members]
         # the other participants, which get all public messages
         self.others = (setting.others | set(self._order)) - {setting.self_id}
         step = setting.step
@@ -519,10 +518,10 @@ class AllReduce:
 
 
 def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
-    commitments = list(map(attrgetter("body.commitment"), intents))
+    commitments = [intent.body.commitment for intent in intents]
     return MemberFacts(
-        work=tuple(map(float, map(attrgetter("body.sequences"), intents))),
-        established=tuple(map(step.ledger.counts, map(attrgetter("member.node_id"), intents))),
+        work=tuple(float(intent.body.sequences) for intent in intents),
+        established=tuple(step.ledger.counts(intent.member.node_id) for intent in intents),
         originals=tuple(map(commitments.index, commitments)),
         are_friends=not step.committee.is_open,
     )

@@ -86,7 +86,7 @@ class Committee(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     @property
     def wallets(self) -> frozenset[WalletId]:
         """Wallets with a seat."""
-        return frozenset(map(attrgetter("wallet_id"), self.seats))
+        return frozenset(seat.wallet_id for seat in self.seats)
 
     @property
     def members(self) -> frozenset[GroupMember]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from operator import attrgetter
 
 from neuroshard.consensus.chain import Chain, ChainLedger, Step, has_one_node_per_wallet
 from neuroshard.consensus.committee import GroupMember, Seat
@@ -173,7 +172,7 @@ class Matchmaking:
     def _some(self, nodes: Collection[NodeId], ledger: ChainLedger | None) -> list[NodeId]:
         """The seats among these nodes and some others, different ones each time: no number of names hides a seat."""
         seats = () if ledger is None else ledger.committee.seats
-        first = set(map(attrgetter("node_id"), seats)).intersection(nodes)
+        first = {seat.node_id for seat in seats}.intersection(nodes)
         rest = sorted(set(nodes) - first)
         start = self._turns % max(1, len(rest))
         self._turns += ASKED_AT_ONCE

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from operator import attrgetter
 
 from msgspec import structs
 
@@ -287,7 +286,7 @@ class RoundStateMachine:
         value, entries = (None, self._entries) if lock is None else (lock.value.digest, ())
         proposal = self.setting.sign(RoundProposal(step.id, self.views.view, round_id, value, entries))
         said = ProposalSaid(proposal, intents, lock, (self._evidence or EntryEvidence()) if entries else None)
-        to = self.setting.others | set(map(attrgetter("member.node_id"), intents))
+        to = self.setting.others | {intent.member.node_id for intent in intents}
         return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
 
     def _take_proposal(self, said: ProposalSaid, now: float) -> list[Effect]:
