@@ -100,7 +100,7 @@ def test_checkpoint_and_settings(start_node: StartNode, open_page: OpenPage) -> 
     page = open_page(f"{node.url}#checkpoints")
     page.get_by_role("button", name="Save a checkpoint now").click()
     expect(page.locator(".message")).to_have_text("Done.")
-    page.get_by_role("link", name="Settings").click()
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Settings").click()
     page.get_by_role("button", name="Change Training text on disk").click()
     page.get_by_role("textbox", name="Training text on disk").fill("3000")
     page.get_by_role("button", name="Save", exact=True).click()
@@ -117,7 +117,7 @@ def test_a_dead_node_is_named_and_its_return_noticed(start_node: StartNode, open
     expect(page.get_by_role("alert")).to_contain_text("The values below are from")
     expect(page.get_by_role("heading", level=1)).to_have_text("The node does not answer.")
     expect(page.get_by_role("button", name="Pause")).to_be_disabled()
-    expect(page.get_by_text("in 764 learning steps")).to_be_visible()
+    expect(page.get_by_text("It made 764 learning steps.")).to_be_visible()
     assert page.evaluate("getComputedStyle(document.querySelector('.view')).filter") == "grayscale(1)"
     start_node(port=node.port)
     expect(page.get_by_role("alert")).to_have_count(0)

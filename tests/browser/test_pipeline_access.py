@@ -79,8 +79,7 @@ def test_stages_and_microbatches_are_chosen_without_a_mouse(start_node: StartNod
     """A group of choices is one stop of the Tab key; arrows move in it."""
     page = open_page(f"{start_node(driver()).url}#pipeline")
     expect(page.get_by_role("region", name="Who holds stage 1")).to_be_visible()
-    page.get_by_role("link", name="Settings").focus()
-    page.keyboard.press("Tab")
+    page.get_by_role("region", name="Stages", exact=True).get_by_role("radio").first.focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("region", name="Who holds stage 2")).to_be_visible()
     box = page.locator(".stage-box", has_text="Stage 2")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.process]
 FIRST_START_MS = 90_000
 SLOW_MS = 90_000
 TRAINS = re.compile("Your computer is (training|teaching)")
-STEPS = re.compile(r"in [\d,]+ learning steps?")
+STEPS = re.compile(r"made [\d,]+ learning steps?")
 FIRST_SAMPLE = re.compile("Before its first step|Steps 0 to ")  # a busy computer learns on while it writes
 
 

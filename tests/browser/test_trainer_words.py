@@ -28,7 +28,7 @@ def with_trainers(status: NodeStatus) -> NodeStatus:
 
 def test_a_trainer_says_that_the_layers_are_elsewhere(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node(with_trainers(among(4)))
-    page = open_page(node.url)
+    page = open_page(f"{node.url}#computer")
     card = page.get_by_role("region", name="This computer", exact=True)
     expect(card).to_contain_text("Trainer (feeds text in, the layers are on other computers)")
     expect(card).to_contain_text("no layers; the model has")

@@ -236,7 +236,7 @@ def live(root: CleanRoot, package: Path, limits: tuple[str, ...]) -> None:
 
 def is_cache(path: str) -> bool:
     """What other programs of the system write when a menu entry comes or goes."""
-    return path.endswith((".cache", "mimeinfo.cache")) or path.startswith(("tmp/", "run/"))
+    return path.endswith(".cache") or path.startswith(("tmp/", "run/", "usr/share/mime/"))
 
 
 def until(holds: Callable[[], bool], seconds: float = 120) -> None:

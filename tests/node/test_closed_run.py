@@ -40,6 +40,7 @@ from neuroshard.pipeline.stage_protocol import Operation
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.finding import FoundRun
 from neuroshard.runs.foundations import MAX_BYTES
+from neuroshard.runs.knocking import KNOCK_KIND
 from neuroshard.runs.offer import RunAnswer, RunOffer, RunRequest
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.state.replica_status import REPLICA_STATUS
@@ -184,9 +185,11 @@ def test_a_stranger_gets_parameters_and_no_other_answer(tmp_path: Path) -> None:
         assert world.kinds >= {HANDSHAKE, RUN_KIND, DATA, CHAIN, REPLICA_STATUS, *Operation}
         line = world.network.join(identity_of(STRANGER).node_id)
         for peer in sorted(ids(0, 1)):
-            for kind in sorted(world.kinds - {HANDSHAKE, RUN_KIND}):
+            for kind in sorted(world.kinds - {HANDSHAKE, RUN_KIND, KNOCK_KIND}):
                 with pytest.raises(PeerRefusedError, match=ASK):
                     await line.request(peer, Frame(kind), timeout_seconds=5)
+            with pytest.raises(PeerRefusedError):  # it is not on the local network
+                await line.request(peer, Frame(KNOCK_KIND), timeout_seconds=5)
             question = Frame(RUN_KIND, RunRequest(OFFER.run_id))
             limits = FrameLimits(max_body_bytes=MAX_BYTES, message=RunAnswer)
             answer = await line.request(peer, question, reply=limits, timeout_seconds=5)

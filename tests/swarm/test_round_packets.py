@@ -307,7 +307,9 @@ def test_a_quorum_counts_each_voter_once_and_nobody_else() -> None:
     assert not structs.replace(votes(Phase.COMMIT), phase=Phase.PREPARE).is_decided_by(seats)
     assert not structs.replace(votes(Phase.COMMIT), view=3).is_decided_by(seats)
     assert not structs.replace(votes(Phase.COMMIT), value=structs.replace(VALUE, next_root=HASH)).is_decided_by(seats)
-    others = chain_of([GroupMember(NodeId(f"n{number}"), WalletId(f"w{number}")) for number in range(3)]).committee
+    others = chain_of(
+        [GroupMember(NodeId(f"n{number}"), WalletId(f"w{number}")) for number in range(3)]
+    ).ledger.committee
     assert not votes(Phase.COMMIT).is_decided_by(others)
     foreign = tuple(
         VerifiedBody[Vote].of(structs.replace(vote.member, wallet_id="b" * 16), vote.body, vote.claim)

@@ -56,7 +56,9 @@ def test_with_one_of_four_voters_away_a_liar_gets_no_second_certificate(lie: str
         await for_seconds(2 * DUE_SECONDS, liar, *honest)
         check_one_line(*honest)
         for one in honest:
-            assert all(len(each.signers & set(chain_of(one).committee.members)) >= 3 for each in chain_of(one).recent)
+            assert all(
+                len(each.signers & set(chain_of(one).ledger.committee.members)) >= 3 for each in chain_of(one).recent
+            )
         network.wake(D)
         away.is_idle = False
         await until_step(2, honest, liar, *honest)
@@ -82,7 +84,7 @@ def test_twelve_wallets_that_contribute_once_get_no_vote(is_open: bool) -> None:
         await for_seconds(2 * DUE_SECONDS, *voters, *idle)
         assert [one.state.outer_step for one in idle] == before
         assert min(one.state.outer_step for one in voters) >= before[0] + 1
-        assert [seat.node_id for seat in chain_of(voters[0]).committee.seats] == list(seats)
+        assert [seat.node_id for seat in chain_of(voters[0]).ledger.committee.seats] == list(seats)
         check_one_line(*voters, *idle)
 
     play(scenario)

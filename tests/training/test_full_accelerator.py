@@ -149,7 +149,7 @@ def test_who_wants_a_text_or_a_loss_meanwhile_is_told_and_nothing_ends(
     trainer = make_trainer(compute, make_stage(compute, tmp_path))
     service = trainer.parts.stages[0].service
 
-    def full(*_: object) -> Tensor:
+    def full(*_: object, **_options: object) -> Tensor:
         raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
 
     monkeypatch.setattr(service.executor, "infer", full)

@@ -96,7 +96,7 @@ def test_a_completed_round_tells_who_was_in_it_and_what_ended_it() -> None:
     ]
     assert record.members[2].reason == "its direction disagrees with the majority"
     assert record.members[2].refusal == "direction"
-    assert record.certificate == CertificateStatus(signed.value.digest[:16], votes=3, voters=4)
+    assert record.certificate == CertificateStatus(signed.value.digest[:16], votes=3, voters=4, sequences=100)
     assert (record.outer_step, record.codec, record.aggregator) == (7, "int8", "trimmed_mean(0.2)")
     assert (record.strategy, record.part) == ("streaming", "quarter 4 of 4")
     assert (record.bytes_sent, record.bytes_received, record.is_late, record.abandoned_for) == (5, 6, False, None)
