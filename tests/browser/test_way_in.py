@@ -122,7 +122,7 @@ def test_two_nodes_at_two_ports_do_not_share_a_session(
 def test_a_setting_of_the_owner_is_shown_with_its_command(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}#settings")
     page.get_by_label("Show all settings").check()
-    for title, way in (("Host", "neuroshard --host HOST"), ("Update URL", "a line in config.toml")):
+    for title, way in (("Dashboard address", "neuroshard --host HOST"), ("Updates from", "a line in config.toml")):
         row = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name=title, exact=True))
         expect(row).to_contain_text(re.compile(f"No page can change it. Use {way}"))
         expect(row.get_by_role("button")).to_have_count(0)
