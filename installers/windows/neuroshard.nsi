@@ -126,12 +126,8 @@ Section "NeuroShard" SecProgram
   RMDir /r "$INSTDIR\cache"
   WriteUninstaller "$INSTDIR\uninstall.exe"
   WriteRegStr HKCU "Software\NeuroShard" "InstallDir" "$INSTDIR"
-  ; a click on an invitation only opens a page
-  WriteRegStr HKCU "Software\Classes\neuroshard" "" "URL:NeuroShard invitation"
-  WriteRegStr HKCU "Software\Classes\neuroshard" "URL Protocol" ""
-  WriteRegStr HKCU "Software\Classes\neuroshard\shell\open\command" "" '"$INSTDIR\neuroshard.cmd" link -- "%1"'
-  WriteRegStr HKCU "Software\Classes\.neuroshard-invitation" "" "NeuroShard.Invitation"
-  WriteRegStr HKCU "Software\Classes\NeuroShard.Invitation\shell\open\command" "" '"$INSTDIR\neuroshard.cmd" link -- "%1"'
+  ; Nothing is registered for neuroshard:// links: cmd.exe would expand % in a link before the program sees it, so a
+  ; link could run a command. It needs a launcher that is not a batch file.
   WriteRegStr HKCU "${UNINSTALL_KEY}" "DisplayName" "${NAME}"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "DisplayVersion" "${VERSION}"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "Publisher" "The NeuroShard contributors"
@@ -213,9 +209,6 @@ Section "Uninstall"
   RMDir /r "$SMPROGRAMS\NeuroShard"
   DeleteRegKey HKCU "${UNINSTALL_KEY}"
   DeleteRegKey HKCU "Software\NeuroShard"
-  DeleteRegKey HKCU "Software\Classes\neuroshard"
-  DeleteRegKey HKCU "Software\Classes\.neuroshard-invitation"
-  DeleteRegKey HKCU "Software\Classes\NeuroShard.Invitation"
   !insertmacro OFFER_DATA "$2"
   !insertmacro OFFER_DATA "$3"
 SectionEnd
