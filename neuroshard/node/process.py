@@ -54,13 +54,19 @@ class StopRequest:
 
     def ask_restart(self, reason: str) -> None:
         """Request a stop after which the node starts again in this process, for example with another run."""
-        self.starts_again = self.reason is None
-        self.ask(reason)
+        self._ask(reason, starts_again=True)
 
     def ask(self, reason: str) -> None:
-        """Request a stop. The first call keeps its reason and runs the present reaction on the event loop."""
+        """Request a stop. The first call keeps its reason and runs the present reaction on the event loop.
+
+        After it, nothing starts again, also if a restart was requested before.
+        """
+        self._ask(reason, starts_again=False)
+
+    def _ask(self, reason: str, *, starts_again: bool) -> None:
         with self._lock:
             is_first, self.reason = self.reason is None, self.reason or reason
+            self.starts_again = starts_again and (is_first or self.starts_again)
             if is_first and self._token is not None:
                 import trio
 

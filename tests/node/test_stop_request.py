@@ -66,3 +66,13 @@ def test_a_wake_up_before_the_wait_and_after_the_end_is_kept_or_ignored() -> Non
             waker.wake()
         waker.wait()
     waker.wake()
+
+
+def test_a_stop_after_a_restart_was_requested_ends_the_node() -> None:
+    stop = StopRequest()
+    stop.ask_restart("joining another run")
+    assert stop.starts_again
+    stop.ask("SIGTERM received")
+    assert not stop.starts_again
+    stop.ask_restart("joining another run")
+    assert not stop.starts_again
