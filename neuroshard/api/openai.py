@@ -21,7 +21,7 @@ MOST_ALTERNATIVES = 20
 CHAT_TOKENS = 128  # length of a reply if the request names none
 
 Prompt = Annotated[str, Field(max_length=1_000_000)]  # at most the size of a body: the node counts its tokens
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
 StopSequence = Annotated[str, Field(min_length=1, max_length=200)]
 Nothing: TypeAlias = Annotated[list[str], Field(max_length=0)] | Annotated[dict[str, str], Field(max_length=0)] | None
 PromptInput: TypeAlias = str | tuple[int, ...]
@@ -64,8 +64,8 @@ class CompletionRequest(SamplingRequest):
     prompt: (
         Prompt
         | TokenIds
-        | Annotated[list[Prompt], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Prompt], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     ) = Field(description="a text, a list of token ids, or a list of texts or of lists of token ids")
     max_tokens: int = Field(default=16, ge=0, le=MOST_COMPLETION_TOKENS)
     echo: bool = False
@@ -110,7 +110,7 @@ class ChatMessage(RequestBody):
     """One message of a conversation. The members without text are those of a reply that clients send back."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Prompt | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PROMPTS)]
+    content: Prompt | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -132,7 +132,7 @@ class TextFormat(RequestBody):
 class ChatRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1_000)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1_000, fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=1, le=MOST_COMPLETION_TOKENS)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MOST_COMPLETION_TOKENS)
     logprobs: bool | None = None

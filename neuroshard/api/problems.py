@@ -37,6 +37,7 @@ NO_SUCH_PAGE = b"""<!doctype html>
 </main></body></html>
 """
 MOST_DETAIL_CHARACTERS = 1_000
+MOST_ERRORS = 32  # of one body, in the answer
 
 
 class AccessDeniedError(NeuroShardError):
@@ -153,7 +154,7 @@ def problem_of(error: Exception) -> Problem:
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=error.headers or {})
         case RequestValidationError():
-            errors = tuple((_location(entry["loc"]), str(entry["msg"])) for entry in error.errors())
+            errors = tuple((_location(entry["loc"]), str(entry["msg"])) for entry in error.errors()[:MOST_ERRORS])
             return Problem(422, "; ".join(f"{where}: {what}" for where, what in errors), errors=errors)
         case _:
             return Problem(500, "The node met an unexpected error.", "Its log says more.")

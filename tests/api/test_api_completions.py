@@ -267,3 +267,13 @@ def test_only_some_completions_run_at_once(serve: Callable[..., Api], node: Fake
             node.hold.set()
             assert running.read().endswith(b"data: [DONE]\n\n")
         assert client.post("/v1/completions", json=ASK).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "prompt", [[{}] * 20_000, [""] * 20_000, [[""] * 20_000], [-1] * 20_000, [[-1]] * 20_000, [["x", 1]] * 20_000]
+)
+def test_a_long_list_of_wrong_prompts_gets_a_short_answer(api: Api, prompt: list[object]) -> None:
+    """Work and memory for an error must not grow with the number of wrong items."""
+    response = api.command("POST", "/v1/completions", {"prompt": prompt})
+    assert response.status_code in (400, 422)
+    assert len(response.content) < 10_000
