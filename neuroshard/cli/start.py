@@ -189,10 +189,14 @@ def trainer(
     from neuroshard.config.loading import load_settings
 
     flags = settings_given({name: value for name, value in context.params.items() if name != "end_with_stdin"})
-    loaded = load_settings(flags, os.environ, default_data_dir() / TRAINER_FOLDER)
+
+    def load() -> LoadedSettings:
+        return load_settings(flags, os.environ, default_data_dir() / TRAINER_FOLDER)
+
+    loaded = load()
     from neuroshard.node.launch import run_node  # slow import: wrong settings are reported before it
 
-    raise typer.Exit(run_node(loaded, is_trainer=True, ends_with_stdin=end_with_stdin))
+    raise typer.Exit(run_node(loaded, is_trainer=True, ends_with_stdin=end_with_stdin, reload=load))
 
 
 def seed(
