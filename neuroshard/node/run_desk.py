@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Set
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import anyio.to_thread
@@ -110,12 +111,12 @@ class RunDesk:
             raise UsageError("This computer does not ask any more.", "Let it try again.")
         if not command.is_allowed:
             door.knocks.answer(found.wallet, None)
-            return self._result(f"{found.name} is not let in.")
+            return self._result(f"{found.name or 'The computer'} is not let in.")
         stored, now = StoredPasses(self._data_dir, offer), time.time()
-        label = f"{found.name[:24]} {len(stored.issued().issued) + 1}"
+        label = _free_label(found.name[:24] or "computer", stored)
         invitation = stored.issue(self._wallet, InvitationTerms(now + DAY_SECONDS, 1, label), InvitedPlaces(""))
         door.knocks.answer(found.wallet, invitation.pass_for(found.wallet, now))
-        return self._result(f"{found.name} may join now.")
+        return self._result(f"{found.name or 'The computer'} may join now.")
 
     def _offer(self) -> RunOffer:
         """The run that this node shares with others. Raises UsageError."""
@@ -171,7 +172,7 @@ class RunDesk:
         peers = addresses_of(self._peer_network.networking.current) or offer.parameters.seeds
         if not peers:
             raise UsageError("This node has no address yet at which others find it.", "Try again in a few seconds.")
-        label = command.label or f"invitation {len(stored.issued().issued) + 1}"
+        label = command.label or _free_label("invitation", stored)
         terms = InvitationTerms(time.time() + command.days * DAY_SECONDS, command.uses, label, command.may_invite)
         places = invited_places(offer.parameters, peers, self._configuration.settings.genesis)
         link = LINK + to_code(stored.issue(self._wallet, terms, places))
@@ -212,6 +213,12 @@ class RunDesk:
 
     def _result(self, message: str, details: dict[str, JsonValue] | None = None) -> CommandResult:
         return CommandResult(self._board.current().state, message, details)
+
+
+def _free_label(word: str, stored: StoredPasses) -> str:
+    """A label for a new invitation that no other one has: the word and a number."""
+    taken = {one.label for one in stored.issued().issued}
+    return next(label for number in count(len(taken) + 1) if (label := f"{word} {number}") not in taken)
 
 
 def _row(one: IssuedInvitation, passes: tuple[MemberPass, ...], now: float, revoked: Set[bytes]) -> JsonValue:

@@ -136,7 +136,7 @@ class StoredPasses:
         """
         known = self.issued()
         if any(one.label == terms.label for one in known.issued):
-            raise UsageError(f"An invitation with the label {terms.label!r} exists.", "Choose another --label.")
+            raise UsageError(f"An invitation with the label {terms.label!r} exists.", "Choose another label.")
         invitation = self._invite(wallet, terms, places)
         grant = invitation.grant
         one = IssuedInvitation(grant.label, grant.invitation, grant.uses, grant.not_after)
