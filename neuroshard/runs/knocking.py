@@ -19,14 +19,14 @@ from neuroshard.identity.wallet import key_words, wallet_id_of
 from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, RequestRefusedError
-from neuroshard.network.libp2p.addresses import is_near
+from neuroshard.network.libp2p.addresses import Scope, is_near, scope_of
 from neuroshard.types import NamedRun, NodeId, RunId
 
 KNOCK_KIND = "run/knock"
 MOST_WAITING = 3
 PAUSE_SECONDS = 60.0  # between two new knocks of one host
 FORGOTTEN_SECONDS = 120.0  # a knock that is not repeated for this time has left
-MOST_HOSTS = 256
+REMEMBERED_SECONDS = 600.0  # an answer of the owner
 ASK_SECONDS = 10.0
 State = Literal["waiting", "allowed", "refused", "full"]
 
@@ -57,6 +57,7 @@ class WaitingKnock:
     wallet: bytes
     name: str
     seen_at: float
+    host: str
 
     @property
     def sentence(self) -> str:
@@ -66,32 +67,40 @@ class WaitingKnock:
 
 @dataclass
 class KnockList:
-    """The knocks at one node: at most MOST_WAITING wait, and a host may knock again once per PAUSE_SECONDS. No I/O."""
+    """The knocks at one node: at most MOST_WAITING wait, one per host, which may knock again after PAUSE_SECONDS."""
 
     waiting: dict[bytes, WaitingKnock] = field(default_factory=dict[bytes, WaitingKnock])
-    passes: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    refused: set[bytes] = field(default_factory=set[bytes])
+    # the owner's answers by wallet, and when the wallet got the answer first; None until then
+    _answers: dict[bytes, tuple[KnockAnswer, float | None]] = field(
+        default_factory=dict[bytes, tuple[KnockAnswer, float | None]]
+    )
     _hosts: dict[str, float] = field(default_factory=dict[str, float])  # time of each host's last new knock
 
     def knock(self, host: str, knock: Knock, now: float) -> KnockAnswer:
         """Take a knock, or its repetition, and return the answer so far."""
         self.forget(now)
-        if (member_pass := self.passes.get(knock.wallet)) is not None:
-            return KnockAnswer("allowed", member_pass)
-        if knock.wallet in self.refused:
-            return KnockAnswer("refused")
+        if (found := self._answers.get(knock.wallet)) is not None:
+            answer, since = found
+            self._answers[knock.wallet] = answer, now if since is None else since
+            return answer
         if (known := self.waiting.get(knock.wallet)) is not None:
             known.seen_at = now
             return KnockAnswer("waiting")
         is_early = now - self._hosts.get(host, float("-inf")) < PAUSE_SECONDS
-        if len(self.waiting) >= MOST_WAITING or is_early or len(self._hosts) >= MOST_HOSTS:
+        waits = any(one.host == host for one in self.waiting.values())
+        if len(self.waiting) >= MOST_WAITING or is_early or waits:
             return KnockAnswer("full")
         self._hosts[host] = now
-        self.waiting[knock.wallet] = WaitingKnock(knock.wallet, knock.name, now)
+        self.waiting[knock.wallet] = WaitingKnock(knock.wallet, knock.name, now, host)
         return KnockAnswer("waiting")
 
     def forget(self, now: float) -> None:
-        """Forget computers that stopped knocking, and hosts that may knock again."""
+        """Forget computers that stopped knocking, hosts that may knock again, and answers that were given long ago."""
+        self._answers = {
+            wallet: (answer, since)
+            for wallet, (answer, since) in self._answers.items()
+            if since is None or now - since < REMEMBERED_SECONDS
+        }
         self.waiting = {key: one for key, one in self.waiting.items() if now - one.seen_at < FORGOTTEN_SECONDS}
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < PAUSE_SECONDS}
 
@@ -102,10 +111,8 @@ class KnockList:
     def answer(self, wallet: bytes, member_pass: bytes | None) -> None:
         """Record the owner's answer: a pass, or None for a refusal. The next knock of the wallet gets it."""
         self.waiting.pop(wallet, None)
-        if member_pass is None:
-            self.refused.add(wallet)
-        else:
-            self.passes[wallet] = member_pass
+        answer = KnockAnswer("refused") if member_pass is None else KnockAnswer("allowed", member_pass)
+        self._answers[wallet] = answer, None
 
 
 class KnockDoor:
@@ -128,12 +135,22 @@ class KnockDoor:
 
     def _take(self, network: Network, sender: NodeId, knock: Knock) -> KnockAnswer:
         """Raises RequestRefusedError for another run, and for a computer that is not on the local network."""
-        hosts = [_host_of(one.address) for one in network.transport.connections() if one.peer == sender]
-        if knock.run != self._run_id or not hosts or not all(host and is_near(host) for host in hosts):
+        host = _near_host(network, sender)
+        if knock.run != self._run_id or not host:
             raise RequestRefusedError("Only computers on the same local network may knock here.")
-        answer = self.knocks.knock(hosts[0], knock, anyio.current_time())
+        answer = self.knocks.knock(host, knock, anyio.current_time())
         self._changed()
         return answer
+
+
+def _near_host(network: Network, peer: NodeId) -> str:
+    """IP address of a peer on the local network; "" for any other.
+
+    A public IPv4 address is never near: the network of a server may contain half a city.
+    """
+    hosts = [_host_of(one.address) for one in network.transport.connections() if one.peer == peer]
+    is_local = all(host and is_near(host) and (":" in host or scope_of(host) is not Scope.WORLD) for host in hosts)
+    return hosts[0] if hosts and is_local else ""
 
 
 def _host_of(address: str) -> str:
@@ -143,18 +160,27 @@ def _host_of(address: str) -> str:
 
 
 async def knock_at_all(networking: Networking, knock: Knock) -> KnockAnswer | None:
-    """Knock at every connected node; the answer that says most, or None if no node has an owner that may invite."""
+    """Knock at every connected node of the local network; the answer that says most, or None without any.
+
+    Other nodes do not learn the name of this computer.
+    """
     network = networking.current
     if network is None:
         return None
     found: list[KnockAnswer] = []
-    for peer in sorted(network.transport.peers()):
+
+    async def ask(peer: NodeId) -> None:
         try:
             frame = await network.transport.request(
                 peer, Frame(KNOCK_KIND, knock), reply=FrameLimits(message=KnockAnswer), timeout_seconds=ASK_SECONDS
             )
             found.append(frame.read(KnockAnswer))
         except NeuroShardError:
-            continue  # it is not the owner's, or not on this network
+            return  # it is not the owner's
+
+    async with anyio.create_task_group() as tasks:  # one that is silent delays no other
+        for peer in sorted(network.transport.peers()):
+            if _near_host(network, peer):
+                tasks.start_soon(ask, peer)
     order: tuple[State, ...] = ("allowed", "waiting", "refused", "full")
     return min(found, key=lambda one: order.index(one.state), default=None)

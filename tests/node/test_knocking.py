@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from neuroshard.runs.knocking import FORGOTTEN_SECONDS, MOST_WAITING, PAUSE_SECONDS, Knock, KnockAnswer, KnockList
+from neuroshard.runs.knocking import (
+    FORGOTTEN_SECONDS,
+    MOST_WAITING,
+    PAUSE_SECONDS,
+    REMEMBERED_SECONDS,
+    Knock,
+    KnockAnswer,
+    KnockList,
+)
 
 RUN = "1" * 64
 
@@ -24,7 +32,9 @@ def test_a_host_knocks_anew_once_per_minute() -> None:
     knocks = KnockList()
     assert knocks.knock("10.0.0.1", knock_of(1), 0.0).state == "waiting"
     assert knocks.knock("10.0.0.1", knock_of(2), PAUSE_SECONDS - 1).state == "full"  # other wallets do not help
-    assert knocks.knock("10.0.0.1", knock_of(2), PAUSE_SECONDS).state == "waiting"
+    assert knocks.knock("10.0.0.1", knock_of(2), PAUSE_SECONDS).state == "full"  # the first one still waits
+    assert knocks.knock("10.0.0.2", knock_of(2), PAUSE_SECONDS).state == "waiting"
+    assert knocks.knock("10.0.0.1", knock_of(3), FORGOTTEN_SECONDS).state == "waiting"
 
 
 def test_who_stops_knocking_is_forgotten() -> None:
@@ -43,3 +53,12 @@ def test_the_owners_answer_is_given_to_that_wallet_only() -> None:
     assert knocks.knock("10.0.0.1", knock_of(1), 1.0) == KnockAnswer("allowed", b"pass")
     assert knocks.knock("10.0.0.1", knock_of(2), 1.0) == KnockAnswer("refused")
     assert knocks.knock("10.0.0.3", knock_of(3), 1.0) == KnockAnswer("waiting")
+
+
+def test_a_refusal_ends_some_time_after_it_was_heard() -> None:
+    """A slip of the owner's hand must not last until the next start."""
+    knocks, late = KnockList(), 10_000.0
+    knocks.knock("10.0.0.1", knock_of(1), 0.0)
+    knocks.answer(bytes([1] * 32), None)
+    assert knocks.knock("10.0.0.1", knock_of(1), late).state == "refused"  # it hears the answer, however late it asks
+    assert knocks.knock("10.0.0.1", knock_of(1), late + REMEMBERED_SECONDS).state == "waiting"
