@@ -321,6 +321,14 @@ class Chain:
                 return place, structs.replace(self.ledger, committee=committee)
         return None
 
+    def values_after(self, root: str, outer_step: int) -> Sequence[Value] | None:
+        """The newest values from the one that follows a state on, the oldest first; None if none known here does."""
+        if self.standing.is_state(root, outer_step):
+            return ()
+        recent = [each.value for each in self.recent]
+        starts = [place for place, value in enumerate(recent) if value.root == root and value.outer_step >= outer_step]
+        return recent[starts[0] :] if starts else None
+
     def has_aggregate(self, root: str) -> bool:
         """Whether the step from this state may have an aggregate: the step of a lone member has none."""
         after = [each.value for each in self.recent if each.value.root == root != each.value.next_root]
@@ -419,6 +427,7 @@ class Chain:
             if other.value.digest != each.value.digest:
                 raise ForkError(self.start.stage, each.value.height, sorted(other.signers & each.signers))
         seen = {milestone.height: milestone.value for milestone in ledger.milestones}
+        seen |= {each.value.height - 1: each.value.parent for each in recent}
         seen |= {each.value.height: each.value.digest for each in recent} | {height: value}
         for milestone in (*self.ledger.milestones, Milestone(self.standing.height, self.standing.value)):
             if seen.get(milestone.height, milestone.value) != milestone.value:

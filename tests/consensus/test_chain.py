@@ -119,6 +119,15 @@ def test_two_certificates_of_one_height_are_a_fork_that_names_the_double_signers
         chain.extended(signed(value_on(other), MEMBERS[:3]))
 
 
+def test_a_line_that_left_at_the_newest_value_known_here_is_a_fork_although_it_shows_only_later_values() -> None:
+    """A node asks for the values above its own height, so the other value of that height is not among them."""
+    start = longer(founded(), 3)
+    own = start.extended(signed(value_on(start), MEMBERS[:2]))
+    other = longer(start.extended(signed(value_on(start, "2"), MEMBERS[1:3])), 3)
+    with pytest.raises(ForkError):
+        own.proven(other.proof(own.standing.height))
+
+
 def admitted(chain: Chain) -> Chain:
     """The fourth member works until it gets a seat."""
     newcomer = MEMBERS[3]
