@@ -69,15 +69,9 @@ LONGEST_LINK = 10_000  # characters that are handed over; a longer text cannot b
 
 def link_text(link: str) -> str:
     """The text of a link, or of an invitation file. Raises InvitationError if the file cannot be read."""
-    from neuroshard.identity.invitations import FILE_SUFFIX, InvitationError
+    from neuroshard.runs.invited_settings import text_of
 
-    if "://" in link or not link.endswith(FILE_SUFFIX):
-        return link[:LONGEST_LINK]
-    try:
-        with Path(link).open(encoding="ascii", errors="replace") as stream:
-            return stream.read(LONGEST_LINK)
-    except OSError as error:
-        raise InvitationError(f"The file {link} cannot be read: {error.strerror}.", "Check the path.") from error
+    return text_of(link)[:LONGEST_LINK]
 
 
 def show_link(data_dir: Path | None, text: str) -> bool:

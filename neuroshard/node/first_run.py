@@ -38,6 +38,7 @@ from neuroshard.node.process import (
     show_first_instance,
 )
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice, release_run
+from neuroshard.runs.invited_settings import text_of
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 60.0  # between checks whether the page has been closed for long
@@ -206,10 +207,11 @@ class _FirstRun:
         self.desk = SetupDraft(loaded, surroundings_of(self._autostart), arrival, self._finish, self._start_demo)
 
     def open_link(self, link: str | None) -> None:
-        """Begin with the invitation in a link that was opened, or in the settings."""
+        """Begin with the invitation in a link that was opened, or in the settings. Raises InvitationError."""
         given = self.loaded.settings.invite
-        if link is not None or given is not None:
-            self.desk.arrival.open_link(link or (given.get_secret_value() if given else ""), time.time())
+        text = link if given is None else link or text_of(given.get_secret_value())
+        if text is not None:
+            self.desk.arrival.open_link(text, time.time())
 
     def wait(self) -> None:
         """Wait until the wizard is finished, stopped or abandoned, so that a closed page leaves no process behind."""

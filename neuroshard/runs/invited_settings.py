@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from neuroshard.config.loading import LoadedSettings, Source
 from neuroshard.errors import UsageError
@@ -85,12 +87,19 @@ def _is_local(loaded: LoadedSettings) -> bool:
 
 def read_invitation_text(text: str) -> Invitation:
     """Read an invitation from a code, a link, or the path of a file. Raises InvitationError."""
-    text = text.strip()
-    if "://" in text or not (text.endswith(FILE_SUFFIX) or _is_file(text)):
-        return read_code(text)
+    return read_code(text_of(text))
+
+
+def text_of(given: str) -> str:
+    """The text of a code or a link, or the content of a file. Raises InvitationError if it cannot be read."""
+    text = given.strip()
+    if text.startswith("file:"):  # as desktops pass a file that was clicked
+        text = url2pathname(urlsplit(text).path)
+    elif "://" in text or not (text.endswith(FILE_SUFFIX) or _is_file(text)):
+        return text
     try:
         with Path(text).expanduser().open(encoding="ascii", errors="replace") as stream:
-            return read_code(stream.read(4 * MAX_CODE_CHARACTERS))
+            return stream.read(4 * MAX_CODE_CHARACTERS)
     except OSError as error:
         raise InvitationError(f"The file {text} cannot be read: {error.strerror}.", "Check the path.") from error
 

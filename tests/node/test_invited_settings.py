@@ -50,3 +50,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     missing = tmp_path / f"friends{FILE_SUFFIX}"
     with pytest.raises(InvitationError, match="cannot be read"):
         read_invitation_text(str(missing))
+
+
+def test_a_file_that_a_desktop_passes_as_an_address_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "for Ada.neuroshard-invitation"
+    file.write_text(code_of(1), "ascii")
+    assert read_invitation_text(file.as_uri()).run_id == "1" * 64
