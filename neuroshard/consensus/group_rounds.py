@@ -103,7 +103,8 @@ class GroupRounds:
         self._sent: _Sent | None = None
         self._called = Signal()
         self._behind_since: float | None = None
-        self._lost_state = ""  # why no replica here has the newest certified state, in words for people
+        self._replaces_lost_state = False  # whether the next step of this node alone may replace a lost state
+        self._lost_state = ""  # why no step completes without a lost state, in words for people
         self._absent = ""  # the seats that are missing, in words for people, as of the last look
         self._is_learning = False  # whether replicas are being asked for their chain
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
@@ -137,7 +138,9 @@ class GroupRounds:
         """Whether a step of this node alone is allowed."""
         if self.in_round or self.due is not None or not self.seats.may_vote:
             return False
-        step = self.lone.pending() if self.lone.is_ahead else self._present_step() or self.lone.after_lost_state()
+        step = self.lone.pending() if self.lone.is_ahead else self._present_step()
+        if self._replaces_lost_state:
+            step = step or self.lone.after_lost_state()
         return self._matchmaking.is_alone(step, anyio.current_time())
 
     @property
@@ -174,8 +177,7 @@ class GroupRounds:
 
     def certified_root(self, outer_step: int) -> str:
         """The newest certified root if it is the state after this outer step; otherwise ""."""
-        chain = self.chain.chain
-        standing = None if chain is None else chain.standing
+        standing = None if self.chain.chain is None else self.chain.chain.standing
         return standing.root or "" if standing is not None and standing.outer_step == outer_step else ""
 
     def withdraw(self) -> None:
@@ -292,27 +294,28 @@ class GroupRounds:
 
         Nobody waits for a state that no replica here has: without a say of others, the next step replaces it.
         """
-        own, now = self._replica.replica_status(), anyio.current_time()
-        chain = self.chain.chain
-        if chain is None or not own.root or self.chain.fork is not None or self.chain.is_newest(own) or self.in_round:
-            self._behind_since, self._lost_state = None, ""
+        own, chain, now = self._replica.replica_status(), self.chain.chain, anyio.current_time()
+        is_settled = self.chain.fork is not None or self.chain.is_newest(own) or self.lone.is_ahead
+        if chain is None or not own.root or is_settled or self.in_round:
+            self._behind_since, self._lost_state, self._replaces_lost_state = None, "", False
             return False
-        if self.lone.is_ahead:
-            return False
-        if await self.catch_up():
+        if chain.has_aggregate(own.root) and await self.catch_up():
             self._behind_since = None
             return True
+        chain = self.chain.chain or chain  # it may have been learned meanwhile
         self._behind_since = now if self._behind_since is None else self._behind_since
         is_patient = now - self._behind_since < self._matchmaking.times.behind_seconds
         if is_patient and chain.has_aggregate(own.root):
             return True
         if not self._matchmaking.has_newer(chain, look):
-            self._lost_state = "" if self.lone.after_lost_state() is not None else LOST_STATE
-            return self._lost_state != ""
+            self._lost_state = LOST_STATE if self.lone.after_lost_state() is None else ""
+            has_waited = now - self._behind_since >= self._matchmaking.times.absent_seconds
+            self._replaces_lost_state = has_waited and self._lost_state == ""
+            return not self._replaces_lost_state
         self._lost_state = ""
         if not self.must_follow.is_set():
-            layers = self.stage.layers
-            _LOG.info("The chain of layers %d-%d is ahead: downloading its state.", layers.start + 1, layers.stop)
+            first, last = self.stage.layers.start + 1, self.stage.layers.stop
+            _LOG.info("The chain of layers %d-%d is ahead: downloading its state.", first, last)
             self.must_follow.set()
         return True
 
@@ -398,9 +401,9 @@ class GroupRounds:
     def _leave(self, *, completed: bool) -> None:
         if self._sent is not None and not completed:
             self._sent.is_outgrown = self._sent.is_late = True
-        members = () if self.due is None else self.due.members
+        answered = [] if self.due is None else [member.node_id for member in self.due.members]
         self.in_round, self.due = False, None
-        self._matchmaking.note_answers([member.node_id for member in members], anyio.current_time())
+        self._matchmaking.note_answers(answered, anyio.current_time())
         self._matchmaking.ended(anyio.current_time(), completed=completed)
 
     async def _with_group(
@@ -486,8 +489,8 @@ class GroupRounds:
     def _end(self, *, is_late: bool = False) -> RoundEnd:
         mail, (sent, received) = self.actor.mail, self._mailed
         self._mailed = mail.sent_bytes, mail.received_bytes
-        sent, received, now = mail.sent_bytes - sent, mail.received_bytes - received, anyio.current_time()
-        return RoundEnd(self._replica.now(), now, sent, received, is_late)
+        moved = mail.sent_bytes - sent, mail.received_bytes - received
+        return RoundEnd(self._replica.now(), anyio.current_time(), *moved, is_late)
 
     def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[RoundConfig, RoundWork]:
         work = self._work(step.number)

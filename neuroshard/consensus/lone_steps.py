@@ -91,10 +91,15 @@ class LoneSteps:
         return UNPROVEN if self.is_ahead and self._chain.obstacle == "" and self.pending() is None else ""
 
     def after_lost_state(self) -> Step | None:
-        """The step after the newest certified state, which this node lacks; None if others have a say in that step."""
+        """The step after the newest certified state, which this node lacks.
+
+        None if others have a say in that step, or if any of the lost states has the work of others.
+        """
         chain, own = self._chain.chain, self._replica.replica_status()
-        is_behind = chain is not None and self._chain.fork is None and own.outer_step <= chain.standing.outer_step
-        if chain is None or not is_behind or not own.root or self._chain.is_newest(own) or not self._seats.may_vote:
+        if chain is None or self._chain.fork is not None or not own.root or not self._seats.may_vote:
+            return None
+        lost = chain.values_after(own.root, own.outer_step)
+        if not lost or any(value.round_id is not None for value in lost):
             return None
         step = self._step(chain)
         return step if step.is_quorum({self._replica.node_id}) else None

@@ -251,12 +251,12 @@ class Matchmaking:
         return self._some([node for node, other in look.others.items() if other.height > look.own.height], ledger)
 
     def has_newer(self, chain: Chain, look: Look) -> bool:
-        """Whether a replica that counts reports the newest certified state, or one on the way to it."""
-        return any(
-            chain.ledger.counts(node)
-            and (other.outer_step > look.own.outer_step or chain.standing.is_state(other.root, other.outer_step))
-            for node, other in look.others.items()
-        )
+        """Whether a replica that counts reports the newest certified state, or one from which aggregates lead to it."""
+        for node, other in look.others.items():
+            after = chain.values_after(other.root, other.outer_step) if chain.ledger.counts(node) else None
+            if after is not None and not any(value.is_lone for value in after):
+                return True
+        return False
 
     def ended(self, now: float, *, completed: bool) -> None:
         """Record the end of a step, completed or abandoned."""

@@ -206,6 +206,11 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return hash_parts("neuroshard/value", msgspec.msgpack.encode(self)).hex()
 
     @property
+    def is_lone(self) -> bool:
+        """Whether a member made this outer step alone, so that no aggregate leads to the state after it."""
+        return self.round_id is None and self.root != self.next_root
+
+    @property
     def work(self) -> CertifiedWork:
         """The part of the value that advances the line's progress."""
         choice = median_low(choice for _, choice in self.choices) if self.choices else None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.consensus.lone_steps import LOST_STATE
+from neuroshard.consensus.stage_chain import InMemoryChainStore
 from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState
@@ -38,7 +39,9 @@ def certified(replica: SimulatedReplica) -> tuple[int, str | None]:
 def test_a_lone_node_continues_from_the_state_that_it_has() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         _, after = await killed_after_a_lone_step(network)
-        await for_seconds(4 * DUE_SECONDS, after)
+        await for_seconds(2 * DUE_SECONDS, after)
+        assert after.state.outer_step == 0  # a friend may be about to start
+        await for_seconds(5 * DUE_SECONDS, after)
         assert after.state.outer_step >= 3
         assert certified(after) == (after.state.outer_step, after.replica_status().root)
         assert not after.group.must_follow.is_set()
@@ -63,14 +66,57 @@ def test_a_node_whose_state_another_one_has_takes_it_from_there() -> None:
 def test_a_friend_at_the_lost_state_learns_what_replaces_it() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         before, after = await killed_after_a_lone_step(network)
-        await for_seconds(1.5 * DUE_SECONDS, after)
-        assert after.state.outer_step == 2
+        while after.state.outer_step < 2:
+            await for_seconds(DUE_SECONDS, after)
         friend = SimulatedReplica(B, network, 1, seats=(A,), store=before.store)
         friend.follow(before)
         await for_seconds(3 * DUE_SECONDS, after, friend)
         assert friend.group.must_follow.is_set()
         assert certified(friend) == certified(after)
         assert friend.group.chain.fork is None
+
+    play(scenario)
+
+
+def test_a_friend_with_a_state_on_the_way_holds_nobody() -> None:
+    """Nothing leads from its state to the newest one, which is lost: it is no donor."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        owner = SimulatedReplica(A, network, 0, may_be_alone=True, seats=(A,))
+        start = owner.state
+        await for_seconds(1.5 * DUE_SECONDS, owner)
+        between, known = owner.state, InMemoryChainStore()
+        known.stored = owner.store.read()
+        await for_seconds(DUE_SECONDS, owner)
+        assert (between.outer_step, owner.state.outer_step) == (1, 2)
+        network.kill(A)
+        after = from_checkpoint(owner, start)
+        friend = SimulatedReplica(B, network, 1, seats=(A,), store=known, state=between)
+        await for_seconds(8 * DUE_SECONDS, after, friend)
+        assert not after.group.must_follow.is_set()
+        assert after.state.outer_step >= 3
+        assert friend.group.must_follow.is_set()
+
+    play(scenario)
+
+
+def test_the_work_of_others_is_not_replaced_by_an_older_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's seat is a quorum of two alone, but the lost states have the work of both."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (
+            SimulatedReplica(name, network, seed, may_be_alone=True, seats=(A, B)) for seed, name in enumerate((A, B))
+        )
+        start = a.state
+        await for_seconds(1.5 * DUE_SECONDS, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+        network.kill(A)
+        network.kill(B)
+        monkeypatch.setattr(a.book, "aggregate", lambda _certificate: None)  # it is damaged
+        a = from_checkpoint(a, start)
+        await for_seconds(12 * DUE_SECONDS, a)
+        assert a.state.outer_step == 0
+        assert a.group.obstacle == LOST_STATE
 
     play(scenario)
 
