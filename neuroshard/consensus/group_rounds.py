@@ -51,8 +51,7 @@ from neuroshard.waiting import Signal, first_of, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 
-# training waits this number of view durations for a round; then it continues, and so does the round
-WAITING_VIEWS = 2.0
+WAITING_VIEWS = 2.0  # durations of a view for which training waits for a round; then both continue
 KEPT_DURATIONS = 20
 UNMEASURED_UPLOAD = 1_000_000  # bytes per second
 ANSWER_SECONDS = 10.0  # time for a peer that knows how a step has ended to answer
@@ -193,6 +192,7 @@ class GroupRounds:
         for certificate in ended:
             await self._extend(certificate)
         self.chain.add_earlier(ended)
+        await self.lone.finish_locked(self.actor.locked_in)
         self._matchmaking.ended(anyio.current_time(), completed=True)
         self._adopted_at = anyio.current_time()
         self._has_loaded.set()
@@ -304,8 +304,7 @@ class GroupRounds:
             return True
         chain = self.chain.chain or chain  # it may have been learned meanwhile
         self._behind_since = now if self._behind_since is None else self._behind_since
-        is_patient = now - self._behind_since < self._matchmaking.times.behind_seconds
-        if is_patient and chain.has_aggregate(own.root):
+        if now - self._behind_since < self._matchmaking.times.behind_seconds and chain.has_aggregate(own.root):
             return True
         if not self._matchmaking.has_newer(chain, look):
             self._lost_state = LOST_STATE if self.lone.after_lost_state() is None else ""
@@ -428,7 +427,8 @@ class GroupRounds:
             return self._abandoned(watch, "its aggregate, which was kept here, is damaged")
         if (ended := self._end_to_take) is not None:
             return ended
-        if self.actor.locked_step(step.root, step.height) not in (None, step.id):
+        locked = self.actor.locked_in(step.root, step.height)
+        if locked is not None and locked.step_id != step.id:
             return self._abandoned(watch, "this node has voted to end another step from the same state")
         self.actor.enter(setting, step.number, work, before.promised)
         outcome: Complete | str | None = None

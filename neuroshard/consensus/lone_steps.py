@@ -16,7 +16,7 @@ from msgspec import structs
 from torch import Tensor
 
 from neuroshard.consensus.chain import Chain, Step
-from neuroshard.consensus.effects import Complete, Sign
+from neuroshard.consensus.effects import Complete, Sign, VoteRecord
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote
 from neuroshard.consensus.seat_changes import SeatChanges
@@ -129,6 +129,24 @@ class LoneSteps:
                     return await self._has_certified(step, own)
                 await anyio.sleep(ROOT_LOOK_SECONDS)
             return True
+
+    async def finish_locked(self, locked_in: Callable[[str, int], VoteRecord | None]) -> None:
+        """Complete the value that this node had locked when it was killed, if its own vote decides.
+
+        It may have sent that vote, and then others have the certificate. Another value would be a second one.
+        """
+        chain = self._chain.chain
+        step = None if chain is None or not self._seats.may_vote else self._step(chain)
+        if step is None or not step.is_quorum({self._replica.node_id}):
+            return
+        record = locked_in(step.standing.root or self._replica.replica_status().root, step.height)
+        if record is None or record.lock is None:
+            return
+        lock = record.lock
+        vote = self._sign(Vote(record.step_id, lock.view, Phase.COMMIT, lock.value.digest))
+        complete = Complete(Quorum(lock.value, lock.view, Phase.COMMIT, (vote,)), record.aggregate)
+        if await self._keep_end(step.number, complete):
+            await self._extend(complete.certificate)
 
     def _step(self, chain: Chain) -> Step:
         standing = chain.standing

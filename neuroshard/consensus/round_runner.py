@@ -198,12 +198,12 @@ class RoundRunner:
         ids = [step_id for step_id, certificate in self._archive.items() if certificate.value.root == root]
         return bool(ids) and await self.recall(ids[-1])
 
-    def locked_step(self, root: str, height: int) -> str | None:
-        """The id of the step at this height in which this node is locked. Others may have completed it."""
+    def locked_in(self, root: str, height: int) -> VoteRecord | None:
+        """The votes in the step at this height in which this node is locked. Others may have completed it."""
         for record in reversed(self._records.values()):
             value = None if record.lock is None else record.lock.value
             if value is not None and (value.root, value.height) == (root, height) and not self.has_ended(value.step_id):
-                return value.step_id
+                return record
         return None
 
     def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:

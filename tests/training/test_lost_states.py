@@ -9,6 +9,7 @@ import pytest
 from neuroshard.consensus.lone_steps import LOST_STATE
 from neuroshard.consensus.stage_chain import InMemoryChainStore
 from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
+from neuroshard.errors import StorageError
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import OuterState
 from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
@@ -117,6 +118,40 @@ def test_the_work_of_others_is_not_replaced_by_an_older_state(monkeypatch: pytes
         await for_seconds(12 * DUE_SECONDS, a)
         assert a.state.outer_step == 0
         assert a.group.obstacle == LOST_STATE
+
+    play(scenario)
+
+
+def test_a_value_that_was_locked_before_a_kill_is_completed_and_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kill comes after the owner's vote left and before the end of the step is on its disk."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, seats=(A,)) for seed, name in enumerate((A, B)))
+        a.may_be_alone = True
+        while a.state.outer_step < 2:
+            await for_seconds(DUE_SECONDS / 2, a, b)
+        before, known = a.state, InMemoryChainStore()
+        known.stored = a.store.read()
+
+        def fails(*_: object) -> None:
+            raise StorageError("The disk is gone.", "")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(a.book, "end", fails)
+            while b.state.outer_step == before.outer_step:
+                await for_seconds(DUE_SECONDS / 2, a, b)
+        decided = certified(b)
+        network.kill(A)
+        network.kill(B)
+        after = replace(a, state=before, sequences=0, store=known)
+        await for_seconds(1, after)
+        assert certified(after) == decided
+        await for_seconds(4 * DUE_SECONDS, after)
+        assert after.state.outer_step > decided[0]
+        b = replace(b)
+        await for_seconds(3 * DUE_SECONDS, after, b)
+        assert after.group.chain.fork is None
+        assert b.group.chain.fork is None
 
     play(scenario)
 

@@ -283,7 +283,7 @@ def test_who_restarts_locked_asks_at_once_and_takes_the_end_without_its_work_twi
             while a.state.outer_step == number:
                 await for_seconds(DUE_SECONDS, a, b)
         assert c.state.outer_step == number
-        assert c.group.actor.locked_step(c.replica_status().root, c.replica_status().height + 1)
+        assert c.group.actor.locked_in(c.replica_status().root, c.replica_status().height + 1)
         del c.book.write
         again = started_again(c, 9)
         again.is_idle = True
