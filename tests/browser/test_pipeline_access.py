@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode
-from playwright.sync_api import ViewportSize, expect
+from playwright.sync_api import Page, ViewportSize, expect
 from swarm_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 
 from neuroshard.status.snapshot import NodeStatus
@@ -107,12 +107,25 @@ def test_64_stages_of_200_computers_are_no_trouble(start_node: StartNode, open_p
     assert page.evaluate("document.querySelectorAll('*').length") < 1_500
 
 
+def settled(page: Page, what: str) -> list[float]:
+    """What the expression is once it has stayed the same for a second: cards above come with answers of their own."""
+    page.wait_for_function(
+        f"""() => {{
+          const now = JSON.stringify({what});
+          if (window.lastSeen?.value !== now) window.lastSeen = {{ value: now, since: performance.now() }};
+          return performance.now() - window.lastSeen.since > 1000;
+        }}""",
+        polling=100,
+    )
+    return page.evaluate(what)
+
+
 def test_new_numbers_do_not_move_the_page(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node(driver())
     page = open_page(f"{node.url}#pipeline")
     expect(page.get_by_role("region", name="Where time goes")).to_be_visible()
     tops = "[...document.querySelectorAll('.card, .stat')].map((card) => card.getBoundingClientRect().top)"
-    before = page.evaluate(tops)
+    before = settled(page, tops)
     with page.expect_response("**/api/pipeline"):
         node.publish(lambda _: driver())
     assert page.evaluate(tops) == before
