@@ -2,8 +2,8 @@
 
 On Linux logind announces the sleep on the system's message bus and waits for programs that hold a delay lock, for 5 s
 unless the administrator has changed that. Two of the system's programs connect this process with it: `gdbus monitor`
-prints the announcements, and `systemd-inhibit` holds the lock while its standard input is open. They end with this
-process. Other systems announce nothing here: a node that sleeps there is only absent.
+prints the announcements, and `systemd-inhibit` holds the lock. Both end when their standard input does, so also when
+this process is killed. Other systems announce nothing here: a node that sleeps there is only absent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 MONITOR = (
+    # gdbus reads no input, and the kernel's signal at a parent's death already follows the death of the thread
+    *("sh", "-c", 'exec 3<&0; (cat <&3; kill $$) > /dev/null 2>&1 & exec "$@"', "sh"),
     *("gdbus", "monitor", "--system"),
     *("--dest", "org.freedesktop.login1", "--object-path", "/org/freedesktop/login1"),
 )
@@ -40,15 +42,15 @@ async def watch_sleep(sleeps: Action, wakes: Action) -> str:
 
     Returns the reason when this system does not announce it, or no longer.
     """
-    missing = [program for program in (MONITOR[0], DELAY[0]) if shutil.which(program) is None]
+    missing = [program for program in ("gdbus", "systemd-inhibit") if shutil.which(program) is None]
     if sys.platform != "linux" or missing:
         return f"there is no {missing[0]} here" if missing else "this system does not announce it"
     try:
         async with _program(MONITOR) as monitor:
             await _follow(monitor, sleeps, wakes)
     except OSError as error:
-        return f"{MONITOR[0]} cannot be started ({error.strerror})"
-    return f"{MONITOR[0]} has ended"
+        return f"gdbus cannot be started ({error.strerror})"
+    return "gdbus has ended"
 
 
 async def _follow(monitor: Process, sleeps: Action, wakes: Action) -> None:
@@ -91,7 +93,7 @@ async def _program(command: Sequence[str]) -> AsyncGenerator[Process]:
         with anyio.CancelScope(shield=True):
             if process.stdin is not None:
                 await process.stdin.aclose()
-            with anyio.move_on_after(0 if command is MONITOR else END_SECONDS):
+            with anyio.move_on_after(END_SECONDS):
                 await process.wait()
             if process.returncode is None:
                 process.kill()

@@ -35,18 +35,18 @@ class Computer:
         self.locks.touch()
         self.ends = folder / "ends"
         # reads the bus to its end, line by line, until the file `ends` is there
-        self._program(
+        self.program(
             programs / "gdbus",
             f'echo "{HEADER}"; n=1; while [ ! -e {self.ends} ]; do '
             f'line=$(sed -n "${{n}}p" {self.bus}); if [ -n "$line" ]; then echo "$line"; n=$((n+1)); '
             "else sleep 0.05; fi; done",
         )
         held = f'echo "held ${{NEUROSHARD_TOKEN:-}}" >> {self.locks}; cat > /dev/null; echo released >> {self.locks}'
-        self._program(programs / "systemd-inhibit", held)
+        self.program(programs / "systemd-inhibit", held)
         monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("NEUROSHARD_TOKEN", "secret")
 
-    def _program(self, file: Path, script: str) -> None:
+    def program(self, file: Path, script: str) -> None:
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
 
@@ -116,6 +116,32 @@ def test_a_goodbye_that_takes_too_long_is_cut_off(tmp_path: Path, monkeypatch: p
             tasks.cancel_scope.cancel()
 
     trio.run(main)
+
+
+def test_a_killed_node_leaves_no_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computer = Computer(tmp_path, monkeypatch)
+    number = tmp_path / "number"
+    computer.program(tmp_path / "programs" / "gdbus", f"echo $$ > {number}; exec sleep 1000")
+    node = "import trio, anyio, neuroshard.host.sleep as s; "
+    node += "trio.run(s.watch_sleep, anyio.lowlevel.checkpoint, anyio.lowlevel.checkpoint)"
+
+    async def main() -> None:
+        async with await anyio.open_process([sys.executable, "-c", node]) as process:
+            await until(lambda: number.exists() and number.read_text().endswith("\n"))
+            await until(lambda: computer.lock_events == ["held "])
+            process.kill()
+        monitor = int(number.read_text())
+        await until(lambda: not is_running(monitor))
+        await until(lambda: computer.lock_events == ["held ", "released"])
+
+    trio.run(main)
+
+
+def is_running(number: int) -> bool:
+    try:
+        return "(sleep)" in Path(f"/proc/{number}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_a_system_without_logind_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
