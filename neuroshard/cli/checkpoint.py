@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.hub import PUBLIC_HUB, hub_token, require_hub_library
+from neuroshard.cli.hub import PUBLIC_HUB, hub_token, require_hub_library, require_private_way
 from neuroshard.cli.hub import push as push_files
 from neuroshard.cli.options import AsJson, DataDir, node_folder
 from neuroshard.cli.remote import DemoNode
@@ -193,6 +193,7 @@ def _check_push(format_name: str, hub: str, token_file: Path | None) -> str:
 
     if format_name == "torch":
         raise UsageError("--push has no use for the classic file.", "Use --format hf or --format gguf.")
+    require_private_way(hub)
     require_hub_library(hub)
     return hub_token(token_file)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import NetworkRefusedError, UsageError
+from neuroshard.update.manifest import safe_url
 
 PUBLIC_HUB = "https://huggingface.co"
 KEPT = "The export itself is complete and was kept. Fix the cause, export to a new place and push again."
@@ -25,6 +26,14 @@ def hub_token(file: Path | None) -> str:
 def require_hub_library(hub: str) -> None:
     """Raise UsageError with the package to install when `huggingface_hub` is missing."""
     _library(hub)
+
+
+def require_private_way(hub: str) -> None:
+    """Raise UsageError for a hub to which the user's token would travel in plain text."""
+    try:
+        safe_url(hub)
+    except ValueError as error:
+        raise UsageError(f"--hub: {error}, and your token would be readable on the way.", "Use https://.") from error
 
 
 def push(files: Mapping[str, Path], repository: str, hub: str, token: str, *, is_public: bool) -> str:

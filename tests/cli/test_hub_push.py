@@ -179,6 +179,9 @@ def test_no_hub_no_token_and_no_sense(neuroshard: Command, trained: Path, tmp_pa
     assert (tmp_path / "model" / "model.safetensors").exists()
     classic = export(neuroshard, trained, tmp_path / "x.pt", gone.url, "--format", "torch")
     assert (classic.code, (tmp_path / "x.pt").exists()) == (2, False)
+    readable = export(neuroshard, trained, tmp_path / "y", "http://hub.example.org")
+    assert (readable.code, (tmp_path / "y").exists()) == (2, False)
+    assert "https" in readable.err
     without = neuroshard("checkpoint", "export", "--data-dir", trained, "--out", tmp_path / "y", "--push", "a/b")
     assert (without.code, (tmp_path / "y").exists()) == (2, False)
     assert "HF_TOKEN" in without.err
