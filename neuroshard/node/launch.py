@@ -97,7 +97,7 @@ def run_node(
         ended = _run_once(
             loaded, demo, is_trainer=is_trainer, ends_with_stdin=ends_with_stdin, handover=handover, link=link
         )
-        if ended.port is None or reload is None:
+        if ended.exit_code != 0 or ended.port is None or reload is None:
             return ended.exit_code
         again = reload()
         same_page = {"port": ended.port, "browser": False}  # the page that is open finds the node again
