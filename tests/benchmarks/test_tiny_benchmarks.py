@@ -40,19 +40,23 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
     ),
     "parts": (
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
-        *("line_speed", "loopback_speed", "tensor_round_trip", "rounds", "utilisation_int8"),
+        "rounds",
     ),
+    "lines": ("line_speed", "loopback_speed", "tensor_round_trip", "utilisation_int8"),
     "nodes": (
         *("start", "learning", "kill", "dashboards", "foreground", "paused", "node_speed_5m", "node_speed_350m"),
         *("first_record", "state_joining", "real_together"),
     ),
     "pipelines": ("pipeline_speed", "pipeline_join", "pipeline_kills"),
 }
+LONG = ("lines", "nodes", "pipelines")  # what they start, tests of these processes start too
 
 
 @pytest.mark.process
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=[pytest.mark.long] if group in LONG else []) for group in GROUPS]
+)
 def test_benchmarks_run_at_their_tiny_size(group: str) -> None:
     names, before = GROUPS[group], stored_results()
     printed = run("--tiny", *names).stdout

@@ -14,7 +14,7 @@ from swarm_snapshots import peer_id
 from tests.worlds.api import SECRET, ServedNode
 
 StartNode: TypeAlias = Callable[..., ServedNode]
-PATIENCE_MS = 15_000  # of a computer that has other work
+PATIENCE_MS = 60_000  # of a computer that has other work
 DESKTOP = ViewportSize(width=1200, height=900)
 
 

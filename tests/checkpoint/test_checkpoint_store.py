@@ -282,7 +282,7 @@ except DiskFullError:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.0, *(pytest.param(share, marks=pytest.mark.long) for share in (0.01, 0.5)), 0.999])
 def test_a_disk_that_fills_up_at_any_byte_leaves_the_old_generations(tmp_path: Path, share: float) -> None:
     store = CheckpointStore(tmp_path)
     write_steps(store, 10, 20)

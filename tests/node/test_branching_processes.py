@@ -29,6 +29,7 @@ def diloco(node: NodeProcess) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_friend_continues_a_run_whose_owner_is_gone(small_genesis: Path, quick: list[str], tmp_path: Path) -> None:
     run = made(CONFIG, small_genesis, tmp_path)
     folders = {number: tmp_path / f"node-{number}" for number in TOKENS}

@@ -20,6 +20,7 @@ GENTLE = {"NEUROSHARD_CPU_PERCENT": "20"}  # five share this computer
 SHORT = "inner_steps = 50\nbatch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, sequence_length = 64 }\n"
 
 
+@pytest.mark.long
 def test_nodes_that_die_and_come_in_every_round_stay_one_line(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 STAGES = 3
 
 
+@pytest.mark.long
 def test_a_demo_in_three_stages_goes_on_when_one_of_its_nodes_is_killed(small_text: Path, tmp_path: Path) -> None:
     command = ["--nodes", "3", "--stages", str(STAGES), "--text", str(small_text), "--cpu-threads", "1"]
     with running_node(tmp_path, command, demo=True) as node:

@@ -58,6 +58,7 @@ def test_a_node_continues_after_its_run_is_founded_again(trained: Path, quick: l
     assert epochs(trained, run_id) == [0, 1]
 
 
+@pytest.mark.long
 def test_two_foundations_of_one_epoch_stop_the_steps_until_the_owner_decides(
     trained: Path, quick: list[str], tmp_path: Path
 ) -> None:

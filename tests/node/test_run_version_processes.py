@@ -50,6 +50,7 @@ def rates_of(node: NodeProcess) -> dict[int, float]:
     return {outer_step: used.pop() for outer_step, used in rates.items()}
 
 
+@pytest.mark.long
 def test_versions_take_force_with_their_outer_steps_and_a_joiner_gets_them_all(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

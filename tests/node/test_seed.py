@@ -118,7 +118,7 @@ async def found(network: Network, number: int) -> None:
 def assert_ends_well(ended: tuple[int, float, str], number: Signals) -> None:
     code, seconds, said = ended
     assert code == 0, said
-    assert seconds < 2
+    assert seconds < 10  # it waits for nobody
     assert f"{number.name} received" in said
     assert "torch: False" in said
     assert "Traceback" not in said

@@ -29,6 +29,7 @@ SMALL = "batch_size = 1\nsequences_per_step = 1\narchitecture = { depth = 2, seq
 LARGE = "architecture = { depth = 24 }\n"
 
 
+@pytest.mark.long
 def test_five_nodes_are_a_swarm_that_outlives_a_kill_a_leave_and_both_seeds(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

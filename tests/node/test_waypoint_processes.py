@@ -23,6 +23,7 @@ def waypoint_in(folder: Path, run_id: str) -> Waypoint | None:
     return None if offer is None else StoredFoundations(folder).read(offer).points.get(0)
 
 
+@pytest.mark.long
 def test_a_friend_learns_the_owners_waypoint_when_it_joins(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

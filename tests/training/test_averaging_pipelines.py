@@ -41,7 +41,7 @@ def of_two(
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
     async def main() -> list[Node]:
-        with InMemoryNetwork() as network, anyio.fail_after(100):
+        with InMemoryNetwork() as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, folder, name, network, shard, parameters=parameters)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
@@ -78,6 +78,7 @@ def driving_of(node: Node) -> DriverParts:
     return node.trainer.parts.driving
 
 
+@pytest.mark.long
 def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path) -> None:
     """With the codec of two phases; `test_averaging_trainers` has the others."""
     parameters = replace(PIPELINE, outer=replace(AVERAGED, codec="powersgd"))

@@ -45,7 +45,7 @@ def of_two(
     parameters = replace(AVERAGING, outer=outer)
 
     async def main() -> list[Node]:
-        with InMemoryNetwork() as network, anyio.fail_after(100):
+        with InMemoryNetwork() as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, folder, name, network, shard, parameters=parameters)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))

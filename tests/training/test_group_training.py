@@ -38,7 +38,7 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
     async def main() -> list[Node]:
-        with InMemoryNetwork() as network, anyio.fail_after(100):
+        with InMemoryNetwork() as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, tmp_path, name, network, shard)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
@@ -80,7 +80,7 @@ def trained_overlapped(folder: Path, parameters: RunParameters) -> list[Node]:
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
     async def main() -> list[Node]:
-        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(100):
+        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, folder, name, network, shard, parameters=parameters)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
@@ -134,7 +134,7 @@ def test_two_trainers_agree_on_a_part_of_the_weights_in_each_round(
     parameters = replace(TOGETHER, outer=OuterOptimization(inner_steps=numbers, strategy=strategy))
 
     async def main() -> list[Node]:
-        with InMemoryNetwork() as network, anyio.fail_after(100):
+        with InMemoryNetwork() as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, tmp_path, name, network, shard, parameters=parameters)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
@@ -167,7 +167,7 @@ def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
     async def main() -> tuple[list[Node], list[Outcome]]:
-        with InMemoryNetwork() as network, anyio.fail_after(100):
+        with InMemoryNetwork() as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, tmp_path, name, network, shard)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
@@ -210,7 +210,7 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
     computes = [ComputeThread(cpu_threads=1) for _ in (*NAMES, "again")]
 
     async def main() -> tuple[torch.Tensor, torch.Tensor, Node]:
-        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(100):
+        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(280):
             a, b = (
                 node_of(compute, tmp_path, name, network, shard, parameters=OVERLAPPED)
                 for shard, (compute, name) in enumerate(zip(computes[:2], NAMES, strict=True))
