@@ -30,6 +30,7 @@ MAX_USES = 10_000
 MAX_LABEL_CHARACTERS = 40
 MAX_PASS_BYTES = 1024
 MAX_REVOCATION_BYTES = 512
+MAX_TIP_HEIGHT = 1 << 48
 GRANT, PASS, REVOCATION = "invitation grant", "pass", "pass revocation"  # kinds of signed messages
 PassBytes = Annotated[bytes, Meta(max_length=MAX_PASS_BYTES)]  # an encoded pass in a message
 RevocationBytes = Annotated[bytes, Meta(max_length=MAX_REVOCATION_BYTES)]
@@ -39,6 +40,19 @@ _RunBytes = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 class InvitationError(UsageError):
     """An invitation or a pass that is not accepted; the message gives the reason."""
+
+
+class InvitedTip(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The line of one stage that the inviter has verified: the invited follows no other one, and no older one.
+
+    Of that line it names the foundation, and a certified value that the line's later ledgers keep, if there is one.
+    """
+
+    stage: Annotated[int, Meta(ge=0, le=4096)]
+    epoch: Annotated[int, Meta(ge=0, le=65_535)]
+    foundation: Annotated[bytes, Meta(min_length=32, max_length=32)]  # its hash
+    height: Annotated[int, Meta(ge=0, le=MAX_TIP_HEIGHT)] = 0
+    value: Annotated[bytes, Meta(min_length=32, max_length=32)] | None = None  # its hash
 
 
 class InvitationGrant(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -56,6 +70,7 @@ class InvitationGrant(Struct, frozen=True, array_like=True, forbid_unknown_field
     label: Annotated[str, Meta(max_length=MAX_LABEL_CHARACTERS)]  # for people
     may_invite: bool = False
     parent: Signed[InvitationGrant] | None = None
+    tip: InvitedTip | None = None  # also in every pass: nobody can take it out of an invitation
 
     def __post_init__(self) -> None:
         if not self.label.isprintable():  # also excludes characters that change the direction of the text
@@ -112,6 +127,11 @@ class MemberPass:
         return self.grants[0].label
 
     @property
+    def tip(self) -> InvitedTip | None:
+        """The line that the inviter has verified, if the invitation names one."""
+        return _tip_of(self.grants)
+
+    @property
     def not_after(self) -> int:
         """Time until which the pass could be made, in seconds since 1970."""
         return min(grant.not_after for grant in self.grants)
@@ -125,6 +145,10 @@ class MemberPass:
             raise InvitationError("A pass was not signed with the key of its invitation.") from None
         if self.statement.issued_at > self.not_after + MAX_CLOCK_SKEW_SECONDS:
             raise InvitationError(f"A pass was made after its invitation ended ({date_of(self.not_after)}).")
+
+
+def _tip_of(grants: tuple[InvitationGrant, ...]) -> InvitedTip | None:
+    return next((grant.tip for grant in grants if grant.tip is not None), None)
 
 
 def grants_of(signed: Signed[InvitationGrant]) -> tuple[InvitationGrant, ...]:
@@ -259,6 +283,11 @@ class Invitation(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
         return RunId(self.grant.run_id.hex())
 
     @property
+    def tip(self) -> InvitedTip | None:
+        """The line that the inviter has verified; a guest's own invitation counts before its parent."""
+        return _tip_of(grants_of(self.signed_grant))
+
+    @property
     def not_after(self) -> int:
         """Time at which it ends, in seconds since 1970."""
         return min(grant.not_after for grant in grants_of(self.signed_grant))
@@ -289,6 +318,7 @@ class InvitationTerms:
     uses: int = 1
     label: str = ""
     may_invite: bool = False
+    tip: InvitedTip | None = None
 
 
 @dataclass(frozen=True)
@@ -336,6 +366,7 @@ def _grant(
             terms.label,
             terms.may_invite,
             parent,
+            terms.tip,
         )
     except ValueError as error:
         raise _impossible(error) from None

@@ -15,17 +15,22 @@ from blake3 import blake3
 
 from neuroshard.identity import TokenSecret, Wallet
 from neuroshard.identity.invitations import (
+    LINK,
     MAX_CODE_CHARACTERS,
+    MAX_TIP_HEIGHT,
     Invitation,
     InvitationError,
     InvitationTerms,
+    InvitedModel,
     InvitedPlaces,
+    InvitedTip,
     MemberPass,
     invite,
     invite_as_guest,
     read_invitation,
     to_code,
 )
+from neuroshard.runs.invitation_making import qr_rows
 from neuroshard.types import RunId
 from tests.worlds.claims import identity_of
 
@@ -36,13 +41,25 @@ OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
 RUN = RunId("ab" * 32)
 ID = identity_of(1).node_id
 PLACES = InvitedPlaces("friends", (f"/ip4/203.0.113.7/tcp/4001/p2p/{ID}",), ("https://data.example.org/set",))
+THREE = InvitedPlaces("friends", PLACES.peers * 3, PLACES.data, model=InvitedModel(10**9, 1, 4000))
 VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "invitation.json").read_text("utf-8"))
 DAMAGES = 100_000
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
-def made(*, uses: int = 1, label: str = "Ada", may_invite: bool = False, places: InvitedPlaces = PLACES) -> Invitation:
-    return invite(OWNER, RUN, InvitationTerms(NOW + 7 * DAY, uses, label, may_invite), places, seed=SEED)
+TIP = InvitedTip(3, 2, b"\xaa" * 32, 1024, b"\xbb" * 32)
+LARGEST_TIP = InvitedTip(4096, 65_535, b"\xaa" * 32, MAX_TIP_HEIGHT, b"\xbb" * 32)
+
+
+def made(
+    *,
+    uses: int = 1,
+    label: str = "Ada",
+    may_invite: bool = False,
+    places: InvitedPlaces = PLACES,
+    tip: InvitedTip | None = None,
+) -> Invitation:
+    return invite(OWNER, RUN, InvitationTerms(NOW + 7 * DAY, uses, label, may_invite, tip), places, seed=SEED)
 
 
 def test_the_golden_code_is_read_for_ever() -> None:
@@ -56,6 +73,58 @@ def test_the_golden_code_is_read_for_ever() -> None:
     member_pass = MemberPass.read(bytes.fromhex(VECTOR["pass"]))
     member_pass.verify(RUN, OWNER.public_key)
     assert member_pass.encoded == invitation.pass_for(OWNER.public_key, VECTOR["issued_at"])  # Ed25519 is deterministic
+    assert invitation.tip is member_pass.tip is None  # the code is of a version without tips
+
+
+def test_the_golden_code_with_a_tip_is_read_for_ever() -> None:
+    invitation = read_invitation(VECTOR["code_with_tip"])
+    invitation.check(RUN, OWNER.public_key, VECTOR["not_after"])
+    assert to_code(invitation) == VECTOR["code_with_tip"]
+    assert invitation.tip == TIP
+    member_pass = MemberPass.read(invitation.pass_for(OWNER.public_key, VECTOR["issued_at"]))
+    member_pass.verify(RUN, OWNER.public_key)
+    assert member_pass.tip == TIP
+
+
+def test_nobody_can_change_the_tip_of_an_invitation_or_take_it_out() -> None:
+    invitation = made(tip=TIP)
+    for tip in (None, msgspec.structs.replace(TIP, height=0), msgspec.structs.replace(TIP, epoch=1)):
+        body = msgspec.msgpack.encode(msgspec.structs.replace(invitation.grant, tip=tip))
+        grant = msgspec.structs.replace(invitation.signed_grant, body=body)
+        changed = read_invitation(to_code(msgspec.structs.replace(invitation, signed_grant=grant)))
+        with pytest.raises(InvitationError, match="not signed by the owner"):
+            changed.check(RUN, OWNER.public_key, NOW)
+
+
+@pytest.mark.parametrize(
+    "tip",
+    [(0, 0, b"a" * 31), (-1, 0, b"a" * 32), (0, 1 << 16, b"a" * 32), (0, 0, b"a" * 32, 128, b"v" * 33), (0, 0), b"a"],
+)
+def test_a_malformed_tip_makes_the_invitation_unreadable(tip: object) -> None:
+    body = msgspec.msgpack.encode([*msgspec.msgpack.decode(made().signed_grant.body)[:8], tip])
+    grant = msgspec.structs.replace(made().signed_grant, body=body)
+    with pytest.raises(InvitationError, match="not of the form that this program knows"):
+        read_invitation(coded(b"\1" + msgspec.msgpack.encode(msgspec.structs.replace(made(), signed_grant=grant))))
+
+
+def test_a_guests_tip_counts_before_the_one_of_its_own_invitation() -> None:
+    parent = made(uses=3, may_invite=True, tip=TIP)
+    newer = msgspec.structs.replace(TIP, height=2048)
+    assert guest_of(parent, InvitationTerms(NOW + DAY, tip=newer)).tip == newer
+    assert guest_of(parent, InvitationTerms(NOW + DAY)).tip == TIP
+
+
+@pytest.mark.parametrize("label", ["Ada", "\u00c4" * 40], ids=["a short label", "the longest label"])
+def test_links_passes_and_qr_codes_have_room_for_a_tip(label: str) -> None:
+    """The largest tip, three addresses, a place of the data and a guest's two grants."""
+    parent = made(uses=9999, label=label, may_invite=True, places=THREE, tip=LARGEST_TIP)
+    guest = guest_of(parent, InvitationTerms(NOW + DAY, 999, label, tip=LARGEST_TIP), THREE)
+    for invitation in (parent, guest):
+        link = LINK + to_code(invitation)
+        assert read_invitation(link) == invitation
+        MemberPass.read(invitation.pass_for(OWNER.public_key, NOW)).verify(RUN, OWNER.public_key)
+        assert len(qr_rows(link)) <= 4 * 30 + 17  # modules of version 30, which phones read from a screen
+    assert len(to_code(made(places=THREE, tip=TIP))) - len(to_code(made(places=THREE))) <= 110
 
 
 @pytest.mark.parametrize("form", ["{}", "neuroshard://join/{}", "https://host.example/join#{}", "  {}\n"])
@@ -164,9 +233,9 @@ def test_an_invitation_to_another_run_is_refused() -> None:
         stolen.check(RUN, OWNER.public_key, NOW)
 
 
-def guest_of(parent: Invitation, terms: InvitationTerms) -> Invitation:
+def guest_of(parent: Invitation, terms: InvitationTerms, places: InvitedPlaces = PLACES) -> Invitation:
     member_pass = MemberPass.read(parent.pass_for(identity_of(1).delegation.grant.wallet_public_key, NOW))
-    return invite_as_guest(member_pass, parent.secret, terms, PLACES, seed=b"\2" * 32)
+    return invite_as_guest(member_pass, parent.secret, terms, places, seed=b"\2" * 32)
 
 
 def test_a_guest_invites_with_fewer_uses_and_no_later_end() -> None:
