@@ -62,6 +62,7 @@ def invite_friend(
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
     from neuroshard.identity.invitations import LINK, InvitationTerms, date_of, to_code
+    from neuroshard.node.invited_tip import verified_tip
     from neuroshard.runs.invitation_making import invited_places, qr_svg
     from neuroshard.runs.stored_passes import StoredPasses
     from neuroshard.runs.stored_runs import named_offer
@@ -75,9 +76,9 @@ def invite_friend(
     if offer.parameters.admission != "friends":
         raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id and a peer.")
     stored = StoredPasses(folder, offer)
-    terms = InvitationTerms(
-        time.time() + days * DAY_SECONDS, uses, label or f"invitation {len(stored.issued().issued) + 1}", may_invite
-    )
+    label = label or f"invitation {len(stored.issued().issued) + 1}"
+    tip = verified_tip(folder, offer, wallet.wallet_id)
+    terms = InvitationTerms(time.time() + days * DAY_SECONDS, uses, label, may_invite, tip)
     places = invited_places(offer.parameters, _peers(loaded, status, offer), loaded.settings.genesis)
     made = stored.issue(wallet, terms, places)
     link = LINK + to_code(made)

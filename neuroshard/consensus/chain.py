@@ -35,7 +35,7 @@ from neuroshard.consensus.waypoints import (
     MAX_MILESTONES,
     MILESTONE_HEIGHTS,
     Milestone,
-    Waypoint,
+    Point,
     keeps_milestone,
     with_milestone,
 )
@@ -48,7 +48,6 @@ SPAN = 16  # aggregates; who is in half of them is established
 KEPT_VALUES = 128  # more than the outer steps whose aggregates are kept
 MAX_CHANGES = 4096  # certificates that changed a committee since the foundation
 NO_ROOT = "0" * 64
-ASTRAY = "The chain of this stage does not pass through the value that the run's owner has signed."
 _Number = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
@@ -57,7 +56,12 @@ class ChainError(DataError):
 
 
 class AstrayError(ChainError):
-    """A chain that does not pass through the owner's newest waypoint. Its sender may not know the waypoint."""
+    """A chain that does not pass through a waypoint or an invitation's tip. Its sender may not know of it."""
+
+    def __init__(self, point: Point) -> None:
+        super().__init__(
+            f"The chain of this stage does not have the value of height {point.milestone.height} that {point.named_by}."
+        )
 
 
 class ForkError(ChainError):
@@ -242,7 +246,7 @@ class Chain:
     start: StageStart
     owner: WalletId
     ledger: ChainLedger
-    point: Waypoint | None = None
+    points: tuple[Point, ...] = ()
     tip: Quorum | None = None
     changes: tuple[Quorum, ...] = ()
     recent: tuple[Quorum, ...] = field(default=(), repr=False)  # the last KEPT_VALUES, the oldest first
@@ -250,11 +254,11 @@ class Chain:
     @classmethod
     def founded(cls, by: Founding) -> Chain:
         """The chain of an epoch in which nothing is certified yet."""
-        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by.statement, by.start), by.point)
+        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by.statement, by.start), by.points)
 
-    def bound_to(self, point: Waypoint | None) -> Chain:
-        """The chain with another waypoint of the owner. Raises AstrayError if it does not pass through it."""
-        bound = replace(self, point=point)
+    def bound_to(self, points: tuple[Point, ...]) -> Chain:
+        """The chain with other points. Raises AstrayError if it does not pass through one."""
+        bound = replace(self, points=points)
         bound._check_line(self.standing.height, self.standing.value, self.ledger, self.recent)
         return bound
 
@@ -292,9 +296,9 @@ class Chain:
             ) from None
         if ledger.digest != value.ledger:
             raise ChainError(f"The ledger after height {value.height} is not the certified one.")
-        point = self.point
-        if point is not None and point.milestone.height == value.height and point.milestone.value != value.digest:
-            raise AstrayError(ASTRAY)
+        for point in self.points:
+            if point.milestone.height == value.height and point.milestone.value != value.digest:
+                raise AstrayError(point)
         has_changed = ledger.committee != self.ledger.committee
         return replace(
             self,
@@ -378,7 +382,7 @@ class Chain:
         if tip.height <= self.standing.height:
             self._check_known(proof.tip)
             return self
-        if self.point is not None and tip.height < self.point.milestone.height:
+        if any(tip.height < point.milestone.height for point in self.points):
             return self
         recent = self._joined((*self.recent, *proof.recent), proof.tip)
         self._check_line(tip.height, tip.digest, proof.ledger, recent)
@@ -417,9 +421,9 @@ class Chain:
                 raise ForkError(self.start.stage, value.height, sorted(double))
 
     def _check_line(self, height: int, value: str, ledger: ChainLedger, recent: Sequence[Quorum]) -> None:
-        """Compare a line, given by its newest value, with the values known here and with the owner's waypoint.
+        """Compare a line, given by its newest value, with the values known here and with the points.
 
-        Raises ForkError if it has another value at a height of this chain, AstrayError if it misses the waypoint.
+        Raises ForkError if it has another value at a height of this chain, AstrayError if it misses a point.
         """
         known = {each.value.height: each for each in self.recent}
         for each in recent:
@@ -432,12 +436,12 @@ class Chain:
         for milestone in (*self.ledger.milestones, Milestone(self.standing.height, self.standing.value)):
             if seen.get(milestone.height, milestone.value) != milestone.value:
                 raise ForkError(self.start.stage, milestone.height, ())
-        point = self.point
-        if point is None or height < point.milestone.height:
-            return
-        found = seen.get(point.milestone.height)
-        if found != point.milestone.value and (found is not None or keeps_milestone(point.milestone, height)):
-            raise AstrayError(ASTRAY)
+        for point in self.points:
+            expected = point.milestone
+            found = seen.get(expected.height)
+            is_shown = found is not None or (expected.height <= height and keeps_milestone(expected, height))
+            if is_shown and found != expected.value:
+                raise AstrayError(point)
 
 
 @dataclass(frozen=True)

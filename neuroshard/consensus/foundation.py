@@ -26,10 +26,19 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from neuroshard.consensus.committee import Committee, Height
-from neuroshard.consensus.waypoints import MAX_STAGES, SignedWaypoint, StageIndex, Waypoint, newest_of, valid_points
+from neuroshard.consensus.waypoints import (
+    MAX_STAGES,
+    Point,
+    SignedWaypoint,
+    StageIndex,
+    Waypoint,
+    newest_of,
+    valid_points,
+)
 from neuroshard.errors import DataError
 from neuroshard.identity import hash_parts
 from neuroshard.identity.claims import PublicKey, Signed, sign_message
+from neuroshard.identity.invitations import InvitedTip
 from neuroshard.identity.signing import Signer
 from neuroshard.types import HexDigest, NamedRun, WalletId
 
@@ -111,7 +120,7 @@ class Founding:
     epoch: int
     start: StageStart
     owner: WalletId
-    point: Waypoint | None = None  # the owner's newest one in this epoch
+    points: tuple[Point, ...] = ()  # values of this epoch through which the chain must pass
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,17 @@ class Foundations:
         """The keys that may sign the next statement besides the owner's: all highest statements name them."""
         named = [each.foundation.deputies for each in self.highest]
         return tuple(key for key in named[0] if all(key in keys for keys in named)) if named else ()
+
+    def lacks(self, tip: InvitedTip) -> bool:
+        """Whether the statements known here are older than an invitation's tip, or lead elsewhere.
+
+        They contain the tip's statement, even after a later one has replaced it. Only the owner's word of a higher
+        epoch replaces a tip whose statement is void or not known: a deputy that is trusted no more signs such a line.
+        """
+        statements = self.known.values()
+        return tip.foundation.hex() not in self.known and all(
+            each.signer != self.owner or each.foundation.epoch <= tip.epoch for each in statements
+        )
 
     def may_sign(self, key: bytes) -> bool:
         """Whether a key may sign the next statement: the owner's, or that of a deputy."""

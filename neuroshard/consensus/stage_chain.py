@@ -96,6 +96,18 @@ class FileChainStore:
             raise StorageError(f"The chain could not be written to {self._folder}: {error}.", "Make room.") from None
 
 
+def proven_chain(store: ChainStore, founding: Founding) -> Chain:
+    """The chain that a store proves from a foundation; one without any value if it proves none. Blocks."""
+    chain, stored = Chain.founded(founding), store.read()
+    if stored is None or stored.statement != chain.statement:
+        return chain
+    try:
+        return chain.proven(stored.proof)
+    except ChainError as error:
+        _LOG.warning("A stored chain is not used: %s", error)
+        return chain
+
+
 class StageChain:
     """Belongs to the event loop."""
 
@@ -121,15 +133,15 @@ class StageChain:
             return None
         if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
-        elif self._chain.point != founding.point:
+        elif self._chain.points != founding.points:
             self._chain = self._bound(self._chain, founding)
         return self._chain
 
     @staticmethod
     def _bound(chain: Chain, founding: Founding) -> Chain:
-        """The chain with the owner's newest waypoint; if it does not pass through it, one without any value."""
+        """The chain with the newest points; if it does not pass through one, a chain without any value."""
         try:
-            return chain.bound_to(founding.point)
+            return chain.bound_to(founding.points)
         except AstrayError as error:
             _LOG.error("%s This node follows the others.", error.message)
             return Chain.founded(founding)

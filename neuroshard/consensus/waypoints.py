@@ -11,6 +11,9 @@ ones. So a newcomer sees in the newest ledger whether the line passes through on
     another value                                refuses it, its own line too
     no value yet: it is shorter                  keeps what it has
     a milestone that the ledger keeps no more    follows it: after some months nothing shows the difference
+
+An invitation names such a value, too: the inviter's node has verified it, and the key that signs the invitation signs
+it. It counts like a waypoint for the nodes that enter with the invitation.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -30,6 +33,7 @@ from neuroshard.types import LATEST_TIME, HexDigest, NamedRun
 
 MILESTONE_HEIGHTS = 128
 MILESTONES_PER_LEVEL = 8
+LASTING_LEVEL = 3  # ledgers keep such a milestone for 16,384 heights: an invitation is valid for days
 MAX_MILESTONES = 48 * MILESTONES_PER_LEVEL
 MAX_STAGES = 128
 KEPT_PER_STAGE = 8  # waypoints, the newest: two that contradict each other are both shown
@@ -64,8 +68,24 @@ def with_milestone(milestones: Iterable[Milestone], milestone: Milestone) -> tup
 
 def keeps_milestone(milestone: Milestone, height: int) -> bool:
     """Whether the ledger of the value at a height above the milestone still contains the milestone."""
+    if not milestone.height or milestone.height % MILESTONE_HEIGHTS:
+        return False  # a value of another height, as a careless invitation may name it
     spacing = 2 << milestone.level
     return (height - 1) // MILESTONE_HEIGHTS - milestone.height // MILESTONE_HEIGHTS < spacing * MILESTONES_PER_LEVEL
+
+
+def lasting_milestone(milestones: Iterable[Milestone]) -> Milestone | None:
+    """The milestone for an invitation: the newest that ledgers keep for long, or the one that they keep longest."""
+    known = tuple(milestones)
+    level = min(LASTING_LEVEL, max((each.level for each in known), default=0))
+    return max((each for each in known if each.level >= level), key=lambda each: each.height, default=None)
+
+
+class Point(NamedTuple):
+    """A value through which a chain must pass at this node."""
+
+    milestone: Milestone
+    named_by: str  # for people, as in "the value that ..."
 
 
 class Waypoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from neuroshard.config.run_parameters import BranchPoint
 from neuroshard.config.state_file import make_folder, write_atomically
-from neuroshard.consensus.chain import Chain, ChainError
+from neuroshard.consensus.chain import Chain
 from neuroshard.consensus.committee import Committee, Seat
 from neuroshard.consensus.foundation import StageStart
-from neuroshard.consensus.stage_chain import FileChainStore
+from neuroshard.consensus.stage_chain import FileChainStore, proven_chain
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER
 from neuroshard.errors import CheckpointError, StorageError, UsageError
 from neuroshard.identity import SignedRunParameters
@@ -133,15 +133,7 @@ class RunBrancher:
         """The part of the stage's chain that this computer can verify; None without a foundation."""
         foundations = StoredFoundations(self.owner.data_dir).read(offer)
         founding = RunVersions(offer, foundations).founding_of(index)
-        if founding is None:
-            return None
-        chain, stored = Chain.founded(founding), FileChainStore(folder / ROUNDS_FOLDER).read()
-        if stored is None or stored.statement != chain.statement:
-            return chain
-        try:
-            return chain.proven(stored.proof)
-        except ChainError:
-            return chain
+        return None if founding is None else proven_chain(FileChainStore(folder / ROUNDS_FOLDER), founding)
 
     def _copy(self, stage: BranchedStage, run_id: RunId) -> None:
         """Copy a state into the folder of the new run, unless an earlier call did. Raises StorageError."""

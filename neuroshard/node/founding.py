@@ -180,7 +180,7 @@ class Founder:
         """Continue the stages held here from this node's state, with this node as the only seat.
 
         A stage waits until its state here is the newest certified one, unless foundations contradict each other. A
-        deputy also waits until its chain has reached the owner's newest waypoint.
+        deputy also waits until its chain has reached the owner's newest waypoint and the tip of its invitation.
         """
         starts, committee, versions = list[StageStart](), self._committee([self.swarm.node_id]), self.swarm.versions
         for stage in range(len(self.swarm.plan)):
@@ -190,8 +190,8 @@ class Founder:
                 continue
             standing = None if chain is None else chain.standing
             is_behind = standing is not None and own.outer_step < standing.outer_step
-            point = None if chain is None or self._is_owners else chain.point
-            is_short = standing is not None and point is not None and standing.height < point.milestone.height
+            points = () if chain is None or self._is_owners else chain.points
+            is_short = standing is not None and any(standing.height < point.milestone.height for point in points)
             if is_short or not own.root or (is_behind and versions.founding_of(stage) is not None):
                 return  # the root is being computed, or the node is about to follow: look again
             heights = [0 if standing is None else standing.height, *versions.foundations.heights_of(stage)]

@@ -23,6 +23,7 @@ from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.tasks import accompanied
 from neuroshard.node.stage_copies import likely_keepers
 from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
+from neuroshard.runs.exchange import NAMED_BY_INVITATION
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
 from neuroshard.state.outer_state import line_from_json, may_download_averaged, outer_root
@@ -86,16 +87,38 @@ class Joining:
             statuses = await query_statuses(self.swarm.asking, self._stage, self._to_ask())
             statuses |= local_copy(self.swarm, self._stage)
             await self._learn_chain(list(statuses))
-            best = self._choose_donor(self._on_chain(statuses), own)
+            missing = self._missing_tip()
+            best = None if missing else self._choose_donor(self._on_chain(statuses), own)
             if best is None:
-                if own is not None or not was_trained(self.swarm):
+                if own is not None or not (missing or was_trained(self.swarm)):
                     return own is not None
-                self.report(f"{_named(self.identity.layers)} were trained, but no node that answers has them: waiting.")
+                absent = f"{_named(self.identity.layers)} were trained, but no node that answers has them: waiting."
+                self.report(missing or absent)
             elif await self._may_go_on(own, statuses[best]) or (
                 self._may_begin(statuses[best], statuses.values()) and await self._joined(best, statuses)
             ):
                 return True
             await anyio.sleep(LOOK_SECONDS)
+
+    def _missing_tip(self) -> str:
+        """The reason why no line that is known here can be the one of the invitation; "" if one can.
+
+        Donors that are behind, or on another line, are refused in the same way: they do not prove the tip.
+        """
+        founding, chain = self._founding(), self._chain
+        if self.swarm.versions.lacks_tip:
+            missing = "foundation"
+        else:
+            points = () if founding is None else founding.points
+            certified = 0 if chain is None else chain.standing.height
+            named = [point.milestone.height for point in points if point.named_by == NAMED_BY_INVITATION]
+            if all(height <= certified for height in named):
+                return ""
+            missing = f"value of height {max(named):,}"
+        return (
+            f"No node that answers has the {missing} that your invitation names: they are behind, or on another line. "
+            "Waiting for others. If this stays, ask for a new invitation, and start with it."
+        )
 
     def _to_ask(self) -> list[NodeId]:
         """The seats of the stage and some other candidates, different ones each time."""

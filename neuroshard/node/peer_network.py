@@ -46,7 +46,7 @@ from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.knocking import KnockDoor
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.stored_passes import StoredPasses
+from neuroshard.runs.stored_passes import OwnPass, StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
@@ -269,21 +269,22 @@ class PeerNetwork:
 
     def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> JoinedRun:
         """Make this node a member of a run. If `is_shared`, nodes that ask for any run are offered it."""
-        members = self._members(offer)
+        stored = StoredPasses(self.settings.data_dir, offer)
+        own = stored.own(self.identity.wallet_id)
+        members = self._members(offer, stored, own)
         register = None if members is None else members.register
-        versions = self.exchange.follow(offer, is_shared=is_shared, members=register)
+        tip = None if own is None else own.tip
+        versions = self.exchange.follow(offer, is_shared=is_shared, members=register, tip=tip)
         joined = JoinedRun(
             self.identity, self.settings, self.networking, versions, status, members=members, now=self.now
         )
         self.joined = joined
         return joined
 
-    def _members(self, offer: RunOffer) -> RunMembers | None:
+    def _members(self, offer: RunOffer, stored: StoredPasses, own: OwnPass | None) -> RunMembers | None:
         """In a run of friends, close the gate to all nodes whose wallets have no pass. Raises StorageError."""
         if offer.parameters.admission != "friends":
             return None
-        stored = StoredPasses(self.settings.data_dir, offer)
-        own = stored.own(self.identity.wallet_id)
         trusted = frozenset(map(node_of_address, self.settings.peer))
         members = RunMembers(
             stored.register(), self.identity, None if own is None else own.member_pass, self.now, trusted

@@ -14,8 +14,17 @@ from neuroshard.config.loading import source_name
 from neuroshard.errors import ConflictError, UsageError
 from neuroshard.host.live_settings import Configuration
 from neuroshard.identity import Wallet
-from neuroshard.identity.invitations import LINK, InvitationTerms, InvitedPlaces, MemberPass, read_revocation, to_code
+from neuroshard.identity.invitations import (
+    LINK,
+    InvitationTerms,
+    InvitedPlaces,
+    InvitedTip,
+    MemberPass,
+    read_revocation,
+    to_code,
+)
 from neuroshard.identity.wallet import key_words, wallet_id_of
+from neuroshard.node.invited_tip import verified_tip
 from neuroshard.node.peer_network import PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice
@@ -114,7 +123,8 @@ class RunDesk:
             return self._result(f"{found.name or 'The computer'} is not let in.")
         stored, now = StoredPasses(self._data_dir, offer), time.time()
         label = _free_label(found.name[:24] or "computer", stored)
-        invitation = stored.issue(self._wallet, InvitationTerms(now + DAY_SECONDS, 1, label), InvitedPlaces(""))
+        terms = InvitationTerms(now + DAY_SECONDS, 1, label, tip=self._tip(offer))
+        invitation = stored.issue(self._wallet, terms, InvitedPlaces(""))
         door.knocks.answer(found.wallet, invitation.pass_for(found.wallet, now))
         return self._result(f"{found.name or 'The computer'} may join now.")
 
@@ -173,11 +183,15 @@ class RunDesk:
         if not peers:
             raise UsageError("This node has no address yet at which others find it.", "Try again in a few seconds.")
         label = command.label or _free_label("invitation", stored)
-        terms = InvitationTerms(time.time() + command.days * DAY_SECONDS, command.uses, label, command.may_invite)
+        not_after, tip = time.time() + command.days * DAY_SECONDS, self._tip(offer)
+        terms = InvitationTerms(not_after, command.uses, label, command.may_invite, tip)
         places = invited_places(offer.parameters, peers, self._configuration.settings.genesis)
         link = LINK + to_code(stored.issue(self._wallet, terms, places))
         details: dict[str, JsonValue] = {"link": link, "label": label, "qr": list(qr_rows(link))}
         return self._result("The invitation is made. Send it privately: anyone with it can join.", details)
+
+    def _tip(self, offer: RunOffer) -> InvitedTip | None:
+        return verified_tip(self._data_dir, offer, self._wallet.wallet_id)
 
     def _revoke(self, named: str) -> CommandResult:
         label = StoredPasses(self._data_dir, self._offer()).revoke(self._wallet, named)

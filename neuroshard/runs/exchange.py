@@ -15,7 +15,9 @@ import anyio
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.foundation import Foundations, Founding, SignedFoundation
+from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.identity.invitations import InvitedTip
 from neuroshard.identity.pass_register import PassRegister
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
@@ -39,14 +41,17 @@ from neuroshard.waiting import Signal, sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 
+NAMED_BY_OWNER, NAMED_BY_INVITATION = "the run's owner has signed", "your invitation names"
 _NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 
 
 class RunVersions:
     """The known versions of a run. The trainer reads them at every step: each applies exactly from its outer step."""
 
-    def __init__(self, offer: RunOffer, foundations: Foundations | None = None) -> None:
+    def __init__(self, offer: RunOffer, foundations: Foundations | None = None, tip: InvitedTip | None = None) -> None:
+        """`tip` is that of the invitation with which this node entered: it follows no line without it."""
         self.offer = offer
+        self.tip = tip
         self.foundations = no_foundations(offer) if foundations is None else foundations
         self.founded = Signal()  # notified after every new foundation
         self._held = frozenset[int]()  # stages that this node holds
@@ -72,14 +77,21 @@ class RunVersions:
 
     def founding_of(self, stage: int) -> Founding | None:
         """The foundation that applies to a stage; None before the owner's statement, and while two contradict."""
-        found = self.foundations.start_of(stage)
+        found = None if self.lacks_tip else self.foundations.start_of(stage)
         if found is None:
             return None
         statement, start = found
-        point = self.foundations.points.get(stage)
-        if point is not None and point.statement != statement.id:
-            point = None
-        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner, point)
+        points, waypoint, tip = list[Point](), self.foundations.points.get(stage), self.tip
+        if waypoint is not None and waypoint.statement == statement.id:
+            points.append(Point(waypoint.milestone, NAMED_BY_OWNER))
+        if tip is not None and tip.value is not None and (tip.stage, tip.foundation.hex()) == (stage, statement.id):
+            points.append(Point(Milestone(tip.height, tip.value.hex()), NAMED_BY_INVITATION))
+        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner, tuple(points))
+
+    @property
+    def lacks_tip(self) -> bool:
+        """Whether the foundation that the invitation names is missing here, so that no line is followed yet."""
+        return self.tip is not None and self.foundations.lacks(self.tip)
 
     def note_held(self, stages: Collection[int]) -> None:
         """Record the stages that this node holds."""
@@ -87,8 +99,8 @@ class RunVersions:
 
     @property
     def awaits_foundation(self) -> bool:
-        """Whether this node holds a stage that the owner has not founded yet."""
-        return any(self.founding_of(stage) is None for stage in self._held)
+        """Whether this node holds a stage without a foundation, or misses the one that its invitation names."""
+        return self.lacks_tip or any(self.founding_of(stage) is None for stage in self._held)
 
     def learn_foundations(self, foundations: Foundations) -> bool:
         """Add checked statements and waypoints of the same run. Returns whether one of them is new."""
@@ -153,12 +165,15 @@ class RunExchange:
     _members: PassRegister | None = field(default=None, init=False)  # of the run this node serves, if it has passes
     _is_shared: bool = field(default=False, init=False)  # whether nodes that ask for any run are offered it
 
-    def follow(self, offer: RunOffer, *, is_shared: bool, members: PassRegister | None = None) -> RunVersions:
+    def follow(
+        self, offer: RunOffer, *, is_shared: bool, members: PassRegister | None = None, tip: InvitedTip | None = None
+    ) -> RunVersions:
         """Serve this run from now on and return its versions, which grow as peers report newer ones.
 
         If `is_shared`, nodes that ask for any run are offered it. A wallet that asks gets its pass from `members`.
+        `tip` is that of this node's invitation.
         """
-        versions = RunVersions(offer, self.store.foundations(offer))
+        versions = RunVersions(offer, self.store.foundations(offer), tip)
         self.followed, self._is_shared, self._members = versions, is_shared, members
         return self.followed
 

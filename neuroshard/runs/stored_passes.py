@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import StateFile
@@ -25,6 +26,7 @@ from neuroshard.identity.invitations import (
     InvitationError,
     InvitationTerms,
     InvitedPlaces,
+    InvitedTip,
     MemberPass,
     PassBytes,
     RevocationBytes,
@@ -49,6 +51,12 @@ class OwnPass(Struct, frozen=True):
 
     member_pass: PassBytes
     secret: Annotated[bytes, Meta(min_length=32, max_length=32)] | None = None
+    later_tip: InvitedTip | None = None  # of another invitation that this computer was given since
+
+    @property
+    def tip(self) -> InvitedTip | None:
+        """The tip of the invitation that this computer was given last."""
+        return self.later_tip or MemberPass.read(self.member_pass).tip
 
 
 class IssuedInvitation(Struct, frozen=True):
@@ -232,8 +240,9 @@ def entry_pass(
     register, own = stored.register(), stored.own(identity.wallet_id)
     for known in (own, None if shown is None else OwnPass(shown)):
         if known is not None and _is_valid(register, known, identity.wallet_id, now, may_fail=invitation is not None):
-            if known is not own:
-                stored.keep_own(known)
+            newest = _with_tip(known, offer, invitation, now)
+            if newest != own:
+                stored.keep_own(newest)
             return known.member_pass
     if invitation is None:
         raise InvitationError(
@@ -245,6 +254,17 @@ def entry_pass(
     register.admit(member_pass, now)
     stored.keep_own(OwnPass(member_pass, invitation.secret if invitation.grant.may_invite else None))
     return member_pass
+
+
+def _with_tip(own: OwnPass, offer: RunOffer, invitation: Invitation | None, now: float) -> OwnPass:
+    """A valid pass with the tip of an invitation that is given as well, unless it is not valid any more."""
+    if invitation is None or invitation.tip in (None, own.tip):
+        return own
+    try:
+        invitation.check(offer.run_id, offer.initial.owner_public_key, now)
+    except InvitationError:
+        return own
+    return msgspec.structs.replace(own, later_tip=invitation.tip)
 
 
 def _is_valid(register: PassRegister, known: OwnPass, wallet: WalletId, now: float, *, may_fail: bool) -> bool:

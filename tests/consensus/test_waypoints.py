@@ -23,10 +23,12 @@ from neuroshard.consensus.waypoints import (
     PERIOD_SECONDS,
     SKEW_SECONDS,
     Milestone,
+    Point,
     SignedWaypoint,
     Waypoint,
     is_waypoint_due,
     keeps_milestone,
+    lasting_milestone,
     next_milestone,
     with_milestone,
 )
@@ -67,6 +69,23 @@ def test_the_owner_signs_the_milestone_that_is_kept_longest() -> None:
     assert next_milestone(milestones, 13 * MILESTONE_HEIGHTS) is None
 
 
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, None), (1, 1), (3, 2), (7, 4), (9, 8), (15, 8), (43, 40), (70, 64)]
+)
+def test_an_invitation_names_the_newest_milestone_that_is_kept_for_long(count: int, expected: int | None) -> None:
+    """The default invitation is valid for a week, in which a line may grow by more than 10,000 heights."""
+    found = lasting_milestone(milestones_up_to(count * MILESTONE_HEIGHTS + 1))
+    assert (found and found.height) == (expected and expected * MILESTONE_HEIGHTS)
+    if found is not None and count > 8:
+        assert keeps_milestone(found, found.height + 10_000)
+
+
+@pytest.mark.parametrize("height", [0, 5, 127, 129])
+def test_no_ledger_keeps_a_value_of_another_height(height: int) -> None:
+    """A careless invitation names one: it counts only where the line's last values show it."""
+    assert not keeps_milestone(Milestone(height, "a" * 64), 1000)
+
+
 @cache
 def line(content: str, fork: int, heights: int) -> Chain:
     """A chain that the seats certify, with other values from a height on."""
@@ -86,8 +105,12 @@ def point_of(chain: Chain, height: int = MILESTONE_HEIGHTS, made_at: float = 0) 
     return Waypoint(RUN, 0, chain.statement, chain.epoch, milestone, int(made_at))
 
 
+def bound_by(point: Waypoint) -> tuple[Point, ...]:
+    return (Point(point.milestone, "the owner has signed"),)
+
+
 def newcomer(point: Waypoint | None) -> Chain:
-    return replace(founded(), point=point)
+    return replace(founded(), points=() if point is None else bound_by(point))
 
 
 def test_a_newcomer_takes_no_line_that_leaves_out_the_waypoint() -> None:
@@ -114,7 +137,7 @@ def test_a_line_below_the_waypoint_is_neither_taken_nor_an_error() -> None:
 
 def test_the_next_value_must_be_the_signed_one() -> None:
     before, right = line("1", 1, MILESTONE_HEIGHTS - 1), line("1", 1, LONG)
-    bound = before.bound_to(point_of(right))
+    bound = before.bound_to(bound_by(point_of(right)))
     voters = [seat.member for seat in before.ledger.committee.seats]
     with pytest.raises(AstrayError):
         bound.extended(signed(value_on(before, "2"), voters))
@@ -125,7 +148,7 @@ def test_a_milestone_that_ledgers_keep_no_more_stops_nobody() -> None:
     chain, newest = line("1", 1, LONG), 40 * MILESTONE_HEIGHTS
     lost = Milestone(MILESTONE_HEIGHTS, "e" * 64)
     assert not keeps_milestone(lost, newest + 1)
-    bound = replace(chain, point=Waypoint(RUN, 0, chain.statement, 0, lost, 0))
+    bound = replace(chain, points=bound_by(Waypoint(RUN, 0, chain.statement, 0, lost, 0)))
     ledger = structs.replace(chain.ledger, milestones=milestones_up_to(newest + 1)[-8:])
     bound._check_line(newest + 1, "f" * 64, ledger, ())  # pyright: ignore[reportPrivateUsage]
 
@@ -147,7 +170,7 @@ def test_a_node_leaves_its_own_line_when_the_owner_has_signed_another() -> None:
     own = StageChain(lambda: founding[0], InMemoryChainStore())
     own._chain = wrong  # pyright: ignore[reportPrivateUsage]
     assert own.chain is wrong
-    founding[0] = replace(founding[0], point=point_of(right))
+    founding[0] = replace(founding[0], points=bound_by(point_of(right)))
     assert own.chain is not None
     assert own.chain.tip is None
     assert own.fork is None
@@ -179,7 +202,7 @@ def test_the_newest_waypoint_counts_in_every_order_and_older_ones_are_forgotten(
     versions.foundations = EMPTY.with_statements([FIRST], [future])
     founding = versions.founding_of(0)
     assert founding is not None
-    assert founding.point is None
+    assert founding.points == ()
 
 
 def test_two_waypoints_of_one_height_count_for_nothing() -> None:

@@ -14,6 +14,7 @@ import trio.testing
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.committee import Committee, Seat
 from neuroshard.consensus.foundation import StageStart
+from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.model.architecture import StagePlan
 from neuroshard.node.founding import PATIENCE_SECONDS, Founder
@@ -107,6 +108,24 @@ def test_a_deputy_founds_on_request_only_while_the_owner_trusts_it(
     stored.request_new(versions.offer)
     assert seats_after(swarm, tmp_path, DEPUTY) == {0: voters}
     assert stored.is_new_requested(versions.offer) == (not deputies)
+
+
+@pytest.mark.parametrize(("height", "is_signed"), [(127, False), (128, True)])
+def test_a_deputy_waits_until_its_chain_has_reached_the_point_that_it_knows(
+    height: int, is_signed: bool, tmp_path: Path
+) -> None:
+    versions, stored = versions_of("friends"), StoredFoundations(tmp_path)
+    start = StageStart(0, Committee.founded([Seat(OWNER.wallet_id, OWN, 0)], is_open=False))
+    known = versions.foundations
+    versions.learn_foundations(known.with_statements([known.next(OWNER, [start], (DEPUTY.public_key,))]))
+    state = ReplicaStatus(True, 30, 3, "3" * 64)
+    swarm = NamedHolders(versions, {}, SECOND, DEPUTY.wallet_id)
+    swarm.donor = SimpleNamespace(replica_status=lambda name: state if name.start == 0 else None)
+    standing, point = SimpleNamespace(height=height, outer_step=3, value="a" * 64), Point(Milestone(128, "a" * 64), "")
+    chain = SimpleNamespace(standing=standing, points=(point,))
+    swarm.rounds = SimpleNamespace(last_chain=lambda name: chain if name.start == 0 else None)
+    stored.request_new(versions.offer)
+    assert seats_after(swarm, tmp_path, DEPUTY) == {0: [SECOND if is_signed else OWN]}
 
 
 def test_damaged_foundations_are_set_aside_and_lost_by_no_later_write(tmp_path: Path) -> None:
