@@ -51,7 +51,7 @@ export function factsOf(invitation: InvitationBody): [string, string][] {
     ["This computer", invitation.model ? roomWords(invitation.model) : "known after you join"],
     ["Sends per day", invitation.gb_per_day === null ? "no limit set; you can set one in a moment" : `at most ${gigabytes(invitation.gb_per_day)}`],
     ["Training text", dataWords(invitation)],
-    ["Places left", invitation.uses === 1 ? "for one wallet" : `for ${count(invitation.uses)} wallets`],
+    ["Made for", invitation.uses === 1 ? "one wallet" : `${count(invitation.uses)} wallets in all`],
     ["Valid until", dateAndTime(invitation.not_after)],
   ];
 }
