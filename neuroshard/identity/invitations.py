@@ -147,6 +147,16 @@ class MemberPass:
             raise InvitationError(f"A pass was made after its invitation ended ({date_of(self.not_after)}).")
 
 
+def is_pass_of(data: bytes, wallet: WalletId, run_id: RunId, owner: bytes) -> bool:
+    """Whether these bytes, as a node sends them, are a pass of the wallet that leads to the owner of the run."""
+    try:
+        member_pass = MemberPass.read(data)
+        member_pass.verify(run_id, owner)
+    except InvitationError:
+        return False
+    return member_pass.wallet_id == wallet
+
+
 def _tip_of(grants: tuple[InvitationGrant, ...]) -> InvitedTip | None:
     return next((grant.tip for grant in grants if grant.tip is not None), None)
 

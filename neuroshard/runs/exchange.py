@@ -17,7 +17,7 @@ from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.foundation import Foundations, Founding, SignedFoundation
 from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.errors import DataError, NeuroShardError
-from neuroshard.identity.invitations import InvitedTip
+from neuroshard.identity.invitations import InvitedTip, is_pass_of
 from neuroshard.identity.pass_register import PassRegister
 from neuroshard.membership.announcements import directory_namespace
 from neuroshard.membership.claim_intake import ANNOUNCEMENT_RULES, ClaimIntake, Refusal
@@ -315,8 +315,9 @@ class RunExchange:
         offer = None if said is None else _read(peer, run_id, said.offer)
         if answer is None or said is None or offer is None:
             return None
-        if said.member_pass is not None:
-            self.shown_passes[offer.run_id] = said.member_pass
+        shown, owner = said.member_pass, offer.initial.owner_public_key
+        if shown is not None and self.wallet is not None and is_pass_of(shown, self.wallet, offer.run_id, owner):
+            self.shown_passes[offer.run_id] = shown
         known = self.store.foundations(offer)
         learnt = _read_foundations(peer, known, answer)
         if learnt != known:

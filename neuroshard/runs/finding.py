@@ -169,7 +169,7 @@ class RunFinder:
         """Ask the owner of a run on the local network to let this wallet in, and report how it stands."""
         wallet = self._identity.delegation.grant.wallet_public_key
         knock = Knock(offer.run_id, wallet, gethostname()[:MAX_LABEL_CHARACTERS])
-        answer = await knock_at_all(self._networking, knock)
+        answer = await knock_at_all(self._networking, knock, offer.initial.owner_public_key)
         match None if answer is None else answer.state:
             case "waiting":
                 report(f"Waiting for the owner of the run, who sees {knock.name} with the words {key_words(wallet)}.")

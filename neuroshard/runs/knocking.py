@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity.claims import PublicKey
-from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, PassBytes
+from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, PassBytes, is_pass_of
 from neuroshard.identity.wallet import key_words, wallet_id_of
 from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits
@@ -143,6 +143,11 @@ class KnockDoor:
         return answer
 
 
+def _has_pass(answer: KnockAnswer, knock: Knock, owner: bytes) -> bool:
+    data, wallet = answer.member_pass, wallet_id_of(knock.wallet)
+    return data is not None and is_pass_of(data, wallet, RunId(knock.run), owner)
+
+
 def _near_host(network: Network, peer: NodeId) -> str:
     """IP address of a peer on the local network; "" for any other.
 
@@ -159,10 +164,11 @@ def _host_of(address: str) -> str:
     return parts[2] if len(parts) > 2 and parts[1] in {"ip4", "ip6"} and "p2p-circuit" not in parts else ""
 
 
-async def knock_at_all(networking: Networking, knock: Knock) -> KnockAnswer | None:
+async def knock_at_all(networking: Networking, knock: Knock, owner: bytes) -> KnockAnswer | None:
     """Knock at every connected node of the local network; the answer that says most, or None without any.
 
-    Other nodes do not learn the name of this computer.
+    Other nodes do not learn the name of this computer. Any of them may answer: an answer with a pass that the run's
+    owner, given by the public key, has not signed for this wallet counts for nothing.
     """
     network = networking.current
     if network is None:
@@ -174,7 +180,9 @@ async def knock_at_all(networking: Networking, knock: Knock) -> KnockAnswer | No
             frame = await network.transport.request(
                 peer, Frame(KNOCK_KIND, knock), reply=FrameLimits(message=KnockAnswer), timeout_seconds=ASK_SECONDS
             )
-            found.append(frame.read(KnockAnswer))
+            answer = frame.read(KnockAnswer)
+            if answer.state != "allowed" or _has_pass(answer, knock, owner):
+                found.append(answer)
         except NeuroShardError:
             return  # it is not the owner's
 

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from neuroshard.identity import TokenSecret, Wallet
+from neuroshard.identity.invitations import InvitationTerms, InvitedPlaces, invite
+from neuroshard.messages import Frame
 from neuroshard.runs.knocking import (
     FORGOTTEN_SECONDS,
     MOST_WAITING,
@@ -10,9 +20,12 @@ from neuroshard.runs.knocking import (
     Knock,
     KnockAnswer,
     KnockList,
+    knock_at_all,
 )
+from neuroshard.types import RunId
 
-RUN = "1" * 64
+RUN = RunId("1" * 64)
+OWNER, OTHER, ME = (Wallet.from_secret(TokenSecret("hex", bytes([number] * 32))) for number in (1, 2, 3))
 
 
 def knock_of(number: int, name: str = "laptop") -> Knock:
@@ -62,3 +75,36 @@ def test_a_refusal_ends_some_time_after_it_was_heard() -> None:
     knocks.answer(bytes([1] * 32), None)
     assert knocks.knock("10.0.0.1", knock_of(1), late).state == "refused"  # it hears the answer, however late it asks
     assert knocks.knock("10.0.0.1", knock_of(1), late + REMEMBERED_SECONDS).state == "waiting"
+
+
+def pass_of(wallet: Wallet, owner: Wallet = OWNER, run: RunId = RUN) -> bytes:
+    invitation = invite(owner, run, InvitationTerms(2e9), InvitedPlaces(""), seed=bytes(32))
+    return invitation.pass_for(wallet.public_key, 1e9)
+
+
+def answer_to(me: Wallet, answers: Mapping[str, KnockAnswer]) -> KnockAnswer | None:
+    """What a computer hears when the nodes of its local network answer its knock in this way."""
+
+    async def request(peer: str, _: Frame, **_options: Any) -> Frame:
+        await anyio.lowlevel.checkpoint()
+        return Frame("run/knock", answers[peer])
+
+    near = [SimpleNamespace(peer=peer, address="/ip4/127.0.0.1/tcp/1") for peer in answers]
+    transport = SimpleNamespace(connections=lambda: near, peers=lambda: list(answers), request=request)
+    networking = cast("Any", SimpleNamespace(current=SimpleNamespace(transport=transport)))
+    knock = Knock(RUN, me.public_key, "laptop")
+    return anyio.run(knock_at_all, networking, knock, OWNER.public_key)
+
+
+@pytest.mark.parametrize(
+    "member_pass",
+    [None, b"no pass", pass_of(OTHER), pass_of(ME, OTHER), pass_of(ME, run=RunId("2" * 64))],
+    ids=["none", "unreadable", "of another wallet", "of another owner", "of another run"],
+)
+def test_nobody_but_the_owner_lets_a_computer_in(member_pass: bytes | None) -> None:
+    """Any node of the local network may answer, and the one of the owner must not be lost among them."""
+    liar = KnockAnswer("allowed", member_pass)
+    assert answer_to(ME, {"liar": liar}) is None
+    assert answer_to(ME, {"liar": liar, "owner": KnockAnswer("waiting")}) == KnockAnswer("waiting")
+    allowed = KnockAnswer("allowed", pass_of(ME))
+    assert answer_to(ME, {"a liar": liar, "owner": allowed, "other": KnockAnswer("refused")}) == allowed

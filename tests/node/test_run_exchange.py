@@ -10,13 +10,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from neuroshard.identity import Wallet
+from neuroshard.identity.invitations import InvitationTerms, InvitedPlaces, invite
 from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
 from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, OfferStore, RunExchange
 from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer
 from neuroshard.types import NodeId, RunId
-from tests.worlds.claims import FIRST, offer_of
+from tests.worlds.claims import FIRST, OWNER, STRANGER, identity_of, offer_of
 
 OFFER = offer_of()
 
@@ -29,6 +31,7 @@ class Peers:
         self.knowing = [NodeId(f"knowing {number}") for number in range(knowing)]
         self.refusing = [NodeId(f"refusing {number}") for number in range(refusing)]
         self.most_asked = self._asked = 0
+        self.member_pass: bytes | None = None  # in the answers of those that know the run
         self.transport = self
         self.directory = self
 
@@ -50,7 +53,7 @@ class Peers:
         finally:
             self._asked -= 1
         if peer in self.knowing:
-            return Frame("run/parameters", RunAnswer(OFFER.to_json()))
+            return Frame("run/parameters", RunAnswer(OFFER.to_json(), self.member_pass))
         raise RequestTimeoutError("silent") if peer in self.silent else PeerRefusedError("no")
 
     def state(self) -> tuple[str, str]:
@@ -112,5 +115,40 @@ def test_nobody_who_speaks_of_a_run_in_time_is_nobody() -> None:
     async def scenario() -> None:
         assert await exchange().hear_of_any(cast("Networking", Peers(2, refusing=2)), 3.0) is None
         assert trio.current_time() == 3
+
+    virtual(scenario)
+
+
+ME = identity_of(1)
+
+
+def pass_of(wallet: bytes, owner: Wallet = OWNER) -> bytes:
+    invitation = invite(owner, OFFER.run_id, InvitationTerms(2e9), InvitedPlaces(""), seed=bytes(32))
+    return invitation.pass_for(wallet, 1e9)
+
+
+MINE = pass_of(ME.delegation.grant.wallet_public_key)
+
+
+@pytest.mark.parametrize(
+    ("member_pass", "is_kept"),
+    [
+        (MINE, True),
+        (b"no pass", False),
+        (pass_of(OWNER.public_key), False),
+        (pass_of(ME.delegation.grant.wallet_public_key, STRANGER), False),
+    ],
+    ids=["own", "unreadable", "of another wallet", "of another owner"],
+)
+def test_a_pass_that_a_peer_sends_counts_only_if_the_owner_signed_it_for_this_wallet(
+    member_pass: bytes, is_kept: bool
+) -> None:
+    """Otherwise any peer could end the start of an invited node with a pass of its own making."""
+
+    async def scenario() -> None:
+        peers, asking = Peers(0, knowing=1), exchange()
+        peers.member_pass, asking.wallet = member_pass, ME.wallet_id
+        await asking.fetch(OFFER.run_id, cast("Networking", peers), lambda _: None)
+        assert asking.shown_passes == ({OFFER.run_id: member_pass} if is_kept else {})
 
     virtual(scenario)
