@@ -21,16 +21,18 @@ from neuroshard.consensus.committee import (
     LARGEST_HEIGHT,
     Admit,
     Committee,
+    Entry,
     EntryRules,
     Expel,
     GroupMember,
     Height,
     InvalidEntryError,
     NamedNode,
-    Seat,
+    Trust,
 )
 from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
 from neuroshard.consensus.round_messages import LARGEST, MAX_MEMBERS, Phase, Quorum, Value
+from neuroshard.consensus.strangers import StrangersLedger
 from neuroshard.consensus.waypoints import (
     MAX_MILESTONES,
     MILESTONE_HEIGHTS,
@@ -43,7 +45,7 @@ from neuroshard.errors import DataError
 from neuroshard.identity import hash_parts
 from neuroshard.types import HexDigest, NamedWallet, NodeId, RunId, WalletId
 
-ADMISSION_SECONDS = 1800  # of accepted work, as the seats certify it, before a friend gets a seat
+ADMISSION_SECONDS = 1800  # of accepted work, as the seats certify it, before a wallet gets a seat
 SPAN = 16  # aggregates; who is in half of them is established
 KEPT_VALUES = 128  # more than the outer steps whose aggregates are kept
 MAX_CHANGES = 4096  # certificates that changed a committee since the foundation
@@ -108,7 +110,7 @@ class Candidate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
     @property
     def is_due(self) -> bool:
-        """Whether a friend gets a seat: it has worked for long enough, and the newest aggregate contains its work."""
+        """Whether a wallet may get a seat: it has worked for long enough, and is in the newest aggregate."""
         return self.seconds >= ADMISSION_SECONDS and self.accepted & 1 == 1
 
     @property
@@ -136,6 +138,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     milestones: Annotated[
         tuple[Milestone, ...], Meta(max_length=MAX_MILESTONES)
     ] = ()  # earlier values, the oldest first
+    strangers: StrangersLedger | None = None  # None among friends
 
     @property
     def digest(self) -> str:
@@ -143,10 +146,12 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         return hash_parts("neuroshard/ledger", msgspec.msgpack.encode(self)).hex()
 
     @classmethod
-    def founded(cls, statement: str, start: StageStart) -> ChainLedger:
+    def founded(cls, by: Founding) -> ChainLedger:
         """The ledger at the beginning of an epoch."""
-        seed = hash_parts("neuroshard/seed", statement, start.stage).hex()
-        return cls(start.committee, seed, start.root or NO_ROOT)
+        start, is_open = by.start, by.start.committee.is_open
+        seed = hash_parts("neuroshard/seed", by.statement, start.stage).hex()
+        strangers = StrangersLedger.founded(by) if is_open else None
+        return cls(start.committee, seed, start.root or NO_ROOT, strangers=strangers)
 
     @cached_property
     def established(self) -> frozenset[NodeId]:
@@ -161,70 +166,94 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         """
         return not self.committee.is_open or node in self.established
 
-    def due_admissions(self, limit: int) -> tuple[Admit, ...]:
-        """The entries that the next value may carry for friends who have worked for long enough."""
-        if self.committee.is_open:
-            return ()
-        ready = [Admit(each.wallet_id, each.node_id) for each in self.candidates if each.is_due]
-        return tuple(ready[:limit])
+    def trusts(self, wallet: WalletId | None) -> bool:
+        """Whether a wallet may get a seat by its work: that of a friend, or one that the owner has named."""
+        return self.strangers is None or self.strangers.trusts(wallet)
+
+    def awaits(self, node: NodeId, wallet: WalletId | None) -> bool:
+        """Whether the others wait for a member: it counts, or the owner has named its wallet, which has no seat."""
+        return self.counts(node) or (self.trusts(wallet) and wallet not in self.committee.wallets)
+
+    def due_admissions(self) -> tuple[Admit, ...]:
+        """The entries that the next values may carry for wallets that have worked for long enough."""
+        ready = (each for each in self.candidates if each.is_due and self.trusts(each.wallet_id))
+        return tuple(Admit(each.wallet_id, each.node_id) for each in ready)
+
+    def with_entries(self, entries: Sequence[Entry], rules: EntryRules) -> ChainLedger:
+        """The ledger with the committee and the named wallets after entries. Raises InvalidEntryError.
+
+        A list of named wallets applies to the admissions of its own value.
+        """
+        strangers = self.strangers
+        for entry in entries:
+            if isinstance(entry, Trust):
+                if strangers is None:
+                    raise InvalidEntryError("among friends nobody names wallets")
+                strangers = strangers.trusting(entry, rules.owner)
+        expelled = tuple(entry.wallet_id for entry in entries if isinstance(entry, Expel))
+        if strangers is not None and expelled:
+            strangers = strangers.expelling(expelled)
+        ledger = structs.replace(self, strangers=strangers)
+        due = ledger.due_admissions()
+        for entry in entries:
+            if isinstance(entry, Admit) and entry not in due:
+                raise InvalidEntryError(f"wallet {entry.wallet_id} has not worked for long enough to get a seat")
+        return structs.replace(ledger, committee=rules.applied(self.committee, entries))
 
     def after(self, value: Value, rules: EntryRules) -> ChainLedger:
         """The ledger after a value. Raises InvalidEntryError.
 
         The value's own `ledger` field is not read, so a value can be completed with the result.
         """
-        committee = rules.applied(self.committee, value.entries) if value.entries else self.committee
-        for entry in value.entries:
-            if isinstance(entry, Admit) and not self._may_admit(entry):
-                raise InvalidEntryError(f"wallet {entry.wallet_id} has not worked for long enough to get a seat")
+        changed = self.with_entries(value.entries, rules) if value.entries else self
+        strangers = changed.strangers
         has_aggregate, uploads = value.round_id is not None, dict(value.uploads)
         reducers = [ReducerShare(node, uploads.get(node, 0)) for node in sorted(value.accepted)]
         milestones, before = self.milestones, value.height - 1
         if before and before % MILESTONE_HEIGHTS == 0:
             milestones = with_milestone(milestones, Milestone(before, value.parent))
         return structs.replace(
-            self,
-            committee=committee,
+            changed,
             seed=hash_parts("neuroshard/seed", self.seed, self.later_root).hex() if has_aggregate else self.seed,
             later_root=value.next_root if has_aggregate else self.later_root,
             sequences=self.sequences + value.sequences,
-            candidates=self._candidates_after(value, committee),
+            candidates=changed._candidates_after(value, self.committee),
             reducers=tuple(reducers) if has_aggregate else self.reducers,
             milestones=milestones,
+            strangers=None if strangers is None else strangers.after(value, self.committee, changed.committee),
         )
 
-    def _may_admit(self, entry: Admit) -> bool:
-        # Strangers get seats by the owner's word only. That word arrives as a foundation.
-        return not self.committee.is_open and any(
-            (each.wallet_id, each.node_id) == (entry.wallet_id, entry.node_id) and each.is_due
-            for each in self.candidates
-        )
-
-    def _candidates_after(self, value: Value, committee: Committee) -> tuple[Candidate, ...]:
+    def _candidates_after(self, value: Value, before: Committee) -> tuple[Candidate, ...]:
+        """The candidates with this value; `before` is the committee that voted on it."""
         known = dict[WalletId, Candidate]()
         for each in self.candidates:
             history = each.accepted if value.round_id is None else each.accepted << 1 & (1 << SPAN) - 1
             known[each.wallet_id] = structs.replace(each, accepted=history)
         for member in value.members:
             wallet, node = member.wallet_id, member.node_id
-            before = known.get(wallet)
-            if before is None or before.node_id != node:
-                before = Candidate(wallet, node, 0)
+            old = known.get(wallet)
+            if old is None or old.node_id != node:
+                old = Candidate(wallet, node, 0)
             if node in value.accepted:
-                seconds, history = before.seconds + value.seconds, before.accepted | 1
-                known[wallet] = structs.replace(before, seconds=seconds, accepted=history)
-        for seat in self.committee.seats:
-            if value.entries and seat.wallet_id not in committee.wallets and not self._is_expelled(value, seat):
+                seconds, history = old.seconds + value.seconds, old.accepted | 1
+                known[wallet] = structs.replace(old, seconds=seconds, accepted=history)
+        seated = self.committee.wallets
+        for seat in before.seats:
+            if seat.wallet_id not in seated and Expel(seat.wallet_id) not in value.entries:
                 # it had a seat, so it gets one again as soon as it works again
                 known[seat.wallet_id] = Candidate(seat.wallet_id, seat.node_id, ADMISSION_SECONDS)
-        waiting = [each for wallet, each in known.items() if wallet not in committee.wallets]
-        # the wallets that worked longest stay if there are too many: newcomers cannot displace them
-        waiting.sort(key=lambda each: (-each.seconds, each.wallet_id))
+        waiting = [each for wallet, each in known.items() if wallet not in seated]
+        waiting.sort(key=self._precedence)
         return tuple(waiting[:MAX_MEMBERS])
 
-    @staticmethod
-    def _is_expelled(value: Value, seat: Seat) -> bool:
-        return Expel(seat.wallet_id) in value.entries
+    def _precedence(self, each: Candidate) -> tuple[bool, int, int, WalletId]:
+        """The order in which candidates stay if there are too many.
+
+        Among friends those that worked longest come first, so newcomers cannot displace them. Names of strangers are
+        free: those that work no more make room, and none displaces a wallet that the owner has named.
+        """
+        recent = 0 if self.strangers is None else each.accepted.bit_count()
+        return not self.trusts(each.wallet_id), -recent, -each.seconds, each.wallet_id
 
 
 class ChainProof(Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,7 +283,7 @@ class Chain:
     @classmethod
     def founded(cls, by: Founding) -> Chain:
         """The chain of an epoch in which nothing is certified yet."""
-        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by.statement, by.start), by.points)
+        return cls(by.statement, by.epoch, by.start, by.owner, ChainLedger.founded(by), by.points)
 
     def bound_to(self, points: tuple[Point, ...]) -> Chain:
         """The chain with other points. Raises AstrayError if it does not pass through one."""
@@ -496,13 +525,21 @@ class Step:
         """Whether these members may be in one step, by their wallets: a seat's wallet has no other node there."""
         return not self.committee.is_open or has_one_node_per_wallet({*members, *self.committee.members})
 
-    def may_join(self, newcomers: int, known: int, view: int) -> bool:
-        """Whether this many members that may not reduce yet may be in a view with this many that may.
+    def may_join(self, members: Collection[GroupMember], view: int, more: int = 0) -> bool:
+        """Whether these members, and some more that are free names, may be in one view.
 
-        Wallets are free to create, so strangers join slowly: one, or a quarter of the known members, per step. They
-        spoil one view at most: the later ones are without them.
+        Wallets are free to create, so strangers join slowly: one, or a quarter of the established members, per step.
+        They spoil one view at most: the later ones are without them. Wallets that the owner has named do not count.
         """
-        return not self.committee.is_open or newcomers <= (0 if view else max(1, known // 4))
+        if not self.committee.is_open:
+            return True
+        known = sum(self.may_reduce(member.node_id) for member in members)
+        free = more + sum(self.is_free_name(member) for member in members)
+        return free <= (0 if view else max(1, known // 4))
+
+    def is_free_name(self, member: GroupMember) -> bool:
+        """Whether neither the owner's word nor accepted work speaks for a member."""
+        return not self.may_reduce(member.node_id) and not self.ledger.trusts(member.wallet_id)
 
     def proposer(self, view: int) -> NodeId:
         """The proposer of a view: the seats take turns in order of seating."""

@@ -8,6 +8,9 @@ them.
     friends      0                              |C| // 2 + 1, or half with the        -
                                                 first seat
     otherwise    (|C| - 1) // 3 when seated     (|C| + F) // 2 + 1                    a foundation only
+
+Where participants may be strangers, one value leads from fewer than four seats to four. With two or three seats F would
+be 0, and one liar among them could certify two values.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from neuroshard.types import MAX_NODE_ID_CHARACTERS, PRINTABLE, NamedWallet, Nod
 
 NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=PRINTABLE)]  # the node id in a message
 MAX_SEATS = 16  # F = 5, quorum 11
+LEAST_OPEN_SEATS = 4  # after an admission among strangers: the fewest that tolerate a liar
 MAX_ENTRIES = 2 * MAX_SEATS  # per value
+MAX_TRUSTED = 32  # wallets of strangers that may get seats
 LARGEST_HEIGHT = 1 << 48
 Height = Annotated[int, Meta(ge=0, le=LARGEST_HEIGHT)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_SEATS)]
@@ -49,7 +54,6 @@ class Seat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     wallet_id: NamedWallet
     node_id: NamedNode
     seated_at: Height  # with this node: its votes count above this height only
-    is_won_by_work: bool = False  # the owner has not named this wallet
 
     @property
     def member(self) -> GroupMember:
@@ -127,7 +131,6 @@ class Admit(Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
 
     wallet_id: NamedWallet
     node_id: NamedNode
-    is_won_by_work: bool = False
 
 
 class Leave(Struct, frozen=True, tag="leave", forbid_unknown_fields=True):
@@ -155,7 +158,15 @@ class MoveKey(Struct, frozen=True, tag="key", forbid_unknown_fields=True):
     node_id: NamedNode
 
 
-Entry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey
+class Trust(Struct, frozen=True, tag="trust", forbid_unknown_fields=True):
+    """Among strangers only these wallets get seats. It replaces the list of every statement with a lower number."""
+
+    number: Height  # epoch of the owner's statement
+    wallets: Annotated[tuple[NamedWallet, ...], Meta(max_length=MAX_TRUSTED)]
+
+
+SeatEntry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey
+Entry: TypeAlias = SeatEntry | Trust
 
 
 @dataclass(frozen=True)
@@ -171,17 +182,17 @@ class EntryRules:
         The evidence of an entry (signatures, accepted work) is checked elsewhere, before a seat votes: whoever reads a
         certificate relies on the quorum that has checked it.
         """
-        admitted, seated = 0, len(committee.seats)
-        for entry in entries:
-            admitted += isinstance(entry, Admit)
-            if admitted > max(1, seated // 8) and not _seats_first_strangers(committee, seated):
-                raise InvalidEntryError("a value admits at most an eighth of the committee")
+        changes = [entry for entry in entries if not isinstance(entry, Trust)]
+        admitted, seated = sum(isinstance(entry, Admit) for entry in changes), len(committee.seats)
+        if admitted > most_admitted(committee):
+            raise InvalidEntryError("a value admits at most an eighth of the committee")
+        for entry in changes:
             committee = self._after(committee, entry)
-        if committee.is_open and len(committee.seats) < 3 * committee.faults + 1 and len(committee.seats) < seated:
-            self._check_shrunk(committee, entries)
+        if committee.is_open:
+            self._check_open(committee, changes, seated)
         return committee
 
-    def _after(self, committee: Committee, entry: Entry) -> Committee:
+    def _after(self, committee: Committee, entry: SeatEntry) -> Committee:
         is_seated = entry.wallet_id in committee.wallets
         if isinstance(entry, Admit) == is_seated:
             raise InvalidEntryError(f"wallet {entry.wallet_id} {'has' if is_seated else 'has no'} seat")
@@ -209,18 +220,22 @@ class EntryRules:
     def _admitted(self, committee: Committee, entry: Admit) -> Committee:
         if len(committee.seats) == MAX_SEATS:
             raise InvalidEntryError(f"a stage has at most {MAX_SEATS} seats")
-        seat = Seat(entry.wallet_id, entry.node_id, self.height, entry.is_won_by_work)
+        seat = Seat(entry.wallet_id, entry.node_id, self.height)
         is_owner = entry.wallet_id == self.owner
         seats = (seat, *committee.seats) if is_owner else (*committee.seats, seat)
         faults = max(committee.faults, tolerated_faults(len(seats), is_open=committee.is_open))
-        after = _changed(committee, seats, faults=faults)
-        if sum(each.is_won_by_work for each in after.seats) > after.faults:
-            raise InvalidEntryError("seats won by work alone are never more than the liars that the stage tolerates")
-        return after
+        return _changed(committee, seats, faults=faults)
 
-    def _check_shrunk(self, committee: Committee, entries: Sequence[Entry]) -> None:
-        """An expulsion may leave fewer than 3 F + 1 seats; a leave or a removal must be replaced in the same value."""
-        if any(isinstance(entry, Leave | Remove) for entry in entries):
+    def _check_open(self, committee: Committee, entries: Sequence[SeatEntry], seated: int) -> None:
+        """An admission leads to four seats at least, so that F is at least 1.
+
+        An expulsion may leave fewer than 3 F + 1 seats; a leave or a removal must be replaced in the same value.
+        """
+        count = len(committee.seats)
+        if count < LEAST_OPEN_SEATS and any(isinstance(entry, Admit) for entry in entries):
+            raise InvalidEntryError(f"strangers get seats only if there are {LEAST_OPEN_SEATS} seats then")
+        is_short = count < min(seated, 3 * committee.faults + 1)
+        if is_short and any(isinstance(entry, Leave | Remove) for entry in entries):
             raise InvalidEntryError(
                 f"{len(committee.seats)} seats would remain, fewer than the {3 * committee.faults + 1} that tolerate "
                 f"{committee.faults} liars"
@@ -235,6 +250,7 @@ def _changed(committee: Committee, seats: tuple[Seat, ...], faults: int | None =
         raise InvalidEntryError(str(error)) from None
 
 
-def _seats_first_strangers(committee: Committee, seated: int) -> bool:
-    """Whether this is the one change that makes a small committee large enough to tolerate a liar."""
-    return committee.is_open and seated < 4 and len(committee.seats) <= 4
+def most_admitted(committee: Committee) -> int:
+    """The number of seats that the next value may add: an eighth, or what an open committee lacks of its first four."""
+    seated = len(committee.seats)
+    return max(1, seated // 8, LEAST_OPEN_SEATS - seated if committee.is_open else 0)

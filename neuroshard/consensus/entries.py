@@ -1,13 +1,15 @@
 """Which entries the next value may carry, by the evidence that a seat has seen. Pure.
 
     entry     evidence
-    Admit     the ledger: a friend's accepted work (strangers get seats by a foundation only)
+    Admit     the ledger: accepted work of a friend, or of a wallet that the owner has named
     Leave     a Departure that the seat's node signed for this step
-    Remove    Silence statements of a quorum for this step: the seat does not answer, or the owner removed its wallet
+    Remove    Silence statements of a quorum for this step: the seat does not answer, or the owner removed its wallet.
+              Among strangers also the ledger: the owner names the wallet no more, or few aggregates contain its work
     Expel     two votes of the seat in one phase and view, where strangers may take part
     MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new
+    Trust     a statement of the owner with a greater number than the last one in the chain
 
-Statements name the step, which names the value before it, so nobody can use them at another height.
+Statements of seats name the step, which names the value before it, so nobody can use them at another height.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import (
-    MAX_SEATS,
+    LEAST_OPEN_SEATS,
+    Admit,
     Committee,
     Entry,
     EntryRules,
@@ -25,14 +28,12 @@ from neuroshard.consensus.committee import (
     Leave,
     MoveKey,
     Remove,
+    Trust,
 )
+from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import EntryEvidence
+from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import NodeId, WalletId
-
-
-def entry_rules(step: Step) -> EntryRules:
-    """The rules for the entries of this step's value."""
-    return EntryRules(step.height, step.owner)
 
 
 def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> EntryEvidence:
@@ -51,19 +52,20 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
         tuple(one for (member, _), one in sorted(silences.items()) if member in seats),
         tuple(one for wallet, one in sorted(keys.items()) if wallet in step.committee.wallets),
         tuple(pair for member, pair in sorted(double_votes.items()) if member in seats),
+        max(filter(None, (newer_word(step, known.word), newer_word(step, new.word))), key=_number_of, default=None),
     )
 
 
 def supported_entries(step: Step, evidence: EntryEvidence, reachable: Collection[NodeId]) -> tuple[Entry, ...]:
     """The entries that a proposer puts into the next value: all that are valid together, in a fixed order."""
     chosen = list[Entry]()
-    for entry in _candidates(step, evidence):
+    for group in _candidates(step, evidence):
         try:
-            after = entry_rules(step).applied(step.committee, [*chosen, entry])
+            after = _committee_after(step, [*chosen, *group])
         except InvalidEntryError:
             continue
         if _can_go_on(step.committee, after, reachable):
-            chosen.append(entry)
+            chosen += group
     return tuple(chosen)
 
 
@@ -76,31 +78,69 @@ def entries_objection(
     is a condition for the first vote only. A certificate never depends on it, so a change that a quorum has locked
     always completes.
     """
-    supported = set(_candidates(step, evidence))
+    supported = {entry for group in _candidates(step, evidence) for entry in group}
     unsupported = [entry for entry in entries if entry not in supported]
     if unsupported:
         return f"its change of the committee has no evidence: {type(unsupported[0]).__name__.lower()}"
     try:
-        after = entry_rules(step).applied(step.committee, entries)
+        after = _committee_after(step, entries)
     except InvalidEntryError as error:
         return f"its change of the committee is not valid: {error}"
     return "" if _can_go_on(step.committee, after, reachable) else "too few of the remaining seats can be reached"
 
 
-def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Entry]:
-    """Every entry that has evidence, valid or not."""
-    committee = step.committee
+def _committee_after(step: Step, entries: Sequence[Entry]) -> Committee:
+    """Raises InvalidEntryError."""
+    return step.ledger.with_entries(entries, EntryRules(step.height, step.owner)).committee
+
+
+def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]]:
+    """Every entry that has evidence, valid or not, in groups of which all or none enter the value."""
+    committee, admissions = step.committee, step.ledger.due_admissions()
     for signed in evidence.departures:
         if signed.body.step_id == step.id and signed.member in committee.members:
-            yield Leave(signed.member.wallet_id)
+            yield (Leave(signed.member.wallet_id),)
     for signed in evidence.keys:
         if signed.body.step_id == step.id and signed.member.wallet_id in committee.wallets:
-            yield MoveKey(signed.member.wallet_id, signed.member.node_id)
+            yield (MoveKey(signed.member.wallet_id, signed.member.node_id),)
+    if (word := newer_word(step, evidence.word)) is not None:
+        yield (Trust(word.foundation.epoch, word.foundation.trusted),)
+    if committee.is_open:
+        yield from ((Expel(wallet),) for wallet in _double_voters(step, evidence))
     moved = {signed.member.wallet_id for signed in evidence.keys}
-    yield from (Remove(wallet) for wallet in _silent_wallets(step, evidence) if wallet not in moved)
-    if step.committee.is_open:
-        yield from (Expel(wallet) for wallet in _double_voters(step, evidence))
-    yield from step.ledger.due_admissions(max(1, len(committee.seats) // 8) if len(committee.seats) < MAX_SEATS else 0)
+    for wallet in _removable(step, evidence):
+        if wallet not in moved:
+            yield (Remove(wallet),)
+            yield (Remove(wallet), *admissions[:1])  # a seat that may not be missing is replaced in the same value
+    yield from _admitted(committee, admissions)
+
+
+def _admitted(committee: Committee, admissions: Sequence[Admit]) -> Iterable[Sequence[Admit]]:
+    """Admissions one by one; in an open committee all at once that it lacks of its first four seats."""
+    lacking = LEAST_OPEN_SEATS - len(committee.seats) if committee.is_open else 0
+    if lacking > 0:
+        yield admissions[:lacking]
+    else:
+        yield from ((each,) for each in admissions)
+
+
+def _removable(step: Step, evidence: EntryEvidence) -> list[WalletId]:
+    strangers = step.ledger.strangers
+    unfit = () if strangers is None else strangers.unfit(step.committee)
+    return list(dict.fromkeys((*_silent_wallets(step, evidence), *unfit)))
+
+
+def newer_word(step: Step, word: SignedFoundation | None) -> SignedFoundation | None:
+    """A statement with which the owner of this run names other wallets than the chain knows; its signature is valid."""
+    strangers = step.ledger.strangers
+    if word is None or strangers is None or wallet_id_of(word.signer) != step.owner:
+        return None
+    is_newer = word.foundation.run_id == step.run_id and word.foundation.epoch > strangers.number
+    return word if is_newer else None
+
+
+def _number_of(word: SignedFoundation) -> int:
+    return word.foundation.epoch
 
 
 def _silent_wallets(step: Step, evidence: EntryEvidence) -> list[WalletId]:
@@ -129,7 +169,7 @@ def _double_voters(step: Step, evidence: EntryEvidence) -> list[WalletId]:
 
 
 def _can_go_on(before: Committee, after: Committee, reachable: Collection[NodeId]) -> bool:
-    """Whether a quorum of the committee after a change that shrinks it can be reached."""
-    if len(after.seats) >= len(before.seats):
+    """Whether a quorum of the committee after a change can be reached. Friends that are added are here already."""
+    if after == before or (len(after.seats) >= len(before.seats) and not before.is_open):
         return True
     return after.is_quorum([seat.member for seat in after.seats if seat.node_id in reachable])

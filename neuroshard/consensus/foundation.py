@@ -14,6 +14,9 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
 The owner names deputies in a statement, which needs no stages. A deputy may found while the owner is away. It names no
 other deputies, and never goes below the heights of earlier statements or below the owner's newest waypoint on its line.
 What the owner has continued stays valid.
+
+In a run that is open to strangers, the owner's statements also name the wallets that may get seats. The chain takes the
+list in by an entry whose number is the epoch of the statement, so an old list cannot return.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from neuroshard.consensus.committee import Committee, Height
+from neuroshard.consensus.committee import MAX_TRUSTED, Committee, Height
 from neuroshard.consensus.waypoints import (
     MAX_STAGES,
     Point,
@@ -40,7 +43,7 @@ from neuroshard.identity import hash_parts
 from neuroshard.identity.claims import PublicKey, Signed, sign_message
 from neuroshard.identity.invitations import InvitedTip
 from neuroshard.identity.signing import Signer
-from neuroshard.types import HexDigest, NamedRun, WalletId
+from neuroshard.types import HexDigest, NamedRun, NamedWallet, WalletId
 
 MAX_STATEMENTS = 256  # per run: a node keeps and sends all of them, because each names the one before
 MAX_DEPUTIES = 4
@@ -75,6 +78,8 @@ class Foundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     contradictions: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_CONTRADICTIONS)] = ()
     # keys that may sign later statements, besides the owner's
     deputies: Annotated[tuple[PublicKey, ...], Meta(max_length=MAX_DEPUTIES)] = ()
+    # wallets that may get seats among strangers, besides the owner's
+    trusted: Annotated[tuple[NamedWallet, ...], Meta(max_length=MAX_TRUSTED)] = ()
 
     def __post_init__(self) -> None:
         if len({start.stage for start in self.stages}) != len(self.stages):
@@ -121,6 +126,7 @@ class Founding:
     start: StageStart
     owner: WalletId
     points: tuple[Point, ...] = ()  # values of this epoch through which the chain must pass
+    trusted: tuple[WalletId, ...] = ()  # wallets that may get seats among strangers
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,12 @@ class Foundations:
         named = [each.foundation.deputies for each in self.highest]
         return tuple(key for key in named[0] if all(key in keys for keys in named)) if named else ()
 
+    @property
+    def word(self) -> SignedFoundation | None:
+        """The owner's newest statement that applies: it names the wallets that may get seats among strangers."""
+        line = () if self.current is None else _line(self.current, self.known)
+        return next((each for each in line if each.signer == self.owner), None)
+
     def lacks(self, tip: InvitedTip) -> bool:
         """Whether the statements known here are older than an invitation's tip, or lead elsewhere.
 
@@ -199,18 +211,26 @@ class Foundations:
         return key == self.owner or key in self.deputies
 
     def next(
-        self, signer: Signer, stages: Sequence[StageStart], deputies: tuple[bytes, ...] | None = None
+        self,
+        signer: Signer,
+        stages: Sequence[StageStart],
+        deputies: tuple[bytes, ...] | None = None,
+        trusted: tuple[WalletId, ...] | None = None,
     ) -> SignedFoundation:
-        """Sign the statement of the next epoch. It names the same deputies as the one before, unless some are given."""
+        """Sign the statement of the next epoch.
+
+        It names the same deputies and the same trusted wallets as the one before, unless others are given.
+        """
         before = self.highest[0] if self.highest else None
-        known = () if before is None else before.foundation.deputies
+        known = ((), ()) if before is None else (before.foundation.deputies, before.foundation.trusted)
         foundation = Foundation(
             self.run_id,
             0 if before is None else before.foundation.epoch + 1,
             tuple(stages),
             None if before is None else before.id,
             tuple(each.id for each in self.highest[1:]),
-            known if deputies is None else deputies,
+            known[0] if deputies is None else deputies,
+            known[1] if trusted is None else trusted,
         )
         return SignedFoundation.sign(signer, foundation)
 
@@ -265,8 +285,9 @@ class Foundations:
     def _check_deputy(
         self, foundation: Foundation, before: SignedFoundation, known: Mapping[str, SignedFoundation]
     ) -> None:
-        if foundation.deputies != before.foundation.deputies:
-            raise FoundationError("A deputy's foundation names other deputies than the owner's.")
+        named = before.foundation.deputies, before.foundation.trusted
+        if (foundation.deputies, foundation.trusted) != named:
+            raise FoundationError("A deputy's foundation names other deputies or wallets than the owner's.")
         epoch = before.foundation.epoch
         signers = {each.signer for each in known.values() if each.foundation.epoch == epoch}
         if self.owner in signers and before.signer != self.owner:

@@ -242,7 +242,7 @@ class GroupRounds:
         look = Look(self.replica_status(), others, self._present_step(), now)
         self._absent = self._matchmaking.obstacle(look.step, now)
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
-        if look.step is not None and (self._matchmaking.unheard or not self.seats.may_vote):
+        if look.step and (look.step.committee.is_open or self._matchmaking.unheard or not self.seats.may_vote):
             await self.seats.look(look.step, self._matchmaking, now)
         ahead = self._matchmaking.ahead(self.chain.ledger, look)
         if ahead and not self._is_learning and self._beside is not None:

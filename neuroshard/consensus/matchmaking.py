@@ -20,6 +20,7 @@ from math import inf
 
 from neuroshard.consensus.chain import Chain, ChainLedger, Step, has_one_node_per_wallet
 from neuroshard.consensus.committee import GroupMember, Seat
+from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import MAX_MEMBERS
 from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.state.outer_state import round_is_due
@@ -105,6 +106,8 @@ class Replica:
     newcomers: Callable[[], frozenset[NodeId]] = frozenset
     most_members: int = MAX_MEMBERS  # per step
     is_removed: Callable[[WalletId], bool] = lambda _wallet: False  # whether the owner ended a wallet's membership
+    # the owner's newest statement, which names the wallets that may get seats among strangers
+    word: Callable[[], SignedFoundation | None] = lambda: None
 
     @property
     def node_id(self) -> NodeId:
@@ -163,16 +166,23 @@ class Matchmaking:
     def asked(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Replicas whose answers a look waits for: they have answered lately, and they count."""
         here = self.responsive(now)
-        return here if ledger is None else list(filter(ledger.counts, here))
+        if ledger is None or not ledger.committee.is_open:
+            return here
+        return [node for node in here if ledger.awaits(node, self.replica.wallet_of(node))]
 
     def unproven(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Some of the other replicas, different ones each time: they are asked next to the others, never awaited."""
         return self._some(set(self.replica.peers()).difference(self.asked(ledger, now)), ledger)
 
     def _some(self, nodes: Collection[NodeId], ledger: ChainLedger | None) -> list[NodeId]:
-        """The seats among these nodes and some others, different ones each time: no number of names hides a seat."""
+        """The seats among these nodes and some others, different ones each time: no number of names hides a seat.
+
+        Neither does it hide a wallet that the owner has named.
+        """
         seats = () if ledger is None else ledger.committee.seats
         first = {seat.node_id for seat in seats}.intersection(nodes)
+        if ledger is not None and ledger.strangers is not None:
+            first |= {node for node in nodes if ledger.awaits(node, self.replica.wallet_of(node))}
         rest = sorted(set(nodes) - first)
         start = self._turns % max(1, len(rest))
         self._turns += ASKED_AT_ONCE
@@ -203,7 +213,8 @@ class Matchmaking:
             return self.times.near_seconds
         work = self.work(now)
         self._sequence_seconds = work.seconds_per_sequence
-        return self.times.pause(work, len(self.responsive(now)))
+        step = self._look.step
+        return self.times.pause(work, len(self.asked(None if step is None else step.ledger, now)))
 
     def work(self, now: float) -> WorkToRound:
         """This replica's work towards the next step."""
@@ -372,18 +383,18 @@ class Matchmaking:
         )
 
     def _due_step(self, step: Step, nodes: Sequence[NodeId], now: float) -> DueStep:
-        """The step with the members among these nodes that count and whose wallets are known.
+        """The step with the members among these nodes for which the others wait and whose wallets are known.
 
         In an open run only one per wallet.
         """
         members = [self.replica.member]
         for node in dict.fromkeys(nodes):
             wallet = None if node == self.replica.node_id else self.replica.wallet_of(node)
-            member = None if wallet is None or not step.ledger.counts(node) else GroupMember(node, wallet)
+            member = None if wallet is None or not step.ledger.awaits(node, wallet) else GroupMember(node, wallet)
             if member is not None and (not step.committee.is_open or has_one_node_per_wallet([*members, member])):
                 members.append(member)
         due = DueStep(step, tuple(sorted(members)))
         if not step.committee.is_open:
             return due
-        invited = frozenset(node for node in nodes if not step.ledger.counts(node))
+        invited = frozenset(node for node in nodes if not step.ledger.awaits(node, self.replica.wallet_of(node)))
         return replace(due, invited=invited, newcomer_seconds=NEWCOMER_SHARE * (now - self._round_ended))

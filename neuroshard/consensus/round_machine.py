@@ -275,8 +275,10 @@ class RoundStateMachine:
     @property
     def _entries(self) -> tuple[Entry, ...]:
         step = self.setting.step
-        if self._evidence is None and not step.ledger.candidates:
+        if self._evidence is None and not step.ledger.candidates and not step.committee.is_open:
             return ()
+        if self.views.view >= len(step.seats):
+            return ()  # each proposer has had its turn: seats that see different nodes may refuse different changes
         return supported_entries(step, self._evidence or EntryEvidence(), self.setting.reachable)
 
     def _say_proposal(self, intents: tuple[VerifiedBody[Intent], ...], lock: Quorum | None, now: float) -> list[Effect]:

@@ -26,6 +26,7 @@ from neuroshard.consensus.committee import (
     Height,
     NamedNode,
 )
+from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.slices import AUDITED_BLOCKS, DIGEST_BYTES, MAX_SLICES, Encoded
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
@@ -288,6 +289,15 @@ def _verify(form: type[Body], signed: Sequence[VerifiedBody[Body]], field: str) 
             raise ValueError(f"{error} - in claim {index} of `{field}`") from None
 
 
+def _verify_word(word: SignedFoundation) -> None:
+    """Raises ValueError, which msgspec passes on."""
+    try:
+        word.verify()
+        word.foundation  # noqa: B018 - reads it now: nobody reads a statement that cannot be read
+    except DataError as error:
+        raise ValueError(f"A statement of the owner cannot be read: {error} - in `word`") from None
+
+
 class Quorum(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Votes of one phase and view on one value.
 
@@ -349,12 +359,15 @@ class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     silences: Annotated[tuple[VerifiedBody[Silence], ...], Meta(max_length=MAX_SEATS * MAX_SEATS)] = ()
     keys: Annotated[tuple[VerifiedBody[VotingKey], ...], Meta(max_length=MAX_SEATS)] = ()
     double_votes: Annotated[tuple[tuple[VerifiedBody[Vote], VerifiedBody[Vote]], ...], Meta(max_length=MAX_SEATS)] = ()
+    word: SignedFoundation | None = None  # the owner's newest statement: the wallets of strangers that may get seats
 
     def __post_init__(self) -> None:
         _verify(Departure, self.departures, "departures")
         _verify(Silence, self.silences, "silences")
         _verify(VotingKey, self.keys, "keys")
         _verify(Vote, [vote for pair in self.double_votes for vote in pair], "double_votes")
+        if self.word is not None:
+            _verify_word(self.word)
 
 
 class ProposalSaid(AuthoredMessage[RoundProposal], frozen=True, tag="proposal", forbid_unknown_fields=True):

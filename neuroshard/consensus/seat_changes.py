@@ -5,6 +5,7 @@ shuts down                            its leave                      at once, in
 has lost its vote log                 its seat with a new log        with the next aggregate
 replaces the wallet's silent node     the seat for itself            with the next aggregate
 misses a seat for long                the removal of that seat       with the next aggregate, if a quorum agrees
+knows that the owner named wallets    the owner's list               with the next aggregate
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from neuroshard.consensus.chain import LogStart, Step
-from neuroshard.consensus.committee import Seat
+from neuroshard.consensus.chain import Chain, LogStart, Step
+from neuroshard.consensus.committee import LEAST_OPEN_SEATS, Seat
 from neuroshard.consensus.effects import RoundConfig, Sign
+from neuroshard.consensus.entries import newer_word
+from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.matchmaking import Matchmaking, Replica
 from neuroshard.consensus.round_messages import (
     CertificateSaid,
@@ -54,6 +57,7 @@ class SeatChanges:
         """`free_step` returns the terms of the step from this node's state, unless a round of it is under way."""
         self._member = replica.member
         self._is_removed = replica.is_removed
+        self._word = replica.word
         self._chain = chain
         self._sign = sign
         self._actor = actor
@@ -81,18 +85,29 @@ class SeatChanges:
     async def look(self, step: Step, matchmaking: Matchmaking, now: float) -> None:
         """Ask for the changes of the committee that this step needs."""
         await self.open_log(step)
-        silent, removed = matchmaking.silent_seats(step, now), self._removed(step)
-        if self._asked_at == step.id or (self.may_vote and not silent and not removed):
+        silent, removed, word = matchmaking.silent_seats(step, now), self._removed(step), self._newer_word(step)
+        if self._asked_at == step.id or (self.may_vote and not silent and not removed and word is None):
             return
         self._asked_at = step.id
         gone = [*removed, *(silent if len(step.committee.seats) >= LEAST_SEATS else ())]
-        evidence = EntryEvidence(silences=self._silences(step, gone), keys=self._keys(step, silent))
+        evidence = EntryEvidence(silences=self._silences(step, gone), keys=self._keys(step, silent), word=word)
         if evidence != EntryEvidence():
             self._actor.keep(self._member.node_id, EvidenceSaid(evidence))
             self._actor.tell(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
 
     def _removed(self, step: Step) -> list[Seat]:
         return [seat for seat in step.committee.seats if self._is_removed(seat.wallet_id)]
+
+    def _newer_word(self, step: Step) -> SignedFoundation | None:
+        """The owner's list of wallets, if the chain does not contain it yet. Only a seat hands it in."""
+        is_seated = step.ledger.strangers is not None and self._member in step.committee.members
+        return newer_word(step, self._word()) if is_seated else None
+
+    @property
+    def advice(self) -> str:
+        """Seats that the owner can help with, in words for people; "" if nothing is missing."""
+        chain = self._chain.chain
+        return "" if chain is None else _advice(chain)
 
     def _silences(self, step: Step, gone: Sequence[Seat]) -> tuple[VerifiedBody[Silence], ...]:
         """The agreement of this node's seat to remove others."""
@@ -158,3 +173,24 @@ class SeatChanges:
         if chain is None or chain.ledger.committee.is_open or self._chain.fork is not None:
             return False
         return self._is_seated and len(chain.ledger.committee.seats) >= LEAST_SEATS
+
+
+def _advice(chain: Chain) -> str:
+    """What is missing for more seats among strangers, or for the end of some."""
+    ledger, committee = chain.ledger, chain.ledger.committee
+    if ledger.strangers is None:
+        return ""
+    lacking = LEAST_OPEN_SEATS - len(committee.seats)
+    if lacking > 0:
+        whose = "the owner's seats vote" if committee.wallets <= {chain.owner} else f"{len(committee.seats)} seats vote"
+        named = len(set(ledger.strangers.trusted) - committee.wallets - {chain.owner})
+        ready = len(ledger.due_admissions())
+        return (
+            f"Only {whose}: name wallets with `neuroshard run trust`, as the run's owner. When {lacking} of them have "
+            f"worked for 30 minutes, they get seats together; {named} are named, {ready} have. Until then no step "
+            "completes while the voting nodes are offline."
+        )
+    unfit = ", ".join(wallet[:8] for wallet in ledger.strangers.unfit(committee))
+    if not unfit:
+        return ""
+    return f"The seats of {unfit} end when others can replace them: name wallets with `neuroshard run trust`."

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from neuroshard.aggregation import statistics_size
+from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import RoundConfig
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
@@ -115,14 +116,13 @@ class Views:
         awaited = self._setting.awaited - self._accused()  # the proposal leaves these out anyway
         if not self._setting.step.is_quorum(here) or (is_patient and not here >= awaited):
             return False
-        if self._setting.invited and now - self._begun < self._setting.newcomer_seconds and self._has_places(here):
+        is_early = now - self._begun < self._setting.newcomer_seconds
+        if self._setting.invited and is_early and self._setting.step.may_join(self._members(here), self.view, more=1):
             return False
         return bool(self._locks) or self.are_fit(self.chosen_intents(), self.view)
 
-    def _has_places(self, here: Collection[NodeId]) -> bool:
-        """Whether another member that does not count may join this view."""
-        known = sum(map(self._setting.step.may_reduce, here))
-        return self._setting.step.may_join(len(here) - known + 1, known, self.view)
+    def _members(self, nodes: Iterable[NodeId]) -> list[GroupMember]:
+        return [self.intents[node].member for node in nodes if node in self.intents]
 
     def is_spoilt(self, missing: Collection[NodeId], now: float) -> bool:
         """Whether only members that do not count are missing, for longer than a step waits for them."""
@@ -144,14 +144,13 @@ class Views:
         """
         step, members = self._setting.step, [one.member for one in intents]
         nodes = [member.node_id for member in members]
-        known = sum(map(step.may_reduce, nodes))
         return (
             1 <= len(members) <= self._setting.most_members
             and len(set(nodes)) == len(nodes)
             and step.may_meet(members)
             and all(one.body.step_id == step.id for one in intents)
-            and known > 0
-            and step.may_join(len(members) - known, known, view)
+            and any(map(step.may_reduce, nodes))
+            and step.may_join(members, view)
             # where members may lie, no proposer can leave out the work of the seats
             and (not step.committee.is_open or step.is_quorum(nodes))
         )
@@ -192,17 +191,15 @@ class Views:
         """A round's worth of intents: seats first; if there are too few places, others get a quarter of them."""
         step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
         order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
-        order.sort(key=lambda node: not step.may_reduce(node))
-        if len(order) > most:
-            first = [node for node in order if step.may_reduce(node)][: most * 3 // 4]
-            order = [*first, *reversed([node for node in order if node not in first])]
-        known = 0
-        for node in order:
-            members, is_known = [one.member for one in chosen], step.may_reduce(node)
-            is_free = len(chosen) < most and (is_known or step.may_join(len(chosen) - known + 1, known, self.view))
-            if is_free and step.may_meet([*members, self.intents[node].member]):
+        known = [node for node in order if step.may_reduce(node)]
+        # of the others, those that the owner has named come first
+        others = [node for node in order if not step.may_reduce(node)]
+        others.sort(key=lambda node: step.is_free_name(self.intents[node].member))
+        count = most * 3 // 4 if len(order) > most else len(known)
+        for node in (*known[:count], *others, *known[count:]):
+            members = [one.member for one in (*chosen, self.intents[node])]
+            if len(members) <= most and step.may_meet(members) and step.may_join(members, self.view):
                 chosen.append(self.intents[node])
-                known += is_known
         return tuple(sorted(chosen, key=lambda one: one.member))
 
     def _accused(self) -> set[NodeId]:

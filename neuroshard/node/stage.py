@@ -196,6 +196,7 @@ def _outer_part(
         time.time,
         swarm.newcomers,
         is_removed=swarm.is_removed,
+        word=lambda: swarm.versions.foundations.word,
     )
     rule = VoteRule() if run.parameters.admission == "strangers" else AMONG_FRIENDS
     vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size, rule)

@@ -86,7 +86,8 @@ class RunVersions:
             points.append(Point(waypoint.milestone, NAMED_BY_OWNER))
         if tip is not None and tip.value is not None and (tip.stage, tip.foundation.hex()) == (stage, statement.id):
             points.append(Point(Milestone(tip.height, tip.value.hex()), NAMED_BY_INVITATION))
-        return Founding(statement.id, statement.foundation.epoch, start, self.offer.owner, tuple(points))
+        foundation = statement.foundation
+        return Founding(statement.id, foundation.epoch, start, self.offer.owner, tuple(points), foundation.trusted)
 
     @property
     def lacks_tip(self) -> bool:

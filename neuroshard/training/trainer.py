@@ -164,8 +164,8 @@ def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
     status = outer.status()
     certified = "" if group is None else group.certified_root(status.outer_steps)
     rounds = tuple(stage.group.status for stage in stages if stage.group is not None)
-    obstacle = "" if group is None else group.obstacle
-    explanation = obstacle or status.explanation
+    obstacle, advice = ("", "") if group is None else (group.obstacle, group.seats.advice)
+    explanation = obstacle or f"{status.explanation} {advice}".strip()
     return replace(status, certified_root=certified or status.certified_root, rounds=rounds, explanation=explanation)
 
 

@@ -13,7 +13,6 @@ from neuroshard.consensus.chain import (
     SPAN,
     Chain,
     ChainError,
-    ChainLedger,
     ChainProof,
     ForkError,
     Step,
@@ -131,7 +130,7 @@ def test_a_line_that_left_at_the_newest_value_known_here_is_a_fork_although_it_s
 def admitted(chain: Chain) -> Chain:
     """The fourth member works until it gets a seat."""
     newcomer = MEMBERS[3]
-    while not chain.ledger.due_admissions(1):
+    while not chain.ledger.due_admissions():
         value = value_on(chain, members=MEMBERS[:4])
         chain = chain.extended(signed(value, MEMBERS[:3]))
     entry = Admit(newcomer.wallet_id, newcomer.node_id)
@@ -152,7 +151,7 @@ def test_no_value_admits_a_wallet_before_that_and_no_work_seats_a_stranger() -> 
         newcomer = MEMBERS[4]
         for _ in range(steps):
             chain = chain.extended(signed(value_on(chain, members=[*seats, newcomer]), seats))
-        assert not chain.ledger.due_admissions(1)
+        assert not chain.ledger.due_admissions()
         entry = Admit(newcomer.wallet_id, newcomer.node_id)
         with pytest.raises(ValueError, match="for long enough"):
             value_on(chain, entries=[entry])
@@ -185,7 +184,7 @@ def test_a_proof_that_leaves_a_change_out_or_invents_one_is_refused() -> None:
     for changed, reason in (
         (structs.replace(proof, changes=()), "another committee"),
         (structs.replace(proof, tip=invented), "too few votes"),
-        (structs.replace(proof, ledger=ChainLedger.founded("f" * 64, founded().start)), "not the certified one"),
+        (structs.replace(proof, ledger=founded().ledger), "not the certified one"),
         (structs.replace(proof, changes=(takeover,)), "too few votes"),
         (structs.replace(proof, changes=(proof.changes[0], proof.changes[0])), "not in order"),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.consensus.committee import (
@@ -29,8 +29,12 @@ from tests.models.chain_rules import Rules
 OWNER = WalletId("w0")
 
 
-def seat(number: int, *, by_work: bool = False) -> Seat:
-    return Seat(WalletId(f"w{number}"), NodeId(f"n{number}"), 0, by_work)
+def seat(number: int) -> Seat:
+    return Seat(WalletId(f"w{number}"), NodeId(f"n{number}"), 0)
+
+
+def admit(*numbers: int) -> list[Admit]:
+    return [Admit(WalletId(f"w{number}"), NodeId(f"n{number}")) for number in numbers]
 
 
 def committee_of(count: int, *, is_open: bool) -> Committee:
@@ -80,16 +84,11 @@ def test_members_without_a_seat_do_not_count() -> None:
 
 def modelled(entry: Entry) -> chain_rules.Entry:
     kinds = {Admit: "admit", Leave: "leave", Remove: "remove", Expel: "expel", MoveKey: "key"}
-    is_won = isinstance(entry, Admit) and entry.is_won_by_work
-    return chain_rules.Entry(kinds[type(entry)], int(entry.wallet_id[1:]), 0, by_work=is_won)  # type: ignore[arg-type]
+    return chain_rules.Entry(kinds[type(entry)], int(entry.wallet_id[1:]), 0)  # type: ignore[arg-type,index]
 
 
 ENTRIES = st.one_of(
-    st.builds(
-        lambda number, is_won: Admit(WalletId(f"w{number}"), NodeId(f"n{number}"), is_won),
-        st.integers(0, 9),
-        st.booleans(),
-    ),
+    st.builds(lambda number: admit(number)[0], st.integers(0, 9)),
     *(
         st.builds(lambda number, kind=kind: kind(WalletId(f"w{number}")), st.integers(0, 9))
         for kind in (Leave, Remove, Expel)
@@ -98,8 +97,10 @@ ENTRIES = st.one_of(
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.integers(1, 8), st.booleans(), st.lists(ENTRIES, min_size=1, max_size=1))
-def test_one_entry_changes_the_committee_as_in_the_model(count: int, is_open: bool, entries: list[Entry]) -> None:
+@given(st.integers(1, 8), st.booleans(), st.lists(ENTRIES, min_size=1, max_size=4))
+@example(1, True, [*admit(4, 5, 6)])
+@example(4, True, [Remove(WalletId("w3")), *admit(5)])
+def test_entries_change_the_committee_as_in_the_model(count: int, is_open: bool, entries: list[Entry]) -> None:
     committee = committee_of(count, is_open=is_open)
     seats = [chain_rules.Seat(number, number) for number in range(count)]
     expected = chain_rules.changed(
@@ -119,7 +120,7 @@ def test_a_leave_of_one_of_four_strangers_needs_a_replacement_in_the_same_value(
     committee, rules = committee_of(4, is_open=True), EntryRules(1, OWNER)
     with pytest.raises(InvalidEntryError, match="fewer than the 4"):
         rules.applied(committee, [Leave(WalletId("w3"))])
-    after = rules.applied(committee, [Admit(WalletId("w8"), NodeId("n8")), Leave(WalletId("w3"))])
+    after = rules.applied(committee, [*admit(8), Leave(WalletId("w3"))])
     assert after.faults == 1
     assert len(rules.applied(committee, [Expel(WalletId("w3"))].copy()).seats) == 3  # a proof needs no replacement
 
@@ -129,17 +130,39 @@ def test_tolerance_never_falls_and_the_owner_returns_to_the_first_seat() -> None
     after = rules.applied(committee, [Expel(WalletId("w6"))])
     assert after.faults == committee.faults == 2
     friends = EntryRules(2, OWNER).applied(committee_of(2, is_open=False), [Leave(OWNER)])
-    back = EntryRules(3, OWNER).applied(friends, [Admit(OWNER, NodeId("n0"))])
+    back = EntryRules(3, OWNER).applied(friends, admit(0))
     assert [each.wallet_id for each in back.seats] == ["w0", "w1"]
     assert back.seats[0].seated_at == 3
+
+
+@pytest.mark.parametrize("seats", range(1, 4))
+def test_strangers_get_the_first_seats_in_one_value_that_leads_to_four(seats: int) -> None:
+    committee, rules, others = committee_of(seats, is_open=True), EntryRules(1, OWNER), range(4, 9)
+    for count in (*range(1, 4 - seats), *range(5 - seats, 6)):
+        with pytest.raises(InvalidEntryError, match=r"4 seats|an eighth"):
+            rules.applied(committee, admit(*others[:count]))
+    after = rules.applied(committee, admit(*others[: 4 - seats]))
+    assert (len(after.seats), after.faults, after.quorum) == (4, 1, 3)
+    assert after.seats[0].wallet_id == OWNER
+
+
+def test_the_committee_then_grows_by_one_seat_per_value_and_its_tolerance_by_the_formula() -> None:
+    committee = committee_of(4, is_open=True)
+    for number in range(4, MAX_SEATS):
+        with pytest.raises(InvalidEntryError):
+            EntryRules(1, OWNER).applied(committee, admit(number, number + 1, number + 2))
+        committee = EntryRules(1, OWNER).applied(committee, admit(number))
+        assert committee.faults == (len(committee.seats) - 1) // 3
+    with pytest.raises(InvalidEntryError, match="at most 16 seats"):
+        EntryRules(1, OWNER).applied(committee, admit(MAX_SEATS))
 
 
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        ([Admit(WalletId("w1"), NodeId("n1"))], "has seat"),
+        (admit(1), "has seat"),
         ([Leave(WalletId("w9"))], "has no seat"),
-        ([Admit(WalletId(f"w{number}"), NodeId(f"n{number}")) for number in (8, 9)], "an eighth"),
+        (admit(8, 9), "an eighth"),
         ([Admit(WalletId("w9"), NodeId("n1"))], "once"),
         ([Leave(WalletId(f"w{number}")) for number in range(3)], "last seat"),
     ],

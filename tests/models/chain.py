@@ -17,6 +17,7 @@ from random import Random
 from tests.models.chain_rounds import Boundary, Bounds, Report, explore, start
 from tests.models.chain_rules import (
     DEPUTY,
+    LEAST_OF_STRANGERS,
     NO_LOCK,
     NOBODY,
     OWNER,
@@ -71,9 +72,9 @@ class World:
         liars = self.random.randint(0, (size - 1) // 3) if not self.friends else 0
         seats = tuple(Seat(wallet, self.new_key(), wallet >= size - liars) for wallet in range(size))
         statement = archive.found(Statement(0, OWNER, NOBODY, NOBODY, founded(seats, self.friends)))
-        self.liars = {seat.wallet: seat.key for seat in seats if seat.by_work}
+        self.liars = {seat.wallet: seat.key for seat in seats if seat.is_mistake}
         origin = archive.origin(statement)
-        honest = [*(seat for seat in seats if not seat.by_work), *(Seat(20 + n, self.new_key()) for n in range(2))]
+        honest = [*(seat for seat in seats if not seat.is_mistake), *(Seat(20 + n, self.new_key()) for n in range(2))]
         self.members = [Member(seat.wallet, seat.key, self.rules, self.wire, statement, origin) for seat in honest]
 
     def new_key(self) -> int:
@@ -218,6 +219,9 @@ class World:
         """A value of this member's choice: a list of contributions, some valid entries, or entries only."""
         value = Value(member.statement, member.place.height, member.tip, self.random.randrange(3))
         entries = [entry for entry in self.entries_for(member) if self.random.random() < 0.5][:1]
+        lacking = 0 if self.friends else LEAST_OF_STRANGERS - len(member.ledger.seats)
+        if lacking > 0:
+            entries = [entry for entry in self.entries_for(member) if entry.kind == "admit"][:lacking]
         if entries and (with_entry := self.wire.archive.offer(value._replace(entries=tuple(entries)))) is not None:
             if self.random.random() < 0.4:
                 return self.wire.archive.offer(value._replace(aggregate=NOBODY, entries=tuple(entries)))
@@ -249,8 +253,8 @@ class World:
             self.signed_entries += found[-1:]
         if not self.friends and len(seated) < MOST_SEATS:
             wallet = 50 + len(self.liars)
-            if len(self.liars) + len(self.copied) < ledger.faults or not self.rules.work_seats_bounded:
-                found.append(Entry("admit", wallet, parent, 500 + wallet, by_work=True))
+            if len(self.liars) + len(self.copied) < ledger.faults or not self.rules.mistakes_bounded:
+                found.append(Entry("admit", wallet, parent, 500 + wallet, is_mistake=True))
         self.random.shuffle(found)
         return found
 
@@ -291,7 +295,7 @@ class World:
             raise InvariantError("the root does not follow from the value before")
         for entry in content.entries:
             self.seen[entry.kind] += 1
-            if entry.kind == "admit" and entry.by_work:
+            if entry.kind == "admit" and entry.is_mistake:
                 self.liars[entry.wallet] = entry.key
             if entry.kind in {"leave", "remove"} and entry.parent != parent:
                 raise InvariantError(f"an old signed {entry.kind} takes the seat of {entry.wallet} away")

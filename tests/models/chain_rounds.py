@@ -20,6 +20,7 @@ from itertools import combinations, groupby, pairwise, product
 from typing import NamedTuple, TypeVar
 
 from tests.models.chain_rules import (
+    LEAST_OF_STRANGERS,
     NO_LOCK,
     Entry,
     InvariantError,
@@ -36,7 +37,7 @@ from tests.models.chain_rules import (
 
 PLAIN, OTHER, CHANGE = 0, 1, 2  # two aggregates of different contributions, and a value with an entry
 PARENT = 0
-ADMIT_NAMES = (100, 0)  # a new seat at the end, or the owner's seat, which becomes the first
+ADMITTED = 100  # name of the first new seat
 
 
 class Boundary(NamedTuple):
@@ -196,13 +197,10 @@ def explore_height(rules: Rules, bounds: Bounds, kinds: str, ledger: Ledger, cha
 
 def changes(rules: Rules, bounds: Bounds, at: Boundary) -> Iterator[Change]:
     """The committee changes that the rules allow at a height, one per class of equal seats."""
+    groups = list(admissions(bounds, at))
     entries: list[tuple[Entry, str]] = []
-    if len(at.kinds) < bounds.seats:
-        entries += [(Entry("admit", ADMIT_NAMES[0], PARENT), at.kinds + "H")]
-        if at.ledger.friends:
-            entries += [(Entry("admit", -1, PARENT), "H" + at.kinds)]
-        elif "L" not in at.kinds and "G" not in at.kinds:
-            entries += [(Entry("admit", ADMIT_NAMES[0], PARENT, by_work=True), at.kinds + "L")]
+    if at.ledger.friends and len(at.kinds) < bounds.seats:
+        entries += [(Entry("admit", -1, PARENT), "H" + at.kinds)]
     for place, kind in enumerate(at.kinds):
         if place > 0 and at.kinds[place - 1] == kind and (place > 1 or at.ledger.faults > 0):
             continue  # the seat before it is in the same class
@@ -212,9 +210,32 @@ def changes(rules: Rules, bounds: Bounds, at: Boundary) -> Iterator[Change]:
         elif kind in "KG":
             entries += [(Entry("key", place, PARENT, key=1), at.kinds[:place] + "H" + at.kinds[place + 1 :])]
         entries += [(Entry("leave", place, PARENT), rest)]
-    results = [(entry, kinds, changed(rules, at.ledger, [entry], PARENT, owner=-1)) for entry, kinds in entries]
+        if not at.ledger.friends:
+            groups += [([Entry("remove", place, PARENT), *group], rest + kinds) for group, kinds in replacements(rest)]
+    groups += [([entry], kinds) for entry, kinds in entries]
+    results = [(group[0], kinds, changed(rules, at.ledger, group, PARENT, owner=-1)) for group, kinds in groups]
     valid = [Change(entry, kinds, after) for entry, kinds, after in results if after is not None]
     yield from valid or [Change(None, at.kinds, at.ledger)]
+
+
+def admissions(bounds: Bounds, at: Boundary) -> Iterator[tuple[list[Entry], str]]:
+    """New seats at the end: one, or among strangers as many as lead to four. Some of them may be liars."""
+    counts = {1} if at.ledger.friends else {1, max(1, LEAST_OF_STRANGERS - len(at.kinds))}
+    may_lie = not at.ledger.friends and "L" not in at.kinds and "G" not in at.kinds
+    for count in sorted(counts):
+        for liars in range(count + 1) if may_lie else (0,):
+            kinds = "H" * (count - liars) + "L" * liars
+            if len(at.kinds) + count <= bounds.seats:
+                group = [
+                    Entry("admit", ADMITTED + place, PARENT, is_mistake=kind == "L") for place, kind in enumerate(kinds)
+                ]
+                yield group, at.kinds + kinds
+
+
+def replacements(rest: str) -> Iterator[tuple[list[Entry], str]]:
+    """One new seat for one that is removed in the same value."""
+    for kind in "HL" if not set("LG") & set(rest) else "H":
+        yield [Entry("admit", ADMITTED, PARENT, is_mistake=kind == "L")], kind
 
 
 def next_boundary(at: Boundary, change: Change, value: int) -> Boundary:

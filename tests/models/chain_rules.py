@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 Wallet = int
 Hash = int
 LossRule = Literal["new key", "next certificate", "at once"]
+LEAST_OF_STRANGERS = 4  # seats after an admission
 
 
 class InvariantError(Exception):
@@ -37,7 +38,8 @@ class Rules:
     only_seats_vote: bool = True
     faults_fall_with_seats: bool = False  # F is computed again from the seats that remain
     faults_fall_by_assent: bool = False  # replaced wording: q assents may lower F to half of the largest F
-    work_seats_bounded: bool = True  # seats won by work alone are never more than F
+    strangers_start_with_four: bool = True  # an admission among strangers leads to four seats at least
+    mistakes_bounded: bool = True  # assumption: the owner names at most one liar, or F if that is more
     one_view_per_certificate: bool = True  # the q commits of a certificate are of one view
     proposer_names_value: bool = True  # F = 0: a seat commits only to the value that the proposer committed to
     quorum_after_certifies: bool = False  # replaced wording: a leave also needs a quorum of the committee after it
@@ -54,7 +56,7 @@ class Seat(NamedTuple):
 
     wallet: Wallet
     key: int
-    by_work: bool = False
+    is_mistake: bool = False  # a liar that the owner has named
 
 
 class Ledger(NamedTuple):
@@ -73,7 +75,7 @@ class Entry(NamedTuple):
     wallet: Wallet
     parent: Hash
     key: int = 0
-    by_work: bool = False
+    is_mistake: bool = False
 
 
 class Lock(NamedTuple):
@@ -124,16 +126,21 @@ def completes(rules: Rules, before: Ledger, after: Ledger, wallets: Collection[W
 
 def changed(rules: Rules, ledger: Ledger, entries: Iterable[Entry], parent: Hash, owner: Wallet = 0) -> Ledger | None:
     """The ledger after the entries of a value on `parent`; None if an entry is invalid."""
-    admits = 0
+    admits, lacking = 0, 0 if ledger.friends else LEAST_OF_STRANGERS - len(ledger.seats)
+    most, before, replaced = max(1, len(ledger.seats) // 8, lacking), len(ledger.seats), False
     for entry in entries:
         if rules.entries_name_parent and entry.parent != parent:
             return None
         admits += entry.kind == "admit"
+        replaced |= entry.kind in {"leave", "remove"}
         one_by_one = _changed_once(rules, ledger, entry, owner)
-        if one_by_one is None or admits > max(1, len(ledger.seats) // 8):
+        if one_by_one is None or admits > most:
             return None
         ledger = one_by_one
-    return ledger
+    if replaced and len(ledger.seats) < min(before, 3 * ledger.faults + 1):
+        return None
+    is_small = not ledger.friends and admits > 0 and len(ledger.seats) < LEAST_OF_STRANGERS
+    return None if is_small and rules.strangers_start_with_four else ledger
 
 
 def _changed_once(rules: Rules, ledger: Ledger, entry: Entry, owner: Wallet) -> Ledger | None:
@@ -142,13 +149,12 @@ def _changed_once(rules: Rules, ledger: Ledger, entry: Entry, owner: Wallet) -> 
         return None
     rest = tuple(seat for seat in ledger.seats if seat.wallet != entry.wallet)
     if entry.kind == "admit":
-        return _admitted(rules, ledger, Seat(entry.wallet, entry.key, entry.by_work), owner)
+        return _admitted(rules, ledger, Seat(entry.wallet, entry.key, entry.is_mistake), owner)
     if entry.kind == "key":
         moved = tuple(seat._replace(key=entry.key) if seat.wallet == entry.wallet else seat for seat in ledger.seats)
         return ledger._replace(seats=moved)
     faults = _faults_after(rules, ledger, rest)
-    allowed = faults + 1 if entry.kind == "expel" else 3 * faults + 1
-    if len(rest) < max(1, allowed):
+    if len(rest) < faults + 1:
         return None
     return ledger._replace(seats=rest, faults=faults)
 
@@ -156,7 +162,7 @@ def _changed_once(rules: Rules, ledger: Ledger, entry: Entry, owner: Wallet) -> 
 def _admitted(rules: Rules, ledger: Ledger, seat: Seat, owner: Wallet) -> Ledger | None:
     seats = (seat, *ledger.seats) if seat.wallet == owner else (*ledger.seats, seat)
     faults = max(ledger.faults, tolerated(ledger.friends, len(seats)))
-    if rules.work_seats_bounded and sum(each.by_work for each in seats) > faults:
+    if rules.mistakes_bounded and sum(each.is_mistake for each in seats) > max(1, faults):
         return None
     return ledger._replace(seats=seats, faults=faults, most_faults=max(faults, ledger.most_faults))
 
@@ -167,7 +173,7 @@ def _faults_after(rules: Rules, ledger: Ledger, rest: tuple[Seat, ...]) -> int:
     if rules.faults_fall_with_seats:
         return tolerated(False, len(rest))
     if rules.faults_fall_by_assent and len(rest) < 3 * ledger.faults + 1:
-        floor = max(sum(seat.by_work for seat in rest), ledger.most_faults // 2)
+        floor = max(sum(seat.is_mistake for seat in rest), ledger.most_faults // 2)
         return max(floor, tolerated(False, len(rest)))
     return ledger.faults
 

@@ -37,7 +37,8 @@ def test_the_proposed_rules_hold_under_random_schedules() -> None:
         (Rules(half_needs_first=False), start("HH", friends=True), 1, TWO_VALUES),
         (Rules(faults_fall_with_seats=True), STRANGERS, 3, TWO_VALUES),
         (Rules(faults_fall_by_assent=True), STRANGERS, 3, TWO_VALUES),
-        (Rules(work_seats_bounded=False), start("HHH", friends=False), 3, TWO_VALUES),
+        (Rules(strangers_start_with_four=False), start("H", friends=False), 3, TWO_VALUES),
+        (Rules(mistakes_bounded=False), start("HH", friends=False), 3, TWO_VALUES),
         (Rules(one_view_per_certificate=False), FRIENDS, 1, TWO_VALUES),
         (Rules(proposer_names_value=False), EVEN, 1, CONTRADICTION),
         (Rules(quorum_after_certifies=True), FRIENDS, 1, STUCK),
@@ -50,7 +51,8 @@ def test_without_one_rule_the_exhaustive_explorer_finds_a_violation(
     rules: Rules, begin: Boundary, heights: int, violation: str
 ) -> None:
     views = 4 if not rules.one_view_per_certificate else 3
-    report = explore(rules, [begin], Bounds(seats=len(begin.kinds), heights=heights, views=views))
+    seats = len(begin.kinds) if begin.ledger.friends else 4
+    report = explore(rules, [begin], Bounds(seats=seats, heights=heights, views=views))
     assert report.violation == violation
     assert report.trace
 
