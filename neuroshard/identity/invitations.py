@@ -22,7 +22,7 @@ from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import UsageError
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS, MalformedClaimError, PublicKey, Signed, sign_message
-from neuroshard.identity.signing import SEED_BYTES, SignatureError, Signer, SigningKey
+from neuroshard.identity.signing import SEED_BYTES, SignatureError, Signer, SigningKey, hash_parts
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import LATEST_TIME, MAX_ADDRESS_CHARACTERS, RunId, WalletId
 
@@ -86,10 +86,10 @@ class PassStatement(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Revocation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The owner's statement that the passes of an invitation or of a wallet are no longer valid."""
+    """The owner's statement that the passes of an invitation or of a wallet, or one pass, are no longer valid."""
 
     run_id: _RunBytes
-    key: PublicKey  # of the invitation or the wallet
+    key: PublicKey  # of the invitation or the wallet, or the place that a pass takes
     issued_at: _SECONDS
 
 
@@ -120,6 +120,11 @@ class MemberPass:
     def wallet_id(self) -> WalletId:
         """The wallet that may take part."""
         return wallet_id_of(self.statement.wallet)
+
+    @property
+    def place(self) -> bytes:
+        """Names the place that this wallet takes of the invitation: 32 bytes, the same for every pass of the two."""
+        return hash_parts("neuroshard/place", self.grants[0].invitation, self.statement.wallet)
 
     @property
     def label(self) -> str:
@@ -210,7 +215,7 @@ def date_of(seconds: float) -> str:
 
 
 def sign_revocation(owner: Signer, run_id: RunId, key: bytes, now: float) -> bytes:
-    """Revoke an invitation, its passes and those of invitations made with it, or the passes of a wallet."""
+    """Revoke an invitation, its passes and those of invitations made with it, the passes of a wallet, or one place."""
     statement = Revocation(bytes.fromhex(run_id), key, int(now))
     return msgspec.msgpack.encode(sign_message(owner, REVOCATION, statement))
 

@@ -1,7 +1,8 @@
 """The wallets that may take part in a run of friends, from the passes and revocations that this node knows. Pure.
 
-Every member keeps its own register: a wallet counts from the first pass that the member sees. Members that saw more
-wallets than an invitation allows may therefore disagree about the last of them.
+Every member keeps its own register: a wallet counts from the first pass that the member sees, and an invitation admits
+no more wallets than it has places. If several wallets took the last place at members that had no connection, these
+disagree. The owner's node decides: it signs that the places of the wallets that it saw last are void.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from neuroshard.types import RunId, WalletId
 
 MAX_MEMBERS = 20_000
 MAX_REVOCATIONS = 4096
+MAX_EXCESS = 16  # wallets without a place, for the owner to decide, per invitation of the owner
 ASK_FOR_ONE = "Ask the owner of the run for an invitation."
 
 
@@ -26,7 +28,8 @@ class PassRegister:
         self._owner_id = wallet_id_of(owner)
         self._passes: dict[WalletId, MemberPass] = {}
         self._used: dict[bytes, set[WalletId]] = {}  # by the key of the invitation
-        self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation or the wallet
+        self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation or the wallet, or the place
+        self._excess: dict[WalletId, MemberPass] = {}
         self._removed: set[WalletId] = set()  # wallets whose key is revoked
 
     def admit(self, data: bytes, now: float, *, is_vouched: bool = False) -> MemberPass:
@@ -42,7 +45,7 @@ class PassRegister:
             return known
         member_pass.verify(self.run_id, self.owner)
         if self._is_revoked(member_pass):
-            raise InvitationError(_REVOKED, ASK_FOR_ONE)
+            raise InvitationError(self._reason(member_pass), ASK_FOR_ONE)
         if member_pass.statement.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
             raise InvitationError("A pass is dated in the future.", "Check the clocks of both computers.")
         if not is_vouched:
@@ -50,6 +53,8 @@ class PassRegister:
         for grant in member_pass.grants:
             used = self._used.get(grant.invitation, set())
             if wallet not in used and len(used) >= grant.uses:
+                if is_vouched:
+                    self._note_excess(member_pass)
                 wallets = "1 wallet" if grant.uses == 1 else f"{grant.uses:,} wallets"
                 raise InvitationError(f"The invitation is used up: it was for {wallets}.", ASK_FOR_ONE)
         if len(self._passes) >= MAX_MEMBERS:
@@ -66,7 +71,22 @@ class PassRegister:
             return False
         self._revocations[revocation.key] = data
         self._removed.add(wallet_id_of(revocation.key))
+        for known in self._passes.values():
+            if known.place == revocation.key:  # another wallet has this place
+                for grant in known.grants:
+                    self._used[grant.invitation].discard(known.wallet_id)
         return True
+
+    @property
+    def excess(self) -> tuple[MemberPass, ...]:
+        """Valid passes that a member accepts, although the invitation has no place left here. The owner decides."""
+        waiting = (known for wallet, known in self._excess.items() if self.pass_of(wallet) is None)
+        return tuple(known for known in waiting if not self._is_revoked(known))
+
+    def _note_excess(self, member_pass: MemberPass) -> None:
+        root = member_pass.grants[-1].invitation
+        if sum(known.grants[-1].invitation == root for known in self._excess.values()) < MAX_EXCESS:
+            self._excess[member_pass.wallet_id] = member_pass
 
     def is_removed(self, wallet: WalletId) -> bool:
         """Whether the owner has revoked a wallet, or the invitation of its pass."""
@@ -80,7 +100,7 @@ class PassRegister:
         known = self._passes.get(wallet)
         if known is None:
             return f"Wallet {wallet[:8]} has no pass for this run of friends. {ASK_FOR_ONE}"
-        return f"{_REVOKED} {ASK_FOR_ONE}" if self._is_revoked(known) else ""
+        return f"{self._reason(known)} {ASK_FOR_ONE}" if self._is_revoked(known) else ""
 
     def pass_of(self, wallet: WalletId) -> MemberPass | None:
         """The valid pass of a wallet, if any."""
@@ -96,8 +116,12 @@ class PassRegister:
         return tuple(self._revocations.values())
 
     def _is_revoked(self, member_pass: MemberPass) -> bool:
-        keys = [member_pass.statement.wallet, *(grant.invitation for grant in member_pass.grants)]
+        keys = [member_pass.place, member_pass.statement.wallet, *(grant.invitation for grant in member_pass.grants)]
         return any(key in self._revocations for key in keys)
 
+    def _reason(self, revoked: MemberPass) -> str:
+        return _TAKEN if revoked.place in self._revocations else _REVOKED
 
+
+_TAKEN = "The invitation is used up: the owner's computer saw another wallet with it first."
 _REVOKED = "The owner of the run ended this membership: the invitation or the wallet is revoked."

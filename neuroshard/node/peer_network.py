@@ -167,7 +167,7 @@ class JoinedRun:
         )
         networking.attach(self.participant.live)
         self._own_pass = None if members is None else members.own_pass
-        self._members = members
+        self.members = members
 
     def open_stages(self, offer: RunOffer, genesis: str, windows: Sequence[StageRange]) -> StageSwarm:
         """Exchange the stages' work and state with the run's other nodes. Loads PyTorch.
@@ -179,7 +179,7 @@ class JoinedRun:
 
         self._versions.learn(offer)
         self._genesis = genesis
-        membership, members = self.participant.membership, self._members
+        membership, members = self.participant.membership, self.members
         self._swarm = StageSwarm(
             self._identity, self._versions, membership, self._networking, windows=windows, members=members
         )

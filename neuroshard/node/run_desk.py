@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Set
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from neuroshard.config.loading import source_name
-from neuroshard.errors import ConflictError, UsageError
+from neuroshard.errors import ConflictError, NeuroShardError, UsageError
 from neuroshard.host.live_settings import Configuration
 from neuroshard.identity import Wallet
 from neuroshard.identity.invitations import (
@@ -25,7 +27,7 @@ from neuroshard.identity.invitations import (
 )
 from neuroshard.identity.wallet import key_words, wallet_id_of
 from neuroshard.node.invited_tip import verified_tip
-from neuroshard.node.peer_network import PeerNetwork, addresses_of
+from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice
 from neuroshard.runs.foundations import StoredFoundations
@@ -45,9 +47,14 @@ from neuroshard.status.board import (
     RunCommand,
     StatusBoard,
 )
-from neuroshard.types import JsonValue
+from neuroshard.types import JsonValue, WalletId
+from neuroshard.waiting import sleep_to_tick
+
+_LOG = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
+PATIENCE_SECONDS = 30.0  # from the first sight of a wallet that is one too many to the owner's word
+RETRY_SECONDS = 600.0  # if the word cannot be stored
 
 
 class RunDesk:
@@ -99,10 +106,12 @@ class RunDesk:
         return result
 
     async def run(self) -> None:
-        """Show the owner who asks to join, until cancelled."""
-        while True:
-            await self._peer_network.knocked.wait()
-            self.show_knocks()
+        """Show the owner who asks to join, and settle who has the last place of an invitation, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir)
+            while True:
+                await self._peer_network.knocked.wait()
+                self.show_knocks()
 
     def show_knocks(self) -> None:
         """Show a question to the owner for each computer that waits at the door. Runs on the event loop."""
@@ -227,6 +236,30 @@ class RunDesk:
 
     def _result(self, message: str, details: dict[str, JsonValue] | None = None) -> CommandResult:
         return CommandResult(self._board.current().state, message, details)
+
+
+async def settle_places(peer_network: PeerNetwork, owner: Wallet, data_dir: Path) -> None:
+    """Void the places of wallets beyond the uses of an invitation, until cancelled.
+
+    Such wallets were admitted by members that had no connection to this node. Of several nodes of the owner the one
+    with the lowest id acts: after PATIENCE_SECONDS it knows the others.
+    """
+    due_at = dict[WalletId, float]()
+    while True:
+        await sleep_to_tick(PAPERS_SECONDS)
+        joined, followed, now = peer_network.joined, peer_network.exchange.followed, anyio.current_time()
+        if joined is None or joined.members is None or followed is None or followed.offer.owner != owner.wallet_id:
+            continue
+        excess, me = joined.members.register.excess, peer_network.identity.node_id
+        due_at = {each.wallet_id: due_at.get(each.wallet_id, now + PATIENCE_SECONDS) for each in excess}
+        due = [each for each in excess if now >= due_at[each.wallet_id]]
+        nodes = joined.participant.membership.view.members.values()
+        if due and me == min([me, *(node.node_id for node in nodes if node.wallet_id == owner.wallet_id)]):
+            due_at |= {each.wallet_id: now + RETRY_SECONDS for each in due}
+            try:
+                await anyio.to_thread.run_sync(StoredPasses(data_dir, followed.offer).void_places, owner, due)
+            except NeuroShardError as error:
+                _LOG.error("The places of an invitation are not settled: %s", error)
 
 
 def _free_label(word: str, stored: StoredPasses) -> str:

@@ -183,6 +183,18 @@ class StoredPasses:
         self._revoke(owner, [member.statement.wallet, *([invitation] if is_only else [])])
         return member, is_only
 
+    def void_places(self, owner: Wallet, passes: Sequence[MemberPass]) -> None:
+        """Revoke the places of passes that are one too many. Their wallets may join with other invitations.
+
+        Raises UsageError if too many revocations exist: the rest is for the owner's own. Raises StorageError.
+        """
+        if len(self.issued().revocations) + len(passes) > MAX_REVOCATIONS // 4:
+            raise UsageError(
+                f"More wallets use invitation {passes[0].label!r} than it allows, and too many revocations are stored.",
+                "Revoke it: `neuroshard run revoke`.",
+            )
+        self._revoke(owner, [each.place for each in passes])
+
     def member(self, named: str) -> MemberPass:
         """The pass of the member whose wallet id begins with these digits. Raises UsageError and StorageError."""
         found = [each for each in self.register().passes() if each.wallet_id.startswith(named.lower())]

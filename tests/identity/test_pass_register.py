@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count
+from contextlib import suppress
+from itertools import count, permutations
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from neuroshard.identity.invitations import (
     invite_as_guest,
     sign_revocation,
 )
-from neuroshard.identity.pass_register import PassRegister
+from neuroshard.identity.pass_register import MAX_EXCESS, PassRegister
 from neuroshard.types import RunId
 
 NOW = 1_800_000_000.0
@@ -145,3 +146,68 @@ def test_guests_of_a_guest_use_up_the_first_invitation_too() -> None:
     another = invite_as_guest(host, invitation.secret, InvitationTerms(NOW + DAY, 2), NOWHERE, seed=next(SEEDS))
     with pytest.raises(InvitationError, match="used up: it was for 3 wallets"):
         members.admit(shown(another, 4), NOW)
+
+
+def places_void(members: PassRegister, *passes: bytes) -> None:
+    for each in passes:
+        assert members.revoke(sign_revocation(OWNER, RUN, MemberPass.read(each).place, NOW))
+
+
+def test_the_owners_word_about_a_place_frees_it_for_the_wallet_that_has_it() -> None:
+    invitation, members = made(uses=2), register()
+    first, second, third = (shown(invitation, number) for number in (1, 2, 3))
+    for each in (first, third):
+        members.admit(each, NOW)
+    with pytest.raises(InvitationError, match="used up"):
+        members.admit(second, NOW, is_vouched=True)
+    assert [each.encoded for each in members.excess] == [second]
+    places_void(members, third)
+    members.admit(second, NOW, is_vouched=True)
+    assert members.excess == ()
+    assert "saw another wallet with it first" in members.refusal(wallet(3).wallet_id)
+    with pytest.raises(InvitationError, match="saw another wallet with it first"):
+        members.admit(shown(invitation, 3, NOW + 1), NOW)  # another pass for the same place
+    assert members.admit(shown(made(), 3), NOW).wallet_id == wallet(3).wallet_id  # another invitation
+
+
+def test_members_with_the_same_words_of_the_owner_agree_in_every_order() -> None:
+    invitation = made(uses=2)
+    passes = [shown(invitation, number) for number in range(1, 5)]
+    expected = {MemberPass.read(each).wallet_id for each in passes[:2]}
+    for order in permutations(passes):
+        members = register()
+        for each in order:
+            with suppress(InvitationError):
+                members.admit(each, NOW, is_vouched=True)
+        places_void(members, *passes[2:])
+        for each in order:  # as the members show them again
+            with suppress(InvitationError):
+                members.admit(each, NOW, is_vouched=True)
+        assert {each.wallet_id for each in members.passes()} == expected
+        assert members.excess == ()
+
+
+def test_a_guests_void_place_is_free_in_the_invitation_of_its_host_as_well() -> None:
+    parent = made(uses=2, may_invite=True)
+    members, host = register(), shown(parent, 1)
+    members.admit(host, NOW)
+    guests = invite_as_guest(
+        MemberPass.read(host), parent.secret, InvitationTerms(NOW + DAY), NOWHERE, seed=next(SEEDS)
+    )
+    members.admit(shown(guests, 2), NOW)
+    with pytest.raises(InvitationError, match="used up: it was for 2 wallets"):
+        members.admit(shown(parent, 3), NOW)
+    places_void(members, shown(guests, 2))
+    members.admit(shown(parent, 3), NOW)
+
+
+def test_only_what_members_vouch_for_waits_for_the_owner_and_only_so_many() -> None:
+    invitation, members = made(), register()
+    members.admit(shown(invitation, 1), NOW)
+    for number in range(2, 3 * MAX_EXCESS):
+        for is_vouched in (False, True):
+            before = len(members.excess)
+            with pytest.raises(InvitationError, match="used up"):
+                members.admit(shown(invitation, number), NOW, is_vouched=is_vouched)
+            assert len(members.excess) == before or is_vouched
+    assert len(members.excess) == MAX_EXCESS
