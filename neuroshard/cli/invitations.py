@@ -159,7 +159,10 @@ def _when_learned(status: dict[str, Any] | None) -> str:
 
 
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the wallets of a run of friends: labels, deputies, the wallets that vote, and those that are online."""
+    """List the wallets of a run of friends: labels, deputies, those that vote, and those that are online.
+
+    The invitations that were made here and have places left follow.
+    """
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.identity.invitations import date_of
     from neuroshard.identity.wallet import wallet_id_of
@@ -176,27 +179,29 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
     rows: list[dict[str, Any]] = [
         {"wallet_id": offer.owner, "label": "owner", "key": "", "online": offer.owner in online}
     ]
-    joined: set[str] = set()
     for known in stored.register().passes():
         key = known.grants[0].invitation.hex()[:KEY_DIGITS]
-        joined.add(key)
         is_online = known.wallet_id in online
         rows.append({"wallet_id": known.wallet_id, "label": known.label, "key": key, "online": is_online})
     for row in rows:
         votes = None if seats is None else [stage for stage, wallet in seats if wallet == row["wallet_id"]]
         row |= {"is_deputy": row["wallet_id"] in deputies, "seats": votes}
-    issued = [one for one in stored.issued().issued if one.invitation.hex()[:KEY_DIGITS] not in joined]
+    left = [one for one in stored.invitations(time.time()) if one.state == "valid" and one.left]
     if as_json:
-        unused = [{"label": one.label, "uses": one.uses, "not_after": one.not_after} for one in issued]
-        typer.echo(json.dumps({"run_id": offer.run_id, "members": rows, "unused": unused}))
+        invitations = [
+            {"label": one.issued.label, "uses": one.issued.uses, "left": one.left, "not_after": one.issued.not_after}
+            for one in left
+        ]
+        typer.echo(json.dumps({"run_id": offer.run_id, "members": rows, "invitations": invitations}))
         return
     for row in rows:
         seen = ("online" if row["online"] else "offline") if status else "unknown: your node is not running"
         roles = ", ".join([*(["deputy"] if row["is_deputy"] else []), *(["votes"] if row["seats"] else [])])
         line = f"wallet {row['wallet_id'][:WALLET_DIGITS]}  {seen:8} {row['key']:8}  {roles:14}  {row['label']}"
         typer.echo(line)
-    for one in issued:
-        typer.echo(f"unused until {date_of(one.not_after)}: {one.label} ({one.invitation.hex()[:KEY_DIGITS]})")
+    for one in left:
+        places, until = f"{one.left} of {one.issued.uses}", date_of(one.issued.not_after)
+        typer.echo(f"places left: {places}, until {until}: {one.issued.label} ({one.key})")
 
 
 def node_status(folder: Path) -> dict[str, Any] | None:

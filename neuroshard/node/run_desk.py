@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,8 +21,6 @@ from neuroshard.identity.invitations import (
     InvitationTerms,
     InvitedPlaces,
     InvitedTip,
-    MemberPass,
-    read_revocation,
     to_code,
 )
 from neuroshard.identity.wallet import key_words, wallet_id_of
@@ -34,7 +32,7 @@ from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.invitation_making import invited_places, qr_rows
 from neuroshard.runs.invited_settings import read_invitation_text
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.stored_passes import KEY_DIGITS, IssuedInvitation, StoredPasses
+from neuroshard.runs.stored_passes import KnownInvitation, StoredPasses
 from neuroshard.status.board import (
     AnswerKnock,
     CommandResult,
@@ -165,15 +163,13 @@ class RunDesk:
         stored = StoredPasses(self._data_dir, offer)
         own, passes = stored.own(self._wallet.wallet_id), stored.register().passes()
         is_owner = offer.owner == self._wallet.wallet_id
-        issued, owner = stored.issued(), offer.initial.owner_public_key
-        revoked = {read_revocation(each, offer.run_id, owner).key for each in issued.revocations}
         return {
             "run_id": offer.run_id,
             "name": offer.parameters.name,
             "is_owner": is_owner,
             "may_invite": is_owner or (own is not None and own.secret is not None),
             "deputies": [wallet_id_of(key) for key in StoredFoundations(self._data_dir).read(offer).deputies],
-            "invitations": [_row(one, passes, time.time(), revoked) for one in issued.issued],
+            "invitations": [_row(one) for one in stored.invitations(time.time())],
             "members": [
                 {
                     "wallet_id": member.wallet_id,
@@ -268,13 +264,7 @@ def _free_label(word: str, stored: StoredPasses) -> str:
     return next(label for number in count(len(taken) + 1) if (label := f"{word} {number}") not in taken)
 
 
-def _row(one: IssuedInvitation, passes: tuple[MemberPass, ...], now: float, revoked: Set[bytes]) -> JsonValue:
-    used = sum(any(grant.invitation == one.invitation for grant in member.grants) for member in passes)
-    return {
-        "label": one.label,
-        "key": one.invitation.hex()[:KEY_DIGITS],
-        "uses": one.uses,
-        "left": max(0, one.uses - used),
-        "not_after": one.not_after,
-        "state": "revoked" if one.invitation in revoked else "expired" if one.not_after < now else "valid",
-    }
+def _row(one: KnownInvitation) -> JsonValue:
+    issued = one.issued
+    facts: dict[str, JsonValue] = {"label": issued.label, "uses": issued.uses, "not_after": issued.not_after}
+    return {**facts, "key": one.key, "left": one.left, "state": one.state}

@@ -9,8 +9,9 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,6 +33,7 @@ from neuroshard.identity.invitations import (
     RevocationBytes,
     invite,
     invite_as_guest,
+    read_revocation,
     sign_revocation,
 )
 from neuroshard.identity.pass_register import MAX_REVOCATIONS, PassRegister
@@ -73,6 +75,20 @@ class IssuedInvitations(Struct, frozen=True):
 
     issued: Annotated[tuple[IssuedInvitation, ...], Meta(max_length=MAX_ISSUED)] = ()
     revocations: Annotated[tuple[RevocationBytes, ...], Meta(max_length=MAX_REVOCATIONS)] = ()
+
+
+@dataclass(frozen=True)
+class KnownInvitation:
+    """An invitation that was made on this computer, and what this computer knows of its use."""
+
+    issued: IssuedInvitation
+    left: int  # wallets that can still join with it
+    state: Literal["valid", "expired", "revoked"]
+
+    @property
+    def key(self) -> str:
+        """The first digits of its key, for people."""
+        return self.issued.invitation.hex()[:KEY_DIGITS]
 
 
 class StoredPasses:
@@ -136,6 +152,17 @@ class StoredPasses:
     def issued(self) -> IssuedInvitations:
         """The invitations made here and the revocations. Raises StorageError."""
         return self._issued.read() or IssuedInvitations()
+
+    def invitations(self, now: float) -> tuple[KnownInvitation, ...]:
+        """The invitations made here with the places that are left, the oldest first. Raises StorageError."""
+        known, passes, owner = self.issued(), self.register().passes(), self._offer.initial.owner_public_key
+        revoked = {read_revocation(each, self._offer.run_id, owner).key for each in known.revocations}
+        found = list[KnownInvitation]()
+        for one in known.issued:
+            used = sum(any(grant.invitation == one.invitation for grant in member.grants) for member in passes)
+            state = "revoked" if one.invitation in revoked else "expired" if one.not_after < now else "valid"
+            found.append(KnownInvitation(one, max(0, one.uses - used), state))
+        return tuple(found)
 
     def issue(self, wallet: Wallet, terms: InvitationTerms, places: InvitedPlaces) -> Invitation:
         """Make an invitation and record it: as the owner, or with a pass that may invite.

@@ -289,6 +289,21 @@ def test_an_invitation_ends_with_the_last_wallet_that_joined_with_it(tmp_path: P
     assert stored.register().passes() == ()
 
 
+def test_an_invitation_shows_the_places_that_are_left_until_it_ends(tmp_path: Path) -> None:
+    """Also one with which some have joined: `neuroshard run members` lists it until no place is left."""
+    stored, end = StoredPasses(tmp_path, OFFER), START + 86_400
+    first, second = (
+        stored.issue(OWNER, InvitationTerms(end, uses, label), InvitedPlaces(""))
+        for uses, label in ((3, "a"), (1, "b"))
+    )
+    passes = [first.pass_for(MEMBER, 1), second.pass_for(GUEST, 1)]
+    stored.keep_papers(Papers(tuple(passes)))
+    assert [(one.left, one.state) for one in stored.invitations(START)] == [(2, "valid"), (0, "valid")]
+    assert [one.state for one in stored.invitations(end + 1)] == ["expired", "expired"]
+    stored.revoke(OWNER, "a")
+    assert [(one.left, one.state) for one in stored.invitations(START)] == [(3, "revoked"), (0, "valid")]
+
+
 def test_the_owner_removes_one_wallet_and_the_other_friends_stay(tmp_path: Path) -> None:
     async def scenario(world: Friends, tasks: Any) -> None:
         friends = await serving(world, tasks, range(3))
