@@ -21,7 +21,7 @@ from neuroshard.aggregation import MemberFacts
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Effect, Judge, MakeStatistics, Reduce
-from neuroshard.consensus.foundation import Founding, StageStart
+from neuroshard.consensus.foundation import Founding, SignedFoundation, StageStart
 from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
 from neuroshard.consensus.matchmaking import Replica, RoundTimes
 from neuroshard.consensus.round_machine import RoundStateMachine
@@ -135,6 +135,7 @@ class SimulatedReplica:
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
     removed: frozenset[WalletId] = frozenset()  # wallets whose membership the owner has ended
+    word: SignedFoundation | None = None  # the owner's newest statement that it has learned
     clock_ahead: float = 0.0  # seconds
     outer: OuterOptimization = OUTER
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
@@ -162,6 +163,7 @@ class SimulatedReplica:
             lambda: self.newcomers,
             self.most_members,
             lambda wallet: wallet in self.removed,
+            lambda: self.word,
         )
 
         founding = founding_of(self.seats, is_open=self.is_open)
