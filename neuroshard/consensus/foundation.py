@@ -5,7 +5,8 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
 
     a node learns                                    it continues
     a statement of a higher number, valid            from the standing that the statement names
-    two statements of one number that differ         not at all, until a higher one names both
+    two statements of one number that differ         not at all, until a higher one names both. Two of the owner
+                                                     without stages after the same statement are no contradiction
     a statement of a lower or the same number again  as before
     a statement whose predecessor is not known       as before, and asks for the predecessor
     a deputy's statement, and one of the owner of    as before: the owner's word counts
@@ -169,7 +170,20 @@ class Foundations:
     @property
     def current(self) -> SignedFoundation | None:
         """The statement that applies; None before the first one and while two contradict each other."""
-        return self.highest[0] if len(self.highest) == 1 else None
+        return self.highest[0] if self.highest and self._agree(self.highest) else None
+
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether two statements of the highest epoch contradict each other."""
+        return bool(self.highest) and self.current is None
+
+    def _agree(self, statements: Sequence[SignedFoundation]) -> bool:
+        """Whether statements of one number lead to the same chains: one, or lists that the owner signed on two
+        computers.
+        """
+        changes = any(each.foundation.stages or each.signer != self.owner for each in statements)
+        lines = {each.foundation.previous for each in statements}
+        return len(statements) == 1 or (not changes and len(lines) == 1)
 
     def start_of(self, stage: int) -> tuple[SignedFoundation, StageStart] | None:
         """The newest statement about a stage on the line of the current one, and the start that it names.
@@ -188,6 +202,11 @@ class Foundations:
         """The keys that may sign the next statement besides the owner's: all highest statements name them."""
         named = [each.foundation.deputies for each in self.highest]
         return tuple(key for key in named[0] if all(key in keys for keys in named)) if named else ()
+
+    @property
+    def trusted(self) -> tuple[WalletId, ...]:
+        """The wallets that may get seats among strangers, besides the owner's."""
+        return self.highest[0].foundation.trusted if self.highest else ()
 
     @property
     def word(self) -> SignedFoundation | None:
@@ -299,9 +318,9 @@ class Foundations:
         before = previous.foundation
         if foundation.epoch != before.epoch + 1:
             raise FoundationError(f"A foundation of epoch {foundation.epoch} follows one of epoch {before.epoch}.")
-        rivals = {key for key, each in known.items() if each.foundation.epoch == before.epoch}
+        rivals = {key: each for key, each in known.items() if each.foundation.epoch == before.epoch}
         named = {*foundation.contradictions, foundation.previous}
-        if len(rivals) > 1 and not rivals <= named:
+        if not self._agree(list(rivals.values())) and not rivals.keys() <= named:
             raise FoundationError(
                 f"Epoch {before.epoch} has {len(rivals)} foundations that contradict each other, and the foundation "
                 "after it does not name all of them.",

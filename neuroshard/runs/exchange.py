@@ -113,7 +113,7 @@ class RunVersions:
         for statement in (foundations.known[key] for key in sorted(new)):
             signer = "owner" if statement.signer == foundations.owner else "deputy"
             _LOG.info("The run's %s signed the foundation of epoch %d.", signer, statement.foundation.epoch)
-        if len(foundations.highest) > 1:
+        if foundations.is_contradictory:
             _LOG.error("Two foundations of one epoch contradict each other: %s", ", ".join(_names(foundations.highest)))
         self.founded.notify()
         return True

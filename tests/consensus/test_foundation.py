@@ -150,6 +150,38 @@ def test_a_deputy_names_nobody_and_does_not_decide_against_the_owner() -> None:
     assert known.with_statements([decided]).current == decided
 
 
+def test_two_lists_that_the_owner_signs_on_two_computers_do_not_stop_the_run() -> None:
+    """Both name wallets, from the same statement on. No chain depends on which of them a node knows."""
+    known = EMPTY.with_statements([FIRST])
+    lists = [known.next(OWNER, (), trusted=(WalletId(digit * 32),)) for digit in "ab"]
+    later = known.with_statements(lists[:1]).next(OWNER, (), trusted=(WalletId("c" * 32),))
+    for order in permutations([*lists, later]):
+        one_by_one = known
+        for each in order:
+            with suppress(FoundationError):  # its predecessor is not known
+                one_by_one = one_by_one.with_statements([each])
+        assert one_by_one.current == (later if later.id in one_by_one.known else min(lists, key=lambda one: one.id))
+        assert one_by_one.start_of(0) == known.start_of(0)
+        assert known.with_statements(order).current == later
+    both = known.with_statements(lists)
+    assert both.word == both.current
+    assert both.trusted in {("a" * 32,), ("b" * 32,)}
+    rival = statement(DEPUTY, FIRST, deputies=(DEPUTY,))
+    assert both.with_statements([rival]).is_contradictory
+    other_line = statement(before=FIRST)
+    assert known.with_statements([*lists, other_line]).is_contradictory
+
+
+def test_a_deputy_changes_no_list_of_wallets() -> None:
+    known = EMPTY.with_statements([FIRST])
+    known = known.with_statements([known.next(OWNER, (), trusted=(WalletId("a" * 32),))])
+    with pytest.raises(FoundationError, match="names other deputies or wallets"):
+        known.with_statements([known.next(DEPUTY, (start(),), trusted=(WalletId("b" * 32),))])
+    by_deputy = known.next(DEPUTY, (start(),))
+    after = known.with_statements([by_deputy])
+    assert (after.current, after.word, after.trusted) == (by_deputy, known.current, ("a" * 32,))
+
+
 def test_a_statement_does_not_go_below_an_earlier_start() -> None:
     second = statement(before=FIRST, height=9)
     with pytest.raises(FoundationError, match="below height 9"):
