@@ -1,4 +1,4 @@
-"""Commands for a run whose voting seats are gone: `neuroshard run refound`, `run trust` and `run branch`."""
+"""Commands about the wallets that vote on a run, or when they are gone: `neuroshard run refound`, `trust`, `branch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.invitations import OwnerToken, RunName, node_status, only_run
+from neuroshard.cli.invitations import OwnerToken, RunName, name_voter, node_status, only_run
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
@@ -71,16 +71,27 @@ def refound(
 
 
 def trust(
-    member: Annotated[str, typer.Argument(metavar="WALLET", help="The wallet, or 8 digits of it: see `run members`.")],
+    member: Annotated[
+        str,
+        typer.Argument(
+            metavar="WALLET",
+            help="The wallet, or 8 digits of it: see `run members`. All 32 digits in a run that is open to strangers.",
+        ),
+    ],
     run: RunName = None,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust this wallet no more.")] = False,
     token: OwnerToken = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Name a deputy: a member that may let the run continue with `run refound` while you are away.
+    """Name a deputy; or, in a run that is open to strangers, a wallet that may vote on its steps.
 
-    A deputy can do nothing else that only you can do, and your later statements replace its own. At most 4 deputies.
+    A deputy is a member that may let the run continue with `run refound` while you are away. It can do nothing else
+    that only you can do, and your later statements replace its own. At most 4 deputies.
+
+    In a run that is open to strangers, only wallets that you have named get seats, after 30 minutes of accepted work
+    and the first three together. Of four seats one may be offline or lie. Name wallets of people that you know, at most
+    32.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
@@ -93,6 +104,9 @@ def trust(
     folder = loaded.settings.data_dir
     offer = named_offer(run or only_run(folder, node_status(folder)), folder)
     stored = StoredFoundations(folder)
+    if offer.parameters.admission != "friends":
+        typer.echo(name_voter(stored, offer, wallet_of(loaded)[0], member, withdraw=withdraw))
+        return
     deputies = stored.read(offer).deputies
     if withdraw:
         named = [key for key in deputies if wallet_id_of(key).startswith(member.lower())]

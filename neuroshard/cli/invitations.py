@@ -1,4 +1,4 @@
-"""`neuroshard run invite`, `run revoke`, `run remove` and `run members`: who may take part in a run of friends."""
+"""`neuroshard run invite`, `run revoke`, `run remove` and `run members`: the wallets that take part in a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Peers, TokenF
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
+    from neuroshard.identity import Wallet
     from neuroshard.identity.invitations import Invitation
+    from neuroshard.runs.foundations import StoredFoundations
     from neuroshard.runs.offer import RunOffer
 
 
@@ -129,7 +131,8 @@ def remove(
 ) -> None:
     """End the membership of one wallet for good, and its vote. Only the run's owner can do this.
 
-    The other voting nodes take its seat away with the next steps. If too few of them are left, use `run refound`.
+    The other voting nodes take its seat away with the next steps. If too few of them are left, use `run refound`. In a
+    run that is open to strangers this takes the name back that `run trust` gave.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
@@ -141,8 +144,11 @@ def remove(
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
     status = node_status(folder)
     offer = named_offer(run or only_run(folder, status), folder)
-    removed, is_revoked = StoredPasses(folder, offer).remove(wallet, member)
     foundations = StoredFoundations(folder)
+    if offer.parameters.admission != "friends":
+        typer.echo(name_voter(foundations, offer, wallet, member, withdraw=True))
+        return
+    removed, is_revoked = StoredPasses(folder, offer).remove(wallet, member)
     deputies = foundations.read(offer).deputies
     if removed.statement.wallet in deputies:
         foundations.name_deputies(offer, wallet, tuple(key for key in deputies if key != removed.statement.wallet))
@@ -154,14 +160,27 @@ def remove(
         )
 
 
+def name_voter(stored: StoredFoundations, offer: RunOffer, owner: Wallet, member: str, *, withdraw: bool) -> str:
+    """Name a wallet of a run that is open to strangers, or take the name back. Returns a sentence about it."""
+    if withdraw:
+        wallet = stored.withdraw_voter(offer, owner, member)
+        return f"Wallet {wallet[:8]} is not named any more. Its seat ends when other named wallets can replace it."
+    names = ", ".join(wallet[:8] for wallet in stored.name_voter(offer, owner, member))
+    return (
+        f"Wallets that may vote on run {offer.parameters.name}, besides yours: {names}. They get seats when they have "
+        "worked for 30 minutes, the first three together. Other nodes learn it within 5 minutes."
+    )
+
+
 def _when_learned(status: dict[str, Any] | None) -> str:
     return "Other members learn it within a minute." if status else "Others learn it when your node runs."
 
 
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the wallets of a run of friends: labels, deputies, those that vote, and those that are online.
+    """List the members of a run: labels, deputies, the wallets that vote, and those that are online.
 
-    The invitations that were made here and have places left follow.
+    Of a run of friends, the invitations that were made here and have places left follow; of a run that is open to
+    strangers, the list has the owner and the wallets that `run trust` has named.
     """
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.identity.invitations import date_of
@@ -175,9 +194,11 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
     offer = named_offer(run or only_run(folder, status), folder)
     stored = StoredPasses(folder, offer)
     online, seats = _online(folder, status), _seats(folder, status, offer.run_id)
-    deputies = {wallet_id_of(key) for key in StoredFoundations(folder).read(offer).deputies}
+    foundations = StoredFoundations(folder).read(offer)
+    deputies = {wallet_id_of(key) for key in foundations.deputies}
+    named = {offer.owner: "owner", **dict.fromkeys(foundations.trusted, "named")}
     rows: list[dict[str, Any]] = [
-        {"wallet_id": offer.owner, "label": "owner", "key": "", "online": offer.owner in online}
+        {"wallet_id": wallet, "label": label, "key": "", "online": wallet in online} for wallet, label in named.items()
     ]
     for known in stored.register().passes():
         key = known.grants[0].invitation.hex()[:KEY_DIGITS]

@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
+from string import hexdigits
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
+from neuroshard.consensus.committee import MAX_TRUSTED
 from neuroshard.consensus.foundation import MAX_DEPUTIES, MAX_STATEMENTS, Foundations, SignedFoundation
 from neuroshard.consensus.waypoints import KEPT_PER_STAGE, MAX_STAGES, SignedWaypoint
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import Wallet
 from neuroshard.runs.offer import RunOffer
+from neuroshard.types import WALLET_ID_DIGITS, WalletId
 
 _LOG = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20
+LEAST_DIGITS = 8  # of a named wallet, to take its name back
 
 
 class FoundationList(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -92,19 +96,64 @@ class StoredFoundations:
 
         A running node reads the file regularly and passes the statement on.
         """
-        known = self.read(offer)
-        if owner.public_key != known.owner:
-            raise UsageError("Only the run's owner can name its deputies.", "Use the owner's token.")
-        if len(known.highest) > 1:
-            raise UsageError(
-                "Two foundations of the run contradict each other.", "Decide first: `neuroshard run refound`."
-            )
+        known = self._changeable(offer, owner)
         if len(deputies) > MAX_DEPUTIES:
             raise UsageError(
                 f"A run has at most {MAX_DEPUTIES} deputies.", "Withdraw one: `neuroshard run trust --withdraw`."
             )
         if deputies != known.deputies:
             self.write(offer, known.with_statements([known.next(owner, (), deputies)]))
+
+    def name_voter(self, offer: RunOffer, owner: Wallet, named: str) -> tuple[WalletId, ...]:
+        """Name a wallet that may get seats in a run that is open to strangers. Returns all that are named.
+
+        Raises UsageError and StorageError. The name must be complete: anyone can make a wallet with the same first
+        digits.
+        """
+        known, wallet = self._changeable(offer, owner), WalletId(named.lower())
+        if len(wallet) != WALLET_ID_DIGITS or not set(wallet) <= set(hexdigits):
+            raise UsageError(
+                f"{named!r} is not a wallet.",
+                f"Give all {WALLET_ID_DIGITS} digits: `neuroshard wallet show` prints them on its computer.",
+            )
+        if wallet == offer.owner:
+            raise UsageError("The owner's wallet may vote without being named.", "Name wallets of others.")
+        return self._name_voters(offer, owner, known, tuple(dict.fromkeys((*known.trusted, wallet))))
+
+    def withdraw_voter(self, offer: RunOffer, owner: Wallet, named: str) -> WalletId:
+        """Take the name of a wallet back, which is given by its first digits. Raises UsageError and StorageError."""
+        known = self._changeable(offer, owner)
+        found = [wallet for wallet in known.trusted if wallet.startswith(named.lower())]
+        if len(found) != 1 or len(named) < LEAST_DIGITS:
+            problem = "Several named wallets begin" if len(found) > 1 else "No named wallet begins"
+            raise UsageError(
+                f"{problem} with {named!r}.",
+                f"`neuroshard run members` lists them; give at least {LEAST_DIGITS} digits.",
+            )
+        self._name_voters(offer, owner, known, tuple(wallet for wallet in known.trusted if wallet not in found))
+        return found[0]
+
+    def _name_voters(
+        self, offer: RunOffer, owner: Wallet, known: Foundations, wallets: tuple[WalletId, ...]
+    ) -> tuple[WalletId, ...]:
+        if len(wallets) > MAX_TRUSTED:
+            raise UsageError(
+                f"A run names at most {MAX_TRUSTED} wallets.", "Take one back: `neuroshard run remove WALLET`."
+            )
+        if wallets != known.trusted:
+            self.write(offer, known.with_statements([known.next(owner, (), trusted=wallets)]))
+        return wallets
+
+    def _changeable(self, offer: RunOffer, owner: Wallet) -> Foundations:
+        """The stored statements, if this wallet may add one. Raises UsageError."""
+        known = self.read(offer)
+        if owner.public_key != known.owner:
+            raise UsageError("Only the run's owner can name its deputies and voters.", "Use the owner's token.")
+        if known.is_contradictory:
+            raise UsageError(
+                "Two foundations of the run contradict each other.", "Decide first: `neuroshard run refound`."
+            )
+        return known
 
     def request_new(self, offer: RunOffer) -> None:
         """Ask the node of this data folder to found the run again, now or at its next start. Raises StorageError."""

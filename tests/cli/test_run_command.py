@@ -64,6 +64,34 @@ def test_a_run_is_made_shown_and_changed(
     assert by_id["initial"]["inner"]["learning_rate"] == 1e-3
 
 
+def test_the_owner_of_an_open_run_names_the_wallets_that_may_vote(
+    owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(f'admission = "strangers"\n{CONFIG}')
+    made = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", small_genesis)
+    assert made.code == 0, made.err
+    names = [digit * 32 for digit in "ab"]
+    short = owner("run", "trust", names[0][:8])
+    assert (short.code, "Give all 32 digits" in short.err) == (2, True)
+    for name in names:
+        named = owner("run", "trust", name.upper())
+        assert named.code == 0, named.err
+    assert "Wallets that may vote on run friends, besides yours: aaaaaaaa, bbbbbbbb." in named.out
+    foreign = neuroshard.having(NEUROSHARD_TOKEN="ab" * 32)("run", "trust", "c" * 32)
+    assert (foreign.code, "Only the run's owner" in foreign.err) == (2, True)
+    members = owner("run", "members", "--json").json()["members"]
+    assert [(row["wallet_id"], row["label"]) for row in members] == [
+        (WALLET.wallet_id, "owner"),
+        *((name, "named") for name in names),
+    ]
+    assert owner("run", "remove", "aaaa").code == 2
+    removed = owner("run", "remove", names[0][:8])
+    assert "Wallet aaaaaaaa is not named any more." in removed.out, removed.err
+    assert owner("run", "trust", names[0], "--withdraw").code == 2
+    assert "named" in owner("run", "members").out
+    assert "aaaaaaaa" not in owner("run", "members").out
+
+
 def test_a_run_is_cut_into_stages(owner: Command, small_genesis: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     file = tmp_path / "run.json"
