@@ -6,7 +6,8 @@ It signs on its own in three cases only, all of which it can see itself:
     a stage has no foundation                  the nodes that hold it get the seats
     a founded stage has lost all its seats     its present holders get the seats, from the newest certified height
 
-In a run that is open to strangers, wallets cost nothing, so only nodes of the owner get seats in this way.
+In a run that is open to strangers, wallets cost nothing, so only nodes of the owner get seats in this way. Free names
+around this node may hide the seats of others from it, so it never replaces those on its own.
 
 Everything else, such as a lost quorum of a stage that this node holds, is the decision of the owner or of a deputy:
 `neuroshard run refound` leaves a request in the data folder, and this node then founds the stages again from the state
@@ -32,7 +33,7 @@ from neuroshard.consensus.waypoints import SignedWaypoint, Waypoint, is_waypoint
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.runs.foundations import StoredFoundations
+from neuroshard.runs.foundations import StoredFoundations, merged
 from neuroshard.state.replica_status import query_statuses
 from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import sleep_to_tick
@@ -67,7 +68,7 @@ class Founder:
         if is_shared and not versions.foundations.known:
             with anyio.move_on_after(PATIENCE_SECONDS):
                 await versions.founded.until(lambda: bool(versions.foundations.known))
-        if len(versions.foundations.highest) < 2 and self._acts():
+        if not versions.foundations.is_contradictory and self._acts():
             seats = self._committee([self.swarm.node_id])
             missing = [stage for stage in stages if versions.founding_of(stage) is None]
             if missing:
@@ -82,7 +83,7 @@ class Founder:
             if self.stored.is_new_requested(self.swarm.versions.offer):
                 if foundations.may_sign(self.wallet.public_key):
                     self._found_again()
-            elif self._is_owners and len(foundations.highest) < 2 and self._acts():
+            elif self._is_owners and not foundations.is_contradictory and self._acts():
                 await self._look(anyio.current_time() - began)
                 if self.sign_waypoints(anyio.current_time() - waited_since):
                     waited_since = anyio.current_time()
@@ -153,19 +154,25 @@ class Founder:
         chain = self.swarm.rounds.last_chain(self.swarm.name_of(self.swarm.plan[stage]))
         committee = founding.start.committee if chain is None else chain.ledger.committee
         seats = {seat.node_id for seat in committee.seats}
-        if not holders or seats.intersection(holders):
+        if not holders or seats.intersection(holders) or self._has_seats_of_others(committee):
             self._seatless_since.pop(stage, None)
             return False
         return anyio.current_time() - self._seatless_since.setdefault(stage, anyio.current_time()) >= GONE_SECONDS
+
+    def _has_seats_of_others(self, committee: Committee) -> bool:
+        """Whether other wallets than the owner's vote on a stage of an open run."""
+        return committee.is_open and not committee.wallets <= {self.wallet.wallet_id}
 
     async def _continued(self, stage: int, founding: Founding, holders: Sequence[NodeId]) -> StageStart | None:
         """The start from the newest certified height, with the state that a holder has; None if none answers."""
         name = self.swarm.name_of(self.swarm.plan[stage])
         others = [node for node in holders if node != self.swarm.node_id]
         try:
-            standing = (await newest_chain(self.swarm.asking, name, Chain.founded(founding), others)).standing
+            chain = await newest_chain(self.swarm.asking, name, Chain.founded(founding), others)
         except ForkError as error:
             _LOG.error("%s %s", error.message, error.action)
+            return None
+        if self._has_seats_of_others(chain.ledger.committee):
             return None
         statuses = await query_statuses(self.swarm.asking, name, others)
         known = {node: status for node, status in statuses.items() if status.is_live and status.root}
@@ -174,7 +181,7 @@ class Founder:
         best = max(sorted(known), key=lambda node: known[node].work)
         status = known[best]
         seats = [node for node in holders if node == best or (node in known and known[node].root == status.root)]
-        return _started(stage, self._committee(seats), standing, status.outer_step, status.root)
+        return _started(stage, self._committee(seats), chain.standing, status.outer_step, status.root)
 
     def _found_again(self) -> None:
         """Continue the stages held here from this node's state, with this node as the only seat.
@@ -209,8 +216,12 @@ class Founder:
         return Committee.founded(seats.values(), is_open=self._is_open)
 
     def _sign(self, starts: Sequence[StageStart]) -> bool:
-        """Sign and store a statement. Returns whether it is on the disk."""
-        foundations = self.swarm.versions.foundations
+        """Sign and store a statement. Returns whether it is on the disk.
+
+        It follows the one that a command on this computer may just have stored, such as a list of wallets.
+        """
+        versions = self.swarm.versions
+        foundations = merged(versions.foundations, self.stored.read(versions.offer))
         try:
             return self._keep(foundations.with_statements([foundations.next(self.wallet, starts)]))
         except NeuroShardError as error:

@@ -17,12 +17,17 @@ from neuroshard.consensus.foundation import StageStart
 from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.model.architecture import StagePlan
-from neuroshard.node.founding import PATIENCE_SECONDS, Founder
+from neuroshard.network import InMemoryNetwork
+from neuroshard.node.founding import GONE_SECONDS, PATIENCE_SECONDS, Founder
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.offer import RunOffer
+from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.state.transfer_messages import StageName
 from neuroshard.types import LayerRange, NodeId, WalletId
+from tests.worlds.clock import at_once
+from tests.worlds.free_names import FreeName
 from tests.worlds.nodes import OWNER, PINS, SHAPE
 
 OWN, SECOND, FRIEND, STRANGER = map(NodeId, ("own", "second", "friend", "stranger"))
@@ -46,6 +51,7 @@ class NamedHolders:
     plan: StagePlan = field(default_factory=lambda: StagePlan.even(SHAPE.layer_count, 3))
     membership: Any = field(default_factory=lambda: SimpleNamespace(view=SimpleNamespace(members={})))
     donor: Any = field(default_factory=lambda: SimpleNamespace(replica_status=lambda _name: None))
+    asking: Any = None
     rounds: Any = field(default_factory=lambda: SimpleNamespace(last_chain=lambda _name: None))
 
     def holders_of(self, stage: int) -> list[NodeId]:
@@ -58,12 +64,14 @@ class NamedHolders:
         return layers
 
 
-def seats_after(swarm: NamedHolders, folder: Path, wallet: Wallet = OWNER) -> dict[int, list[NodeId]]:
+def seats_after(
+    swarm: NamedHolders, folder: Path, wallet: Wallet = OWNER, seconds: float = PATIENCE_SECONDS + 10
+) -> dict[int, list[NodeId]]:
     """The nodes with a seat of each founded stage, a while after the node of a wallet began to look."""
 
     async def main() -> None:
         founder = Founder(cast("Any", swarm), wallet, StoredFoundations(folder))
-        with trio.move_on_after(PATIENCE_SECONDS + 10):
+        with trio.move_on_after(seconds):
             await founder.run()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -126,6 +134,35 @@ def test_a_deputy_waits_until_its_chain_has_reached_the_point_that_it_knows(
     swarm.rounds = SimpleNamespace(last_chain=lambda name: chain if name.start == 0 else None)
     stored.request_new(versions.offer)
     assert seats_after(swarm, tmp_path, DEPUTY) == {0: [SECOND if is_signed else OWN]}
+
+
+@pytest.mark.parametrize("others", [(), (FRIEND, STRANGER)])
+def test_the_owners_node_founds_no_stage_again_on_which_others_vote(others: tuple[NodeId, ...], tmp_path: Path) -> None:
+    """It sees no seat for a while: they may be gone, or names that cost nothing may surround it."""
+    versions, lost = versions_of("strangers"), NodeId("the owner's lost computer")
+    seats = [Seat(OWNER.wallet_id, lost, 0), *(Seat(WALLETS[node], node, 0) for node in others)]
+    committee = Committee.founded(seats, is_open=True)
+    versions.learn_foundations(
+        versions.foundations.with_statements([versions.foundations.next(OWNER, [StageStart(0, committee)])])
+    )
+    swarm = NamedHolders(versions, {0: [OWN, SECOND]})
+    name = StageName(versions.offer.run_id, swarm.plan[0])
+    with InMemoryNetwork() as network:
+        FreeName(SECOND, network, lambda: ReplicaStatus(True, 30, 3, "3" * 64))
+        swarm.name_of = lambda _layers: name  # type: ignore[assignment]
+        swarm.asking = ReplicaClient(network.join(OWN), offload=at_once)
+        found = seats_after(swarm, tmp_path, seconds=PATIENCE_SECONDS + GONE_SECONDS + 30)
+    assert found == {0: [lost, *others] if others else [SECOND]}
+
+
+def test_a_foundation_follows_the_list_that_a_command_has_just_stored(tmp_path: Path) -> None:
+    """The running node has not read the file yet."""
+    versions, stored = versions_of("strangers"), StoredFoundations(tmp_path)
+    stored.name_voter(versions.offer, OWNER, "a" * 32)
+    assert seats_after(NamedHolders(versions, {0: [OWN]}), tmp_path) == {0: [OWN]}
+    founding = versions.founding_of(0)
+    assert founding is not None
+    assert (founding.epoch, founding.trusted) == (1, ("a" * 32,))
 
 
 def test_damaged_foundations_are_set_aside_and_lost_by_no_later_write(tmp_path: Path) -> None:
