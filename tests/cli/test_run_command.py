@@ -68,7 +68,8 @@ def test_the_owner_of_an_open_run_names_the_wallets_that_may_vote(
     owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "run.toml").write_text(f'admission = "strangers"\n{CONFIG}')
-    made = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", small_genesis)
+    given = ("--config", tmp_path / "run.toml", "--genesis", small_genesis, "--out", tmp_path / "run.json")
+    made = owner("run", "create", *given)
     assert made.code == 0, made.err
     names = [digit * 32 for digit in "ab"]
     short = owner("run", "trust", names[0][:8])
