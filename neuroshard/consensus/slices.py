@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from blake3 import blake3
 
+from neuroshard.compression import EXCERPT
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
@@ -17,8 +18,7 @@ BLOCK = 4096  # slices are whole blocks of the codecs, so that each can be encod
 MAX_SLICES = 64
 MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices per message: with its header it fits into one part
 DIGEST_BYTES = 32
-AUDITED_BLOCKS = 256  # one seat finds an error in 1 % of the blocks with a probability of 92 %
-AUDITED_NUMBERS = 64  # in such a block: in every codec it is a part of one block of numbers with a common scale
+AUDITED_BLOCKS = 256  # excerpts: one seat finds an error in 1 % of the blocks with a probability of 92 %
 MAX_SHARE = 1.25  # of the mean number of slices: limits the share of a fast member
 
 Encoded: TypeAlias = bytes | memoryview
@@ -31,7 +31,7 @@ def digest_of(content: Encoded) -> bytes:
 
 
 Block: TypeAlias = tuple[int, int]
-"""A slice, and a block of AUDITED_NUMBERS numbers in it."""
+"""A slice, and an excerpt of EXCERPT numbers in it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class SlicePlan:
         return stop - start
 
     def blocks(self, index: int) -> int:
-        """Number of blocks of AUDITED_NUMBERS in this slice. The last numbers of a vector may be in none."""
-        return self.size(index) // AUDITED_NUMBERS if index < self.count else 0
+        """Number of blocks of EXCERPT numbers in this slice. The last numbers of a vector may be in none."""
+        return self.size(index) // EXCERPT if index < self.count else 0
 
 
 def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[tuple[NodeId, ...]]:
@@ -107,8 +107,8 @@ def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> 
 
 
 def draw_blocks(plan: SlicePlan, slices: Sequence[int], secret: bytes) -> tuple[Block, ...]:
-    """Blocks of AUDITED_NUMBERS of these slices for an audit, all with the same probability."""
-    width = plan.width // AUDITED_NUMBERS  # the last slice may have fewer
+    """Blocks of EXCERPT numbers of these slices for an audit, all with the same probability."""
+    width = plan.width // EXCERPT  # the last slice may have fewer
     words = memoryview(blake3(secret).digest(8 * AUDITED_BLOCKS)).cast("Q")
     drawn = {(slices[word // width % len(slices)], word % width) for word in words}
     return tuple(sorted(block for block in drawn if block[1] < plan.blocks(block[0])))

@@ -30,7 +30,7 @@ from neuroshard.consensus.round_messages import (
     read_round_message,
 )
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.slices import AUDITED_BLOCKS, AUDITED_NUMBERS, SlicePlan, digest_of, draw, draw_blocks
+from neuroshard.consensus.slices import AUDITED_BLOCKS, SlicePlan, digest_of, draw, draw_blocks
 from neuroshard.types import NodeId
 from tests.worlds.rounds import TIMING, Liar, Twist, World
 
@@ -234,7 +234,7 @@ def test_healthy_friends_accuse_nobody_and_send_little() -> None:
         assert world.settle()
         assert world.now == 0
         assert not any(one.accused for one in world.nodes.values())
-        assert 0 < sent <= AUDITED_BLOCKS * codec.encoded_size(AUDITED_NUMBERS)
+        assert 0 < sent <= AUDITED_BLOCKS * codec.encoded_size(EXCERPT)
 
 
 @pytest.mark.parametrize(("every", "only", "least", "most"), [(100, None, 5, 5), (1, 12, 0, 2)])
@@ -320,7 +320,7 @@ def test_a_flood_of_requests_gets_each_part_twice_and_the_blocks_once() -> None:
 
 
 def test_an_answer_larger_than_the_blocks_of_an_audit_is_not_read() -> None:
-    content = bytes(AUDITED_BLOCKS * 4 * AUDITED_NUMBERS + 1)
+    content = bytes(AUDITED_BLOCKS * 4 * EXCERPT + 1)
     with pytest.raises(MalformedMessageError, match="content"):
         read_round_message(encode_round_message(BlocksSent("0" * 64, content)))
     assert read_round_message(encode_round_message(BlocksSent("0" * 64, content[1:])))
@@ -335,12 +335,11 @@ def test_blocks_are_drawn_inside_the_slices(length: int, secret: bytes) -> None:
     assert set(drawn) == set(draw_blocks(plan, slices, secret))
     for index, number in drawn:
         assert index in slices
-        assert 0 <= number * AUDITED_NUMBERS <= plan.size(index) - AUDITED_NUMBERS
+        assert 0 <= number * EXCERPT <= plan.size(index) - EXCERPT
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def test_excerpts_are_what_the_whole_vector_says(codec: Codec) -> None:
-    assert EXCERPT == AUDITED_NUMBERS
     numbers = torch.randn(3 * 4096 + 200, generator=torch.Generator().manual_seed(1))
     numbers[4096:8192] = 0
     data, length = codec.encode(numbers), len(numbers)
