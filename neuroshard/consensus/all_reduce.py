@@ -115,7 +115,8 @@ class AllReduce:
         self.skipped = 0  # checks that ended without an answer
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
-        self._claims: dict[tuple[NodeId, int], bytes] = {}  # of reducers for slices, the newest
+        # what members have signed about a slice, by author, slice and digest
+        self._claims: dict[tuple[NodeId, int, str], bytes] = {}
         self._accused: set[NodeId] = set()
         self._disputed: set[int] = set()  # slices about which members disagree
         self._wrong: set[NodeId] = set()  # reducers that contradict what this node has computed
@@ -331,7 +332,7 @@ class AllReduce:
             if is_short and reducer not in one.statements and digest_of(statistics).hex() == digest:
                 one.content[digest] = statistics
                 self._note(one.statements, reducer, index, digest)
-                self._claims[reducer, index] = message.signed.claim
+                self._claims[reducer, index, digest] = message.signed.claim
         return [*self._look_for_lies(), *self._judge()]
 
     def _note(self, said: dict[NodeId, str], author: NodeId, index: int, digest: str) -> None:
@@ -355,7 +356,7 @@ class AllReduce:
         for index, one, digest in self._said_by(reducer, signed.body):
             self._note(one.results, reducer, index, digest)
             if one.results[reducer] == digest:
-                self._claims[reducer, index] = signed.claim
+                self._claims[reducer, index, digest] = signed.claim
                 if index in contents:
                     one.content[digest] = contents[index]
         return self._look_for_lies()
@@ -505,7 +506,7 @@ class AllReduce:
                 own = said.get(self._setting.self_id)
                 for node, digest in said.items():
                     if own not in (None, digest) and node not in self._wrong:
-                        effects.append(Accuse(node, what, (self._claims[node, index],), is_malice=is_malice))
+                        effects.append(Accuse(node, what, (self._claims[node, index, digest],), is_malice=is_malice))
                         self._wrong.add(node)
         doubtful = (index for index, one in enumerate(self._slices) if self._wrong.intersection(one.reducers))
         return [*effects, *self._check(sorted(self._disputed.union(doubtful)))]

@@ -131,6 +131,8 @@ def test_false_statistics_of_two_reducers_end_the_view_and_not_the_step(seed: in
         value = value_at(world, name)
         assert not liars & {member.node_id for member in value.members}
         assert value.aggregate == truth_of(world, value)
+        false = digest_of(b"lie").hex().encode()
+        assert all(false in one.proof[0] for one in world.nodes[name].accused if one.node in liars)
 
 
 def test_a_seat_that_contradicts_an_honest_reducer_is_accused_itself() -> None:
