@@ -6,7 +6,8 @@ The parts decide, never a majority of reducers. A member that must know the trut
 the parts, which the intents name by their hash, and computes the slice itself. Its own result then counts for it.
 
     reducers of a slice differ, or a seat contradicts them    every member checks the slice
-    a slice has no result when half of the view is over       every member checks the slice
+    a slice has no result when half of the view is over,      every member checks the slice
+    or no statistics, without which there is no verdict
     members may lie                                           each seat checks one slice of its own secret choice
     among friends                                             each seat compares blocks of its own secret choice, and
                                                               checks the slices in which they differ
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median_low
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
@@ -128,6 +130,8 @@ class AllReduce:
         self.is_audited = True  # False while this node waits for blocks
         self._asked_for_blocks = set[NodeId]()  # the members that this node has sent its blocks
         self._asked_at: float | None = None  # for parts
+        self._is_half_over = False  # whether half of the view is over
+        self._redo_at = -inf
         # number of times that parts were sent, by the member that asked and the author
         self._served = defaultdict[tuple[NodeId, NodeId], Counter[int]](Counter)
 
@@ -173,11 +177,24 @@ class AllReduce:
 
     # Checks
 
-    def redo(self) -> list[Effect]:
-        """A reducer is slow, dead or lies: this node computes the slices that have no result."""
-        late = [one for one in self._slices if one.agreed(one.results) not in one.content and not one.is_overdue]
+    def redo(self, now: float) -> list[Effect]:
+        """Half of the view is over, so a reducer is slow, dead or lies: this node computes the slices without a result.
+
+        Without a verdict nobody has a result. Then these are the slices without statistics, and the reducers of the
+        others have as much time as they would have had since the verdict.
+        """
+        self._is_half_over, is_judged = True, self.verdict is not None
+        if now < self._redo_at:
+            return []
+        late = [
+            one
+            for one in self._slices
+            if not one.is_overdue and one.agreed(one.results if is_judged else one.statements) not in one.content
+        ]
         for one in late:
             one.is_overdue, one.is_checked = True, self._setting.self_id not in one.reducers
+        if not is_judged:
+            self._redo_at = now + self._setting.timing.gather_seconds
         return [*self._ask(), *self._state()] if late else []
 
     def audit(self) -> list[Effect]:
@@ -295,7 +312,7 @@ class AllReduce:
             one = self._slices[index] if index < len(self._slices) else None
             if one is None or served[index] >= SERVED or not (is_own or author in one.parts):
                 continue
-            has_reason = one.is_checked or one.is_overdue or index in self._disputed or doubtful & {*one.reducers}
+            has_reason = self._is_half_over or one.is_checked or index in self._disputed or doubtful & {*one.reducers}
             if has_reason or len(served.keys() | {index}) <= FREE_PARTS:
                 served[index] += 1
                 given[index] = self._own.parts[index] if is_own and self._own is not None else one.parts[author]

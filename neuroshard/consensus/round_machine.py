@@ -181,7 +181,7 @@ class RoundStateMachine:
         if self.views.is_over(now) or is_vain:
             return [*effects, *self._give_up_view(now)]
         if exchange is not None:
-            again = exchange.redo() if self.views.must_redo(now) else []
+            again = exchange.redo(now) if self.views.must_redo(now) else []
             effects += [*again, *exchange.remind(now), *self._look()]
         return [*effects, *self._propose(now)]
 

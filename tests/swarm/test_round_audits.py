@@ -160,21 +160,38 @@ def test_a_seat_that_contradicts_an_honest_reducer_is_accused_itself() -> None:
         assert world.now < TIMING.redo_seconds
 
 
-def test_a_reducer_that_is_silent_in_every_view_does_not_stop_the_step() -> None:
+def silent(_one: Liar, effect: Effect) -> list[Effect]:
+    """A reducer that takes part and computes nothing."""
+    is_work = isinstance(effect, Say) and isinstance(effect.message, StatementSaid | ResultSaid | PartsWanted)
+    return [] if is_work else [effect]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_reducer_that_is_silent_in_every_view_does_not_stop_the_step(is_open: bool) -> None:
     """The others compute its slices from the parts when half of the view is over."""
+    world = World("abcd", seed=1, is_open=is_open)
+    world.twist = {NodeId("b"): silent}
+    world.start_all()
+    assert world.settle(until=lambda: all(world.nodes[NodeId(name)].done for name in "acd"))
+    assert world.now <= TIMING.redo_seconds + 1
+    value = value_at(world, "a")
+    assert len(value.members) == 4
+    assert value.aggregate == truth_of(world, value)
 
-    def silent(_one: Liar, effect: Effect) -> list[Effect]:
-        return [] if isinstance(effect, Say) and isinstance(effect.message, StatementSaid | ResultSaid) else [effect]
 
-    for is_open in (True, False):
-        world = World("abcd", seed=1, is_open=is_open)
-        world.twist = {NodeId("b"): silent}
-        world.start_all()
-        assert world.settle(until=lambda world=world: all(world.nodes[NodeId(name)].done for name in "acd"))
-        assert world.now <= TIMING.redo_seconds + 1
-        value = value_at(world, "a")
-        assert len(value.members) == 4
-        assert value.aggregate == truth_of(world, value)
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("names", ["abcd", "abcdefgh"])
+def test_a_silent_reducer_costs_each_member_about_one_contribution(names: str, is_open: bool) -> None:
+    """Without its statistics nobody has a verdict, so no reducer has a result: only the slices of one are late."""
+    slices = 64
+    world, healthy = (World(names, seed=2, is_open=is_open, plan=SlicePlan(slices * 4096)) for _ in range(2))
+    world.twist = {NodeId("b"): silent}
+    for one in (world, healthy):
+        one.start_all()
+        assert one.settle(until=lambda one=one: all(one.nodes[NodeId(name)].done for name in names if name != "b"))
+    assert world.now <= TIMING.redo_seconds + 1
+    for name in names:
+        assert world.sent[NodeId(name)] - healthy.sent[NodeId(name)] <= 1.25 * slices
 
 
 def friends(codec: Codec, seed: int, names: str = "abc") -> World:
