@@ -59,7 +59,9 @@ class Peer:
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
         self.actor = RoundRunner(
-            lambda received: RoundMessageQueue(STAGE, network.transport, most_message_bytes(4 * NUMBERS), received),
+            lambda received: RoundMessageQueue(
+                STAGE, network.transport, most_message_bytes(4 * NUMBERS), received, lambda _node: True
+            ),
             RoundDependencies(
                 FileVoteLog(folder / identity.node_id),
                 AcceptanceCheck(self._root_after, lambda: 1),

@@ -159,6 +159,11 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         proven = (each.node_id for each in self.candidates if each.is_established)
         return frozenset(proven) | {seat.node_id for seat in self.committee.seats}
 
+    @cached_property
+    def named_nodes(self) -> frozenset[NodeId]:
+        """Nodes that have worked, with wallets that the owner has named."""
+        return frozenset(each.node_id for each in self.candidates if self.trusts(each.wallet_id))
+
     def counts(self, node: NodeId) -> bool:
         """Whether the others wait for a member and let its work decide when a step is due.
 

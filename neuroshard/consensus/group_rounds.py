@@ -118,7 +118,7 @@ class GroupRounds:
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
         most_bytes = most_message_bytes(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundRunner(
-            lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received),
+            lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received, chain.counts),
             RoundDependencies(
                 book, judging, self._heard, self._extend, asking.report, offload, replica.rounds.kept_steps
             ),

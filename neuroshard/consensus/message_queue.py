@@ -1,6 +1,7 @@
 """Sends and receives the messages of a stage's rounds: cut into parts, in order, repeated until they arrive.
 
-The queue accepts messages only from nodes that train the stage, and a limited number of bytes at once.
+The queue accepts messages only from nodes that train the stage, and a limited number of bytes at once. If they are too
+many, the messages of nodes that count displace those of names that cost nothing.
 """
 
 from __future__ import annotations
@@ -76,12 +77,14 @@ class RoundMessageQueue:
         requester: Requester,
         max_bytes: int,
         received: OnRoundMessage,
+        counts: Callable[[NodeId], bool],
     ) -> None:
-        """`received` gets each message of at most `max_bytes`."""
+        """`received` gets each message of at most `max_bytes`. `counts` is false for names that cost nothing."""
         self.stage = stage
         self._requester = requester
         self._max_bytes = max_bytes
         self._received = received
+        self.counts = counts
         self._arriving: dict[NodeId, _Arriving] = {}
         # receivers for which a message waits or is under way
         self._outboxes: dict[NodeId, deque[Sequence[Encoded]]] = {}
@@ -139,7 +142,7 @@ class RoundMessageQueue:
         if stop - start < PART_BYTES and stop < arriving.size:  # otherwise any number of short parts would be kept
             raise RequestRefusedError(f"Only the last part of a message has less than {PART_BYTES} bytes.")
         # memory is taken by parts that arrived, not by announced ones; small messages such as votes always fit
-        if arriving.size > SMALL_BYTES and self._arrived_bytes() + stop - start > 2 * self._max_bytes:
+        if arriving.size > SMALL_BYTES and not self._has_memory(sender, stop - start):
             raise RequestRefusedError("There is no memory for this message now; try again later.")
         arriving.length, arriving.moved_at = stop, anyio.current_time()
         arriving.pieces += data
@@ -148,6 +151,15 @@ class RoundMessageQueue:
             arriving.is_over, pieces, arriving.pieces = True, arriving.pieces, []
             await self._received(sender, pieces)
         return Frame(PART, RoundAnswer())
+
+    def _has_memory(self, sender: NodeId, size: int) -> bool:
+        """Whether a part may be kept. For a node that counts, messages of others are dropped: they start again."""
+        others = [node for node, one in self._arriving.items() if not one.is_over and not self.counts(node)]
+        while self._arrived_bytes() + size > 2 * self._max_bytes:
+            if not others or not self.counts(sender):
+                return False
+            del self._arriving[others.pop()]
+        return True
 
     def _arrived_bytes(self) -> int:
         return sum(one.length for one in self._arriving.values() if not one.is_over)

@@ -65,32 +65,35 @@ from neuroshard.waiting import Signal
 _KEPT = IntentSaid | NewViewSaid | ProposalSaid | ChoicesSaid | VoteSaid | CertificateSaid | EvidenceSaid
 MOST_MESSAGES = 16  # per node, apart from the large messages of a round: more than a node sends in two views
 MOST_BYTES = 1 << 20  # per node: some proposals of 64 members
+MOST_FREE_NAMES = MAX_CALLED // 4  # more than may join a step
 
 
 class MessageBuffer:
-    """The newest messages of as many nodes as a round can call.
+    """The newest messages of as many nodes as a round can call, and of some names that cost nothing.
 
     The node that has been silent longest is dropped first.
     """
 
     def __init__(self) -> None:
-        self._messages: dict[NodeId, deque[tuple[Message, int]]] = {}
+        self._of_all: tuple[dict[NodeId, deque[tuple[Message, int]]], ...] = {}, {}
 
-    def keep(self, sender: NodeId, message: Message, size: int) -> None:
-        """Store a message that arrived with this number of bytes."""
-        messages = self._messages.pop(sender, None) or deque[tuple[Message, int]](maxlen=MOST_MESSAGES)
+    def keep(self, sender: NodeId, message: Message, size: int, *, counts: bool) -> None:
+        """Store a message that arrived with this number of bytes. No number of free names displaces other nodes."""
+        known, most = self._of_all[counts], MAX_CALLED if counts else MOST_FREE_NAMES
+        messages = known.pop(sender, None) or deque[tuple[Message, int]](maxlen=MOST_MESSAGES)
         messages.append((message, size))
         while sum(one for _, one in messages) > MOST_BYTES:
             messages.popleft()
-        self._messages[sender] = messages
-        for longest_silent in list(self._messages)[:-MAX_CALLED]:
-            del self._messages[longest_silent]
+        known[sender] = messages
+        for longest_silent in list(known)[:-most]:
+            del known[longest_silent]
 
     def __iter__(self) -> Iterator[tuple[NodeId, Message]]:
         """Sender and message, in order of arrival per sender."""
-        for sender, messages in self._messages.items():
-            for message, _ in messages:
-                yield sender, message
+        for known in reversed(self._of_all):
+            for sender, messages in known.items():
+                for message, _ in messages:
+                    yield sender, message
 
 
 _LOG = logging.getLogger(__name__)
@@ -233,7 +236,7 @@ class RoundRunner:
 
     def keep(self, own: NodeId, evidence: EvidenceSaid) -> None:
         """Keep this node's own evidence, as if it had been received, for the step that the node enters next."""
-        self._heard.keep(own, evidence, 0)
+        self._heard.keep(own, evidence, 0, counts=True)
 
     def tell(self, nodes: frozenset[NodeId], message: EvidenceSaid | CertificateSaid) -> None:
         """Send a message that belongs to no running step of this node."""
@@ -286,7 +289,7 @@ class RoundRunner:
             return
         await self._help(sender, message)
         if isinstance(message, _KEPT):
-            self._heard.keep(sender, message, sum(map(len, pieces)))
+            self._heard.keep(sender, message, sum(map(len, pieces)), counts=self.mail.counts(sender))
         running = self._running
         if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))

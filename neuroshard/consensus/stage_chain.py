@@ -152,6 +152,11 @@ class StageChain:
         chain = self.chain
         return None if chain is None else chain.ledger
 
+    def counts(self, node: NodeId) -> bool:
+        """Whether accepted work or the owner's word speaks for a node, so that it is more than a free name."""
+        ledger = self.ledger
+        return ledger is None or ledger.counts(node) or node in ledger.named_nodes
+
     @property
     def obstacle(self) -> str:
         """The reason why the chain cannot continue here, and the action that helps; "" if there is none."""

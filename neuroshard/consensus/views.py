@@ -173,8 +173,13 @@ class Views:
         while _slices_in(kept) > EARLY_SLICES * self._setting.plan.count:
             kept.popleft()
         most = EARLY_SLICES_OF_ALL * self._setting.plan.count + EARLY_OF_EACH * MAX_MEMBERS
+        counts = self._setting.step.ledger.counts
         while sum(map(_slices_in, self._early.values())) > most:
-            max(self._early.values(), key=_slices_in).popleft()
+            # of names that cost nothing first, however little each of them has sent
+            largest = max(self._early, key=lambda node: (not counts(node), _slices_in(self._early[node])))
+            self._early[largest].popleft()
+            if not self._early[largest]:
+                del self._early[largest]
 
     def take_early(self, round_id: str) -> Iterable[tuple[NodeId, _Part]]:
         """Return the stored messages of this round and drop the others."""

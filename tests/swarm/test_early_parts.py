@@ -13,9 +13,9 @@ from tests.worlds.rounds import World
 ROUND = "ab" * 32
 
 
-def views(count: int) -> Views:
+def views(count: int, *, is_open: bool = False) -> Views:
     """Of a member whose vectors have so many slices."""
-    world = World("abc", plan=SlicePlan(count * 4096))
+    world = World("abc", plan=SlicePlan(count * 4096), is_open=is_open)
     node = world.proposer(0)
     world.ask_for_the_end(node)
     (machine,) = world.nodes[node].machines.values()
@@ -37,6 +37,20 @@ def test_strangers_in_any_number_leave_room_for_a_member_that_sends_little() -> 
     slices = sum(len(message.slices) for _, message in found if isinstance(message, ContributionSent))
     assert slices <= EARLY_SLICES_OF_ALL * count + EARLY_OF_EACH * MAX_MEMBERS
     assert honest in {sender for sender, _ in found}
+
+
+def test_two_hundred_free_names_displace_nothing_that_a_seat_has_sent() -> None:
+    """The results of a reducer are many slices, and each name sends a few."""
+    count = 64
+    kept = views(count, is_open=True)
+    for seat in map(NodeId, "bc"):
+        kept.keep_early(seat, whole_contribution(seat, count), ROUND)
+    for number in range(200):
+        name = NodeId(f"free {number}")
+        kept.keep_early(name, whole_contribution(name, 8), ROUND)
+    found = {sender: len(message.slices) for sender, message in kept.take_early(ROUND) if message}  # type: ignore[union-attr]
+    assert [found[NodeId(seat)] for seat in "bc"] == [count, count]
+    assert len(found) > 2
 
 
 def test_messages_without_slices_are_not_kept_without_end_either() -> None:

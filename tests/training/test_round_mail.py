@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
@@ -28,12 +30,17 @@ D = NAMES[3]
 PIECE = bytes(PART_BYTES)
 
 
+def everybody(_node: NodeId) -> bool:
+    """Among friends every node counts."""
+    return True
+
+
 class Post:
     """A receiver of messages up to so many bytes, with those that have come."""
 
-    def __init__(self, network: InMemoryNetwork, most_bytes: int) -> None:
+    def __init__(self, network: InMemoryNetwork, most_bytes: int, counts: Callable[[NodeId], bool] = everybody) -> None:
         self.come: list[tuple[NodeId, bytes]] = []
-        self.mail = RoundMessageQueue(STAGE, network.join(A), most_bytes, self._note)
+        self.mail = RoundMessageQueue(STAGE, network.join(A), most_bytes, self._note, counts)
 
     async def _note(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         await anyio.lowlevel.checkpoint()
@@ -108,6 +115,27 @@ def test_what_a_vanished_node_began_to_send_gives_way_to_others_and_small_messag
     play(scenario)
 
 
+def test_two_hundred_free_names_take_no_memory_from_a_node_that_counts() -> None:
+    """Each begins a large message, and continues it whenever there is room."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        total = 4 * PART_BYTES
+        post = Post(network, total, lambda node: node in {B, C})
+        names, sent = [NodeId(f"free {number}") for number in range(200)], Counter[NodeId]()
+        for start in range(0, total, PART_BYTES):
+            for name in names:
+                with suppress(RequestRefusedError):
+                    await post.take(name, 1, total, sent[name], PIECE)
+                    sent[name] += PART_BYTES
+            with pytest.raises(RequestRefusedError, match="no memory"):
+                await post.take(NodeId("another"), 1, total, 0, PIECE)
+            for node in (B, C):
+                await post.take(node, 1, total, start, PIECE)
+        assert [sender for sender, _ in post.come] == [B, C]
+
+    play(scenario)
+
+
 def test_long_messages_travel_in_parts() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         transports = [network.join(A), network.join(B)]
@@ -119,7 +147,9 @@ def test_long_messages_travel_in_parts() -> None:
             await anyio.lowlevel.checkpoint()
             come.append((sender, b"".join(pieces)))
 
-        mails = [RoundMessageQueue(STAGE, transport, sum(map(len, message)), note) for transport in transports]
+        mails = [
+            RoundMessageQueue(STAGE, transport, sum(map(len, message)), note, everybody) for transport in transports
+        ]
         transports[1].serve(PART, mails[1].take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mails[0].run)
@@ -161,10 +191,10 @@ def test_a_receiver_costs_nothing_once_all_has_arrived_and_can_be_written_to_aga
             await anyio.lowlevel.checkpoint()
             come.append(b"".join(pieces).decode())
 
-        sender = RoundMessageQueue(STAGE, network.join(A), 1024, note)
+        sender = RoundMessageQueue(STAGE, network.join(A), 1024, note, everybody)
         for peer in others:
             transport = network.join(peer)
-            transport.serve(PART, RoundMessageQueue(STAGE, transport, 1024, note).take, PART_LIMITS)
+            transport.serve(PART, RoundMessageQueue(STAGE, transport, 1024, note, everybody).take, PART_LIMITS)
         async with anyio.create_task_group() as tasks:
             sender.send(B, [B.encode()])  # waits for `run`
             tasks.start_soon(sender.run)
