@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from statistics import median_low
 
@@ -49,7 +48,17 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     members_of,
 )
-from neuroshard.consensus.slices import Block, Encoded, assign, digest_of, draw, draw_blocks, in_messages
+from neuroshard.consensus.slices import (
+    Block,
+    Encoded,
+    SliceState,
+    assign,
+    by_themselves,
+    digest_of,
+    draw,
+    draw_blocks,
+    in_messages,
+)
 from neuroshard.identity import hash_parts
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
@@ -58,28 +67,6 @@ AMONG_STRANGERS = 2  # reducers of a slice that must return the same bytes; amon
 ANSWER_SECONDS = 5.0  # for a part or a block that was asked for
 FREE_PARTS = 2  # slices that a member may ask for without a reason that is known here
 SERVED = 2  # times that a part is sent to the same member
-
-
-@dataclass
-class _Slice:
-    """The state of one slice."""
-
-    reducers: tuple[NodeId, ...]  # all must return the same bytes: the first one the result, others its hash
-    self_id: NodeId
-    parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded parts by member
-    statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests by reducer
-    results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
-    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # statistics and encoded results by digest
-    is_stated: bool = False  # whether this node has made its statistics or started to
-    is_checked: bool = False  # whether this node computes the slice although it is not a reducer of it
-    is_overdue: bool = False  # whether parts have not come in time
-
-    def agreed(self, said: Mapping[NodeId, str]) -> str:
-        """The digest that counts at this node: its own if it computes the slice, else that of all reducers; or ""."""
-        if self.is_checked or self.self_id in self.reducers:
-            return said.get(self.self_id, "")
-        first = said.get(self.reducers[0], "")
-        return first if list(map(said.get, self.reducers)).count(first) == len(self.reducers) else ""
 
 
 class AllReduce:
@@ -107,11 +94,16 @@ class AllReduce:
         step = setting.step
         self._facts = _facts(step, intents)
         upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
+        needed = AMONG_STRANGERS if step.committee.is_open else 1
+        if step.ledger.barred:
+            free = upload.keys() - {one.node_id for one in step.ledger.barred}
+            if len(free) >= needed:  # otherwise the members that are here need the barred ones
+                upload = {node: upload[node] for node in free}
         if step.committee.is_open:
-            reducers = draw(setting.plan, upload, step.ledger.seed, AMONG_STRANGERS)
+            reducers = draw(setting.plan, upload, step.ledger.seed, needed)
         else:
             reducers = assign(setting.plan, upload, step.ledger.seed)
-        self._slices = [_Slice(some, setting.self_id) for some in reducers]
+        self._slices = [SliceState(some, setting.self_id) for some in reducers]
         self._is_stating = self._is_judging = False
         self.is_void = False  # whether the verdict follows from false statistics
         self.skipped = 0  # checks that ended without an answer
@@ -130,8 +122,10 @@ class AllReduce:
         self.is_audited = True  # False while this node waits for blocks
         self._asked_for_blocks = set[NodeId]()  # the members that this node has sent its blocks
         self._asked_at: float | None = None  # for parts
-        self._is_half_over = False  # whether half of the view is over
         self._redo_at = -inf
+        self.late: frozenset[NodeId] | None = None  # reducers without a result when half of the view was over
+        self._waiting = set[NodeId]()  # reducers that others keep from their work
+        self.lied = set[NodeId]()  # members whose statistics are false
         # number of times that parts were sent, by the member that asked and the author
         self._served = defaultdict[tuple[NodeId, NodeId], Counter[int]](Counter)
 
@@ -175,6 +169,44 @@ class AllReduce:
         for some in in_messages(slices):
             yield Say(frozenset({to}), ContributionSent(self.round_id, author, self._digests[author], some))
 
+    # Reducers that fail
+
+    def explain(self) -> list[Effect]:
+        """Tell the seats once, by a statement without digests, if others keep this reducer from its work.
+
+        A member that sends it no parts or no statistics could otherwise have it called silent.
+        """
+        mine = [one for one in self._slices if self._setting.self_id in one.reducers]
+        is_busy = self._is_stating and all(len(one.parts) == len(self._order) for one in mine)
+        if not mine or is_busy or self._is_judging or self._setting.self_id in self._waiting:
+            return []
+        self._waiting.add(self._setting.self_id)
+        signed = self._setting.sign(StatisticsDigests(self.round_id, ()))
+        return [Say(self._setting.step.seats - {self._setting.self_id}, StatementSaid(signed, {}))]
+
+    @property
+    def silent(self) -> frozenset[NodeId]:
+        """Reducers that had all they needed, and from which this node has not got all results.
+
+        In a round with a dispute these are none: its checks take the time of all members.
+        """
+        late = self.late if self.late is not None and not self._disputed else frozenset[NodeId]()
+        return (late & self._without_result()) - self._waiting - {self._setting.self_id}
+
+    def wrong(self, certified: tuple[str, ...]) -> set[NodeId]:
+        """Members whose statistics or results are false, if these are the certified digests of this round.
+
+        An honest reducer never contradicts what is certified of its slice. Another seat may: it has checked the slice,
+        and two lying reducers were faster. So it is wrong only if this node has computed the slice, too.
+        """
+        found = self.lied | (self._wrong if self.digests == certified else set[NodeId]())
+        for one, digest in zip(self._slices, certified, strict=True):
+            found.update(node for node in one.reducers if one.results.get(node, digest) != digest)
+        return found
+
+    def _without_result(self) -> frozenset[NodeId]:
+        return frozenset(node for one in self._slices for node in one.reducers if node not in one.results)
+
     # Checks
 
     def redo(self, now: float) -> list[Effect]:
@@ -183,7 +215,9 @@ class AllReduce:
         Without a verdict nobody has a result. Then these are the slices without statistics, and the reducers of the
         others have as much time as they would have had since the verdict.
         """
-        self._is_half_over, is_judged = True, self.verdict is not None
+        is_judged = self.verdict is not None
+        if self.late is None:
+            self.late = self._without_result()
         if now < self._redo_at:
             return []
         late = [
@@ -312,7 +346,8 @@ class AllReduce:
             one = self._slices[index] if index < len(self._slices) else None
             if one is None or served[index] >= SERVED or not (is_own or author in one.parts):
                 continue
-            has_reason = self._is_half_over or one.is_checked or index in self._disputed or doubtful & {*one.reducers}
+            is_late = self.late is not None
+            has_reason = is_late or one.is_checked or index in self._disputed or doubtful & {*one.reducers}
             if has_reason or len(served.keys() | {index}) <= FREE_PARTS:
                 served[index] += 1
                 given[index] = self._own.parts[index] if is_own and self._own is not None else one.parts[author]
@@ -334,7 +369,7 @@ class AllReduce:
                 self._slices[index].is_checked or self._setting.self_id in self._slices[index].reducers
             ):
                 wanted[index] = part
-        for index, part in _by_themselves(wanted, parts).items():
+        for index, part in by_themselves(wanted, parts).items():
             if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
@@ -343,6 +378,8 @@ class AllReduce:
     def take_statement(self, message: StatementSaid) -> list[Effect]:
         """Store a reducer's statistics."""
         reducer = message.signed.member.node_id
+        if not message.signed.body.digests:
+            self._waiting.add(reducer)
         for index, one, digest in self._said_by(reducer, message.signed.body):
             statistics = message.statistics.get(index, b"")
             is_short = len(statistics) <= statistics_size(len(self._order), with_gram=True)
@@ -366,7 +403,7 @@ class AllReduce:
             is_slice = index in said and index < len(self._slices) and self._setting.is_result(index, content)
             if is_slice and digest_of(content).hex() == said[index]:
                 fitting[index] = content
-        return self._note_result(message.signed, _by_themselves(fitting, message.slices))
+        return self._note_result(message.signed, by_themselves(fitting, message.slices))
 
     def _note_result(self, signed: VerifiedBody[ResultDigests], contents: Mapping[int, Encoded]) -> list[Effect]:
         reducer = signed.member.node_id
@@ -446,7 +483,7 @@ class AllReduce:
             one.is_stated = True
         return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self._facts)]
 
-    def _rows(self, one: _Slice) -> Sequence[Encoded]:
+    def _rows(self, one: SliceState) -> Sequence[Encoded]:
         return tuple(map(one.parts.__getitem__, self._order))
 
     def _judge(self) -> list[Effect]:
@@ -498,7 +535,9 @@ class AllReduce:
             if some
         ]
 
-    def _said_by(self, author: NodeId, body: StatisticsDigests | ResultDigests) -> Iterable[tuple[int, _Slice, str]]:
+    def _said_by(
+        self, author: NodeId, body: StatisticsDigests | ResultDigests
+    ) -> Iterable[tuple[int, SliceState, str]]:
         """The slices on which a member may speak: those that it reduces, and one more if it is a seat."""
         for index, digest in body.digests:
             one = self._slices[index] if index < len(self._slices) else None
@@ -521,10 +560,14 @@ class AllReduce:
             what = f"Its computation of slice {index} does not follow from the parts."
             for said in (one.statements, one.results):
                 own = said.get(self._setting.self_id)
-                for node, digest in said.items():
-                    if own not in (None, digest) and node not in self._wrong:
+                for node, digest in said.items() if own is not None else ():
+                    if digest == own:
+                        continue
+                    if node not in self._wrong:
                         effects.append(Accuse(node, what, (self._claims[node, index, digest],), is_malice=is_malice))
-                        self._wrong.add(node)
+                    self._wrong.add(node)
+                    if said is one.statements:
+                        self.lied.add(node)
         doubtful = (index for index, one in enumerate(self._slices) if self._wrong.intersection(one.reducers))
         return [*effects, *self._check(sorted(self._disputed.union(doubtful)))]
 
@@ -543,11 +586,6 @@ def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
         originals=tuple(map(commitments.index, commitments)),
         are_friends=not step.committee.is_open,
     )
-
-
-def _by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
-    """Copies of the slices, which do not keep the rest of their message in memory."""
-    return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}
 
 
 def _median(numbers: Iterable[int | None]) -> int | None:

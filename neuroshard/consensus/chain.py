@@ -20,6 +20,8 @@ from msgspec import Meta, Struct, structs
 from neuroshard.consensus.committee import (
     LARGEST_HEIGHT,
     Admit,
+    Bar,
+    Barred,
     Committee,
     Entry,
     EntryRules,
@@ -29,6 +31,7 @@ from neuroshard.consensus.committee import (
     InvalidEntryError,
     NamedNode,
     Trust,
+    barred_after,
 )
 from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
 from neuroshard.consensus.round_messages import LARGEST, MAX_MEMBERS, Phase, Quorum, Value
@@ -139,6 +142,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         tuple[Milestone, ...], Meta(max_length=MAX_MILESTONES)
     ] = ()  # earlier values, the oldest first
     strangers: StrangersLedger | None = None  # None among friends
+    barred: Annotated[tuple[Barred, ...], Meta(max_length=MAX_MEMBERS)] = ()  # in the next outer step
 
     @property
     def digest(self) -> str:
@@ -226,7 +230,15 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
             reducers=tuple(reducers) if has_aggregate else self.reducers,
             milestones=milestones,
             strangers=None if strangers is None else strangers.after(value, self.committee, changed.committee),
+            barred=self.barred_after(value.entries, value.outer_step),
         )
+
+    def barred_after(self, entries: Iterable[Entry], outer_step: int) -> tuple[Barred, ...]:
+        """The nodes that reduce nothing in an outer step, after these entries. Raises InvalidEntryError."""
+        # where members may lie, most of those that may reduce stay, whatever the seats have signed
+        most = max(1, self.committee.faults, len(self.established) // 4) if self.committee.is_open else MAX_MEMBERS
+        bars = [entry for entry in entries if isinstance(entry, Bar)]
+        return barred_after(self.barred, bars, outer_step, most) if bars or self.barred else ()
 
     def _candidates_after(self, value: Value, before: Committee) -> tuple[Candidate, ...]:
         """The candidates with this value; `before` is the committee that voted on it."""

@@ -32,6 +32,8 @@ MAX_SEATS = 16  # F = 5, quorum 11
 LEAST_OPEN_SEATS = 4  # after an admission among strangers: the fewest that tolerate a liar
 MAX_ENTRIES = 2 * MAX_SEATS  # per value
 MAX_TRUSTED = 32  # wallets of strangers that may get seats
+SILENT_STEPS = 16  # outer steps in which a reducer without results reduces nothing
+WRONG_STEPS = 100  # and one with false results
 LARGEST_HEIGHT = 1 << 48
 Height = Annotated[int, Meta(ge=0, le=LARGEST_HEIGHT)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_SEATS)]
@@ -165,8 +167,24 @@ class Trust(Struct, frozen=True, tag="trust", forbid_unknown_fields=True):
     wallets: Annotated[tuple[NamedWallet, ...], Meta(max_length=MAX_TRUSTED)]
 
 
+class Bar(Struct, frozen=True, tag="bar", forbid_unknown_fields=True):
+    """A node reduces nothing for some outer steps. It changes no committee: see `ChainLedger.barred`."""
+
+    node_id: NamedNode
+    is_wrong: bool = False  # its results were false; otherwise they did not come
+
+
+class Barred(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A node that reduces nothing before this outer step, because a quorum of the seats got no results of it, or false
+    ones.
+    """
+
+    node_id: NamedNode
+    until: Height
+
+
 SeatEntry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey
-Entry: TypeAlias = SeatEntry | Trust
+Entry: TypeAlias = SeatEntry | Trust | Bar
 
 
 @dataclass(frozen=True)
@@ -182,7 +200,7 @@ class EntryRules:
         The evidence of an entry (signatures, accepted work) is checked elsewhere, before a seat votes: whoever reads a
         certificate relies on the quorum that has checked it.
         """
-        changes = [entry for entry in entries if not isinstance(entry, Trust)]
+        changes = [entry for entry in entries if not isinstance(entry, Trust | Bar)]
         admitted, seated = sum(isinstance(entry, Admit) for entry in changes), len(committee.seats)
         if admitted > most_admitted(committee):
             raise InvalidEntryError("a value admits at most an eighth of the committee")
@@ -254,3 +272,14 @@ def most_admitted(committee: Committee) -> int:
     """The number of seats that the next value may add: an eighth, or what an open committee lacks of its first four."""
     seated = len(committee.seats)
     return max(1, seated // 8, LEAST_OPEN_SEATS - seated if committee.is_open else 0)
+
+
+def barred_after(barred: Iterable[Barred], bars: Iterable[Bar], outer_step: int, most: int) -> tuple[Barred, ...]:
+    """The nodes that reduce nothing in an outer step, at most so many. Raises InvalidEntryError."""
+    until = {one.node_id: one.until for one in barred if one.until > outer_step}
+    for bar in bars:
+        if bar.node_id not in until and len(until) >= most:
+            raise InvalidEntryError(f"at most {most} nodes can be kept from reducing at the same time")
+        end = outer_step + (WRONG_STEPS if bar.is_wrong else SILENT_STEPS)
+        until[bar.node_id] = max(end, until.get(bar.node_id, 0))
+    return tuple(Barred(node, end) for node, end in sorted(until.items()))

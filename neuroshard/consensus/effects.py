@@ -291,6 +291,15 @@ JobResult: TypeAlias = Mapping[int, bytes] | Judged | frozenset[int] | Chosen | 
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp
 
 
+@dataclass(frozen=True)
+class FailedReducers:
+    """The reducers of a step that failed one member, and the value that ended the step."""
+
+    value: str  # hex digest
+    silent: tuple[NodeId, ...]  # they had what they needed, and sent no results
+    wrong: tuple[NodeId, ...]  # where members may lie: their statistics or results are false
+
+
 class RoundPhase(StrEnum):
     """The phase of a member."""
 

@@ -8,18 +8,21 @@
     Expel     two votes of the seat in one phase and view, where strangers may take part
     MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new
     Trust     a statement of the owner with a greater number than the last one in the chain
+    Bar       ReducerFaults of a quorum for this step, which name the node
 
 Statements of seats name the step, which names the value before it, so nobody can use them at another height.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import (
     LEAST_OPEN_SEATS,
     Admit,
+    Bar,
     Committee,
     Entry,
     EntryRules,
@@ -46,6 +49,7 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
         for one in (*new.silences, *known.silences)
         if one.body.step_id == step.id and one.body.wallet_id in step.committee.wallets
     }
+    faults = {one.member: one for one in (*new.faults, *known.faults) if one.body.step_id == step.id}
     double_votes = {pair[0].member: pair for pair in (*new.double_votes, *known.double_votes)}
     return EntryEvidence(
         tuple(one for member, one in sorted(departures.items()) if member in seats),
@@ -53,6 +57,7 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
         tuple(one for wallet, one in sorted(keys.items()) if wallet in step.committee.wallets),
         tuple(pair for member, pair in sorted(double_votes.items()) if member in seats),
         max(filter(None, (newer_word(step, known.word), newer_word(step, new.word))), key=_number_of, default=None),
+        tuple(one for member, one in sorted(faults.items()) if member in seats),
     )
 
 
@@ -81,16 +86,20 @@ def entries_objection(
     supported = {entry for group in _candidates(step, evidence) for entry in group}
     unsupported = [entry for entry in entries if entry not in supported]
     if unsupported:
-        return f"its change of the committee has no evidence: {type(unsupported[0]).__name__.lower()}"
+        return f"its entry has no evidence: {type(unsupported[0]).__name__.lower()}"
     try:
         after = _committee_after(step, entries)
     except InvalidEntryError as error:
-        return f"its change of the committee is not valid: {error}"
+        return f"its entry is not valid: {error}"
     return "" if _can_go_on(step.committee, after, reachable) else "too few of the remaining seats can be reached"
 
 
 def _committee_after(step: Step, entries: Sequence[Entry]) -> Committee:
-    """Raises InvalidEntryError."""
+    """The committee after entries that are valid in this step, with or without an aggregate. Raises InvalidEntryError.
+
+    Fewer nodes are barred after an aggregate than without one, so it is enough to look at the latter.
+    """
+    step.ledger.barred_after(entries, step.number)
     return step.ledger.with_entries(entries, EntryRules(step.height, step.owner)).committee
 
 
@@ -112,6 +121,7 @@ def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]
         if wallet not in moved:
             yield (Remove(wallet),)
             yield (Remove(wallet), *admissions[:1])  # a seat that may not be missing is replaced in the same value
+    yield from ((bar,) for bar in _faulty_reducers(step, evidence))
     yield from _admitted(committee, admissions)
 
 
@@ -155,6 +165,24 @@ def _silent_wallets(step: Step, evidence: EntryEvidence) -> list[WalletId]:
         if seat is not None and step.is_quorum(nodes - {seat.node_id}):
             silent.append(wallet)
     return silent
+
+
+def _faulty_reducers(step: Step, evidence: EntryEvidence) -> Iterable[Bar]:
+    """Nodes that a quorum calls wrong, and those that a quorum calls silent or wrong.
+
+    Liars alone are no quorum, so they bar nobody. The honest seats together are one, whatever the liars say.
+    """
+    wrong, faulty = defaultdict[NodeId, set[NodeId]](set), defaultdict[NodeId, set[NodeId]](set)
+    for signed in evidence.faults:
+        if signed.body.step_id == step.id and signed.member in step.committee.members:
+            for node in signed.body.wrong:
+                wrong[node].add(signed.member.node_id)
+            for node in (*signed.body.wrong, *signed.body.silent):
+                faulty[node].add(signed.member.node_id)
+    for node, seats in sorted(faulty.items()):
+        is_wrong = step.committee.is_open and step.is_quorum(wrong[node] - {node})
+        if is_wrong or step.is_quorum(seats - {node}):
+            yield Bar(node, is_wrong)
 
 
 def _double_voters(step: Step, evidence: EntryEvidence) -> list[WalletId]:

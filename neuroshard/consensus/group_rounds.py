@@ -237,12 +237,12 @@ class GroupRounds:
         peers = self._matchmaking.asked(self.chain.ledger, anyio.current_time())
         others = await query_statuses(self._asking, self.stage, peers) if peers else {}
         now = anyio.current_time()
-        self._matchmaking.note_answers(list(others), now)
         others = self._matchmaking.with_probed(peers, others, now)
         look = Look(self.replica_status(), others, self._present_step(), now)
         self._absent = self._matchmaking.obstacle(look.step, now)
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
-        if look.step and (look.step.committee.is_open or self._matchmaking.unheard or not self.seats.may_vote):
+        is_asked = self._matchmaking.unheard or self.actor.failed or not self.seats.may_vote
+        if look.step and (is_asked or look.step.committee.is_open):
             await self.seats.look(look.step, self._matchmaking, now)
         ahead = self._matchmaking.ahead(self.chain.ledger, look)
         if ahead and not self._is_learning and self._beside is not None:

@@ -196,7 +196,8 @@ class Matchmaking:
     def with_probed(
         self, asked: Sequence[NodeId], answers: Mapping[NodeId, ReplicaStatus], now: float
     ) -> Mapping[NodeId, ReplicaStatus]:
-        """The answers of a look, with the last ones of replicas that no look waits for."""
+        """Record the answers of a look, and return them with the last ones of replicas that no look waits for."""
+        self.note_answers(list(answers), now)
         for node in self._probed.keys() - set(self.responsive(now)).difference(asked):
             del self._probed[node]
         return {**self._probed, **answers}

@@ -29,6 +29,7 @@ from neuroshard.consensus.effects import (
     Complete,
     Effect,
     EncodedContribution,
+    FailedReducers,
     GiveUp,
     Job,
     JobResult,
@@ -101,6 +102,7 @@ class RoundStateMachine:
         self._ask_after = -inf
         self._proof: Quorum | None = None  # why the current view votes on an earlier value again
         self._judged: Judged | None = None
+        self._liars = set[NodeId]()  # members whose statistics were false in earlier views
         self._is_measuring = False  # the candidates for the outer step
         self._choices: dict[NodeId, VerifiedBody[OuterChoice]] = {}  # of this round
         self._objection = ""
@@ -128,6 +130,17 @@ class RoundStateMachine:
     def has_entered(self) -> bool:
         """Whether this node takes part with a contribution."""
         return self._own is not None
+
+    def failed_reducers(self, value: Value) -> FailedReducers | None:
+        """The reducers that failed this member in the step that this value ended; None without one."""
+        exchange, is_open = self._exchange, self.setting.step.committee.is_open
+        # among friends false results are bad memory: they are shown and cost nothing
+        wrong, silent = set(self._liars if is_open else ()), set[NodeId]()
+        if exchange is not None and exchange.round_id == value.round_id:
+            wrong |= exchange.wrong(value.aggregate) if is_open else set()
+            silent = exchange.silent - self.views.in_later_views - wrong if exchange.late else silent
+        failed = FailedReducers(value.digest, tuple(sorted(silent)), tuple(sorted(wrong)))
+        return failed if wrong or silent else None
 
     def enter(self, contribution: EncodedContribution, now: float, view: int = 0) -> list[Effect]:
         """Take part with this contribution, from this view on. `now` is monotonic and in seconds in all methods."""
@@ -181,6 +194,7 @@ class RoundStateMachine:
         if self.views.is_over(now) or is_vain:
             return [*effects, *self._give_up_view(now)]
         if exchange is not None:
+            effects += exchange.explain() if self.views.must_explain(now) else []
             again = exchange.redo(now) if self.views.must_redo(now) else []
             effects += [*again, *exchange.remind(now), *self._look()]
         return [*effects, *self._propose(now)]
@@ -362,6 +376,8 @@ class RoundStateMachine:
         return [*self._say_new_view(missing), *self._propose(now)]
 
     def _enter_view(self, view: int, now: float) -> None:
+        if self._exchange is not None:
+            self._liars |= self._exchange.lied
         self._exchange = self._proof = self._judged = None
         self._objection, self._proposed_entries, self._is_measuring = "", (), False
         self._checking.clear()

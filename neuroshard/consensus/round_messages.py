@@ -97,6 +97,15 @@ class Silence(Struct, frozen=True, forbid_unknown_fields=True):
     wallet_id: NamedWallet
 
 
+class ReducerFaults(Struct, frozen=True, forbid_unknown_fields=True):
+    """The author, a seat, got no results of some reducers in the round before this step, or false ones."""
+
+    kind: ClassVar[str] = "round/reducer-faults"
+    step_id: HexDigest
+    silent: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)] = ()
+    wrong: Annotated[tuple[NamedNode, ...], Meta(max_length=MAX_MEMBERS)] = ()
+
+
 class VotingKey(Struct, frozen=True, forbid_unknown_fields=True):
     """The author votes for its wallet's seat from the next height on: with another key or after the loss of its log."""
 
@@ -163,6 +172,7 @@ Body: TypeAlias = (
     | Vote
     | Departure
     | Silence
+    | ReducerFaults
     | VotingKey
 )
 
@@ -360,12 +370,14 @@ class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     keys: Annotated[tuple[VerifiedBody[VotingKey], ...], Meta(max_length=MAX_SEATS)] = ()
     double_votes: Annotated[tuple[tuple[VerifiedBody[Vote], VerifiedBody[Vote]], ...], Meta(max_length=MAX_SEATS)] = ()
     word: SignedFoundation | None = None  # the owner's newest statement: the wallets of strangers that may get seats
+    faults: Annotated[tuple[VerifiedBody[ReducerFaults], ...], Meta(max_length=MAX_SEATS)] = ()
 
     def __post_init__(self) -> None:
         _verify(Departure, self.departures, "departures")
         _verify(Silence, self.silences, "silences")
         _verify(VotingKey, self.keys, "keys")
         _verify(Vote, [vote for pair in self.double_votes for vote in pair], "double_votes")
+        _verify(ReducerFaults, self.faults, "faults")
         if self.word is not None:
             _verify_word(self.word)
 

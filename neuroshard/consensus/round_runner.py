@@ -24,6 +24,7 @@ from neuroshard.consensus.effects import (
     Computation,
     Effect,
     EncodedContribution,
+    FailedReducers,
     GiveUp,
     Persist,
     RoundConfig,
@@ -134,6 +135,7 @@ class RoundRunner:
         self.changed = Signal()
         self.log_start: LogStart | None = None  # of the vote log; no vote is sent before it is on the disk
         self.watch: Callable[[RoundProgress], None] = _unwatched  # called with the progress of the current round
+        self.failed: FailedReducers | None = None  # in the newest step that this node took part in
         self.judging = around.judging
         self._around = around
         self._running: _Running | None = None
@@ -378,6 +380,7 @@ class RoundRunner:
         return is_stored
 
     async def _complete(self, running: _Running, effect: Complete) -> None:
+        self.failed = running.member.failed_reducers(effect.certificate.value)
         await self.keep_end(running.number, effect)
         await self._around.certified(effect.certificate)  # before training can adopt the end
         present = self._running

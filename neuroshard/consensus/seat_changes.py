@@ -6,6 +6,7 @@ has lost its vote log                 its seat with a new log        with the ne
 replaces the wallet's silent node     the seat for itself            with the next aggregate
 misses a seat for long                the removal of that seat       with the next aggregate, if a quorum agrees
 knows that the owner named wallets    the owner's list               with the next aggregate
+gets no or false results of a node    that it reduces nothing        with the next aggregate, if a quorum agrees
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from neuroshard.consensus.round_messages import (
     Departure,
     EntryEvidence,
     EvidenceSaid,
+    ReducerFaults,
     Silence,
     VerifiedBody,
     VotingKey,
@@ -86,17 +88,28 @@ class SeatChanges:
         """Ask for the changes of the committee that this step needs."""
         await self.open_log(step)
         silent, removed, word = matchmaking.silent_seats(step, now), self._removed(step), self._newer_word(step)
-        if self._asked_at == step.id or (self.may_vote and not silent and not removed and word is None):
+        faults = self._faults(step)
+        is_settled = self.may_vote and not silent and not removed and not faults and word is None
+        if self._asked_at == step.id or is_settled:
             return
         self._asked_at = step.id
         gone = [*removed, *(silent if len(step.committee.seats) >= LEAST_SEATS else ())]
-        evidence = EntryEvidence(silences=self._silences(step, gone), keys=self._keys(step, silent), word=word)
+        evidence = EntryEvidence(
+            silences=self._silences(step, gone), keys=self._keys(step, silent), word=word, faults=faults
+        )
         if evidence != EntryEvidence():
             self._actor.keep(self._member.node_id, EvidenceSaid(evidence))
             self._actor.tell(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
 
     def _removed(self, step: Step) -> list[Seat]:
         return [seat for seat in step.committee.seats if self._is_removed(seat.wallet_id)]
+
+    def _faults(self, step: Step) -> tuple[VerifiedBody[ReducerFaults], ...]:
+        """What this node's seat knows about the reducers of the step before."""
+        failed = self._actor.failed
+        if failed is None or failed.value != step.standing.value or self._member not in step.committee.members:
+            return ()
+        return (self._sign(ReducerFaults(step.id, failed.silent, failed.wrong)),)
 
     def _newer_word(self, step: Step) -> SignedFoundation | None:
         """The owner's list of wallets, if the chain does not contain it yet. Only a seat hands it in."""

@@ -1,10 +1,10 @@
-"""Slices of a vector: their bounds, their digests, and the reducers of each. Pure."""
+"""Slices of a vector: their bounds, their digests, the reducers of each, and its state in a round. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -125,3 +125,30 @@ def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]
         size += len(data)
     if carried:
         yield carried
+
+
+def by_themselves(wanted: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> Mapping[int, Encoded]:
+    """Copies of the slices, which do not keep the rest of their message in memory."""
+    return wanted if len(wanted) == len(sent) else {index: bytes(part) for index, part in wanted.items()}
+
+
+@dataclass
+class SliceState:
+    """One slice in a round, as one member sees it."""
+
+    reducers: tuple[NodeId, ...]  # all must return the same bytes: the first one the result, others its hash
+    self_id: NodeId
+    parts: dict[NodeId, Encoded] = field(default_factory=dict[NodeId, Encoded])  # encoded parts by member
+    statements: dict[NodeId, str] = field(default_factory=dict[NodeId, str])  # digests by reducer
+    results: dict[NodeId, str] = field(default_factory=dict[NodeId, str])
+    content: dict[str, Encoded] = field(default_factory=dict[str, Encoded])  # statistics and encoded results by digest
+    is_stated: bool = False  # whether this node has made its statistics or started to
+    is_checked: bool = False  # whether this node computes the slice although it is not a reducer of it
+    is_overdue: bool = False  # whether parts have not come in time
+
+    def agreed(self, said: Mapping[NodeId, str]) -> str:
+        """The digest that counts at this node: its own if it computes the slice, else that of all reducers; or ""."""
+        if self.is_checked or self.self_id in self.reducers:
+            return said.get(self.self_id, "")
+        first = said.get(self.reducers[0], "")
+        return first if list(map(said.get, self.reducers)).count(first) == len(self.reducers) else ""

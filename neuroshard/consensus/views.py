@@ -71,6 +71,10 @@ class Views:
         """Stay in this view for as long as a view lasts."""
         self._begun = now
 
+    def must_explain(self, now: float) -> bool:
+        """Whether a reducer that waits for others must say so."""
+        return now - self._begun >= self._timing.gather_seconds
+
     def must_redo(self, now: float) -> bool:
         """Whether the members must compute the slices that have no result."""
         return now - self._begun >= self._timing.redo_seconds
@@ -94,6 +98,11 @@ class Views:
             self._accusers.setdefault(missing, set()).add(node)
         if lock is not None and (node not in self._locks or self._locks[node].view < lock.view):
             self._locks[node] = lock
+
+    @property
+    def in_later_views(self) -> set[NodeId]:
+        """Nodes that have given up this view."""
+        return {node for node, said in self._new_views.items() if said.body.view > self.view}
 
     def view_of_others(self) -> int:
         """The highest view that at least one honest voter has reached."""

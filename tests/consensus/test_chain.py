@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -17,7 +18,20 @@ from neuroshard.consensus.chain import (
     ForkError,
     Step,
 )
-from neuroshard.consensus.committee import Admit, Committee, Entry, EntryRules, GroupMember, Leave, Seat
+from neuroshard.consensus.committee import (
+    SILENT_STEPS,
+    WRONG_STEPS,
+    Admit,
+    Bar,
+    Barred,
+    Committee,
+    Entry,
+    EntryRules,
+    GroupMember,
+    InvalidEntryError,
+    Leave,
+    Seat,
+)
 from neuroshard.consensus.foundation import Founding, StageStart
 from neuroshard.consensus.round_messages import Phase, Quorum, Value, VerifiedBody, Vote
 from neuroshard.types import NodeId, RunId, WalletId
@@ -228,3 +242,43 @@ def test_a_stranger_reduces_only_when_the_seed_is_younger_than_its_key() -> None
 def step_on(chain: Chain) -> Step:
     root = chain.standing.root or "0" * 64
     return Step(RunId("1" * 64), 0, chain.standing.outer_step, root, "terms", chain.standing, chain.ledger, chain.owner)
+
+
+def test_hashes_of_chains_without_barred_nodes_are_those_of_earlier_versions() -> None:
+    """A ledger of an earlier version has no list of barred nodes. Its hash is in every value after it."""
+    chain = longer(founded(), 3)
+    assert chain.ledger.digest == "7ffc38e408fbab70533f240568cab6059dec23fb3964980867d1113dd1a4c48e"
+    assert chain.standing.value == "de2faab40d062132aa470dbe74d6ec4b395e9766e3bec363139ff2bec0878f67"
+    *earlier, barred = msgspec.msgpack.decode(msgspec.msgpack.encode(chain.ledger))
+    assert barred == []
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(earlier), type=ChainLedger) == chain.ledger
+
+
+def barring(chain: Chain, *entries: Bar) -> Chain:
+    return chain.extended(
+        signed(value_on(chain, entries=entries), [seat.member for seat in chain.ledger.committee.seats])
+    )
+
+
+def test_a_bar_is_in_the_ledger_until_its_outer_step_and_every_newcomer_reads_it() -> None:
+    start = longer(founded(4, is_open=True), 2)
+    chain = barring(start, Bar(MEMBERS[1].node_id))
+    assert chain.ledger.barred == (Barred(MEMBERS[1].node_id, 3 + SILENT_STEPS),)
+    assert founded(4, is_open=True).proven(chain.proof()).ledger == chain.ledger
+    for _ in range(SILENT_STEPS - 1):
+        chain = longer(chain, 1)
+        assert chain.ledger.barred
+    assert longer(chain, 1).ledger.barred == ()
+    again = barring(chain, Bar(MEMBERS[1].node_id, is_wrong=True))
+    assert again.ledger.barred == (Barred(MEMBERS[1].node_id, again.standing.outer_step + WRONG_STEPS),)
+    assert barring(again, Bar(MEMBERS[1].node_id)).ledger.barred == again.ledger.barred  # the longer one stays
+
+
+@pytest.mark.parametrize(("seats", "is_open", "most"), [(3, False, 8), (1, True, 1), (4, True, 1), (7, True, 2)])
+def test_among_strangers_most_of_those_that_reduce_stay(seats: int, is_open: bool, most: int) -> None:
+    chain = longer(founded(seats, is_open=is_open), 1)
+    bars = [Bar(member.node_id) for member in MEMBERS]
+    assert len(barring(chain, *bars[:most]).ledger.barred) == most
+    if most < len(bars):
+        with pytest.raises(InvalidEntryError, match=f"at most {most} "):
+            chain.ledger.barred_after(bars[: most + 1], 1)

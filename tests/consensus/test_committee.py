@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from neuroshard.consensus.committee import (
     MAX_SEATS,
     Admit,
+    Bar,
     Committee,
     Entry,
     EntryRules,
@@ -83,6 +84,7 @@ def test_members_without_a_seat_do_not_count() -> None:
 
 
 def modelled(entry: Entry) -> chain_rules.Entry:
+    assert not isinstance(entry, Bar)  # it changes no committee
     kinds = {Admit: "admit", Leave: "leave", Remove: "remove", Expel: "expel", MoveKey: "key"}
     return chain_rules.Entry(kinds[type(entry)], int(entry.wallet_id[1:]), 0)  # type: ignore[arg-type,index]
 

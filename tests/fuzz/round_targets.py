@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from neuroshard.consensus.chain import ChainProof, Step
-from neuroshard.consensus.committee import Admit, GroupMember, Leave
+from neuroshard.consensus.committee import Admit, Bar, GroupMember, Leave
 from neuroshard.consensus.foundation import Foundation, Foundations, SignedFoundation, StageStart
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, MessagePart
 from neuroshard.consensus.round_messages import (
@@ -30,6 +30,7 @@ from neuroshard.consensus.round_messages import (
     Phase,
     ProposalSaid,
     Quorum,
+    ReducerFaults,
     ResultDigests,
     ResultSaid,
     RoundProposal,
@@ -79,7 +80,7 @@ def round_message_seeds() -> tuple[bytes, ...]:
         accepted=(MEMBERS[0].node_id,),
         refused=((MEMBERS[1].node_id, "no"),),
         choices=((MEMBERS[0].node_id, 2),),
-        entries=(Leave(MEMBERS[0].wallet_id), Admit(MEMBERS[1].wallet_id, MEMBERS[1].node_id)),
+        entries=(Leave(MEMBERS[0].wallet_id), Admit(MEMBERS[1].wallet_id, MEMBERS[1].node_id), Bar(MEMBERS[1].node_id)),
     )
     slices = {0: b"zero", 5: b"", 63: bytes(300)}
 
@@ -95,7 +96,12 @@ def round_message_seeds() -> tuple[bytes, ...]:
         ContributionSent(HASH, MEMBERS[0].node_id, (bytes(32), b"x" * 32), slices),
         StatementSaid(signed_by(NODES[0], StatisticsDigests(HASH, ((0, HASH), (5, HASH))), NOW), slices),
         ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),)), NOW), slices),
-        EvidenceSaid(EntryEvidence((signed_by(NODES[0], Departure(HASH), NOW),))),
+        EvidenceSaid(
+            EntryEvidence(
+                (signed_by(NODES[0], Departure(HASH), NOW),),
+                faults=(signed_by(NODES[0], ReducerFaults(HASH, (MEMBERS[1].node_id,)), NOW),),
+            )
+        ),
         ChoicesSaid(tuple(signed_by(one, OuterChoice(HASH, 1), NOW) for one in NODES)),
         VoteSaid(signed_by(NODES[0], Vote(HASH, 0, Phase.COMMIT, HASH), NOW)),
         CertificateSaid(votes(Phase.COMMIT)),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
+from math import inf
 from random import Random
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from neuroshard.consensus.effects import (
     Computation,
     Effect,
     EncodedContribution,
+    FailedReducers,
     GiveUp,
     Job,
     JobResult,
@@ -53,12 +55,15 @@ from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     ChoicesSaid,
     ContributionSent,
+    EntryEvidence,
+    EvidenceSaid,
     Message,
     NewView,
     NewViewSaid,
     OuterChoice,
     Phase,
     ProposalSaid,
+    ReducerFaults,
     ResultDigests,
     ResultSaid,
     RoundProposal,
@@ -123,6 +128,7 @@ class Participant:
     machines: dict[str, RoundStateMachine] = field(default_factory=dict[str, RoundStateMachine])  # by step id
     accused: list[Accuse] = field(default_factory=list[Accuse])
     gave_up: list[str] = field(default_factory=list[str])
+    failed: FailedReducers | None = None  # in the last step, as this node saw it; lost in a restart
     is_alive: bool = True
     attempts: int = 0
     objects: bool = False  # votes no
@@ -156,7 +162,11 @@ class World:
         self.work = work  # None: hashes stand for tensors
         self.plan = plan if work is None else work.plan
         self.broken: dict[NodeId, Callable[[int, bytes], bytes]] = {}  # what a bad memory makes of a node's results
+        self.deals: dict[int, set[frozenset[NodeId]]] = {}  # who reduces in the rounds of a step, as members know it
         self.skipped = Counter[NodeId]()  # checks without an answer, by the node that asked
+        self.faults: dict[str, dict[NodeId, EvidenceSaid]] = {}  # what was said about reducers, by step and author
+        self.framed: dict[NodeId, FailedReducers] = {}  # what a liar says about them instead
+        self.newcomer_seconds = inf  # for which a step waits for what members that do not count send
         self.candidates = candidates  # that the seats measure
         self.choices: dict[NodeId, int] = {}  # of seats that choose another one than the first
         self.calls_the_living = False  # only: who is dead is not called to rounds
@@ -187,9 +197,24 @@ class World:
         parts = tuple(self.part(node, one.number, one.attempts, index) for index in range(self.plan.count))
         sequences = self.sequences.get(node, 100)
         contribution = EncodedContribution(parts, sequences, upload=1000, seconds=60, made_at=one.attempts)
-        self._carry_out(
-            one, machine, machine.enter(contribution, self.now, 0 if known is None else known.views.view + 1)
-        )
+        effects = machine.enter(contribution, self.now, 0 if known is None else known.views.view + 1)
+        self._say_faults(one, step)
+        for author, said in self.faults.get(step.id, {}).items():
+            effects += machine.hear(author, said, self.now)
+        self._carry_out(one, machine, effects)
+
+    def _say_faults(self, one: Participant, step: Step) -> None:
+        """Say which reducers failed in the step before. That was long ago, so it is known when the next one begins."""
+        node = one.member.node_id
+        failed = self.framed.get(node, one.failed)
+        if failed is None or (node not in self.framed and failed.value != step.standing.value):
+            return
+        said = EvidenceSaid(EntryEvidence(faults=(one.signed(ReducerFaults(step.id, failed.silent, failed.wrong)),)))
+        self.faults.setdefault(step.id, {})[node] = said
+        for other in self.nodes.values():
+            if other is not one and step.id in other.machines:
+                machine = other.machines[step.id]
+                self._carry_out(other, machine, machine.hear(node, said, self.now))
 
     def ask_for_the_end(self, node: NodeId) -> None:
         """Of the step that the node is at; it calls nobody to a round."""
@@ -226,7 +251,7 @@ class World:
 
     def kill(self, node: NodeId) -> None:
         one = self.nodes[node]
-        one.is_alive = False
+        one.is_alive, one.failed = False, None
         one.machines.clear()
 
     def restart(self, node: NodeId) -> None:
@@ -278,7 +303,8 @@ class World:
 
         secret = f"{self.seed} {one.member.node_id} {one.attempts}".encode()
         config = RoundConfig(step, self.plan, one.member, expected, sign, fits, fits, TIMING, self.candidates)
-        return replace(config, secret=secret, excerpts=None if self.work is None else self.work.excerpts)
+        excerpts = None if self.work is None else self.work.excerpts
+        return replace(config, secret=secret, excerpts=excerpts, newcomer_seconds=self.newcomer_seconds)
 
     def part(self, node: NodeId, number: int, attempts: int, index: int) -> bytes:
         """A slice of a node's contribution to a step."""
@@ -324,6 +350,7 @@ class World:
                 assert certificate.phase is Phase.COMMIT
                 assert tuple(digest_of(part).hex() for part in aggregate) == certificate.value.aggregate
                 one.ended[machine.setting.step.id] = machine.setting.step, effect
+                one.failed = machine.failed_reducers(certificate.value)
                 one.done.append((one.number, one.root, certificate.value.next_root))
                 one.number, one.root = certificate.value.outer_step, certificate.value.next_root
                 one.chain = one.chain.extended(certificate)
@@ -333,7 +360,11 @@ class World:
                     answer = {index: self.broken[node](index, made) for index, made in answer.items()}
                 self._carry_out(one, machine, machine.answered(effect, answer))
         exchange = machine._exchange  # pyright: ignore[reportPrivateUsage]
-        self.skipped[node] = max(self.skipped[node], 0 if exchange is None else exchange.skipped)
+        if exchange is not None:
+            self.skipped[node] = max(self.skipped[node], exchange.skipped)
+            slices = exchange._slices  # pyright: ignore[reportPrivateUsage]
+            reducing = frozenset(reducer for one in slices for reducer in one.reducers)
+            self.deals.setdefault(machine.setting.step.number, set()).add(reducing)
 
     def _work(self, one: Participant, job: Job) -> JobResult:
         if self.work is not None and isinstance(job, Computation):
