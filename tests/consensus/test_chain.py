@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 from msgspec import structs
 
@@ -242,16 +241,6 @@ def test_a_stranger_reduces_only_when_the_seed_is_younger_than_its_key() -> None
 def step_on(chain: Chain) -> Step:
     root = chain.standing.root or "0" * 64
     return Step(RunId("1" * 64), 0, chain.standing.outer_step, root, "terms", chain.standing, chain.ledger, chain.owner)
-
-
-def test_hashes_of_chains_without_barred_nodes_are_those_of_earlier_versions() -> None:
-    """A ledger of an earlier version has no list of barred nodes. Its hash is in every value after it."""
-    chain = longer(founded(), 3)
-    assert chain.ledger.digest == "7ffc38e408fbab70533f240568cab6059dec23fb3964980867d1113dd1a4c48e"
-    assert chain.standing.value == "de2faab40d062132aa470dbe74d6ec4b395e9766e3bec363139ff2bec0878f67"
-    *earlier, barred = msgspec.msgpack.decode(msgspec.msgpack.encode(chain.ledger))
-    assert barred == []
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(earlier), type=ChainLedger) == chain.ledger
 
 
 def barring(chain: Chain, *entries: Bar) -> Chain:

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from neuroshard.consensus.chain import SILENT_STEPS, WRONG_STEPS, Barred, ChainLedger
+from neuroshard.consensus.chain import ChainLedger
+from neuroshard.consensus.committee import SILENT_STEPS, WRONG_STEPS, Barred
 from neuroshard.consensus.effects import Effect, FailedReducers, Say
 from neuroshard.consensus.round_messages import (
     ContributionSent,

@@ -7,8 +7,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from neuroshard.consensus.chain import SILENT_STEPS, Chain, ChainProof
-from neuroshard.consensus.committee import Bar
+from neuroshard.consensus.chain import Chain, ChainProof
+from neuroshard.consensus.committee import SILENT_STEPS, Bar
 from neuroshard.consensus.effects import Effect, Say
 from neuroshard.consensus.round_messages import ContributionSent, PartsWanted, ResultSaid, StatementSaid
 from neuroshard.consensus.stage_chain import StageChain
