@@ -15,7 +15,6 @@ from neuroshard.consensus.committee import SILENT_STEPS, WRONG_STEPS, Barred
 from neuroshard.consensus.effects import Effect, FailedReducers, Say
 from neuroshard.consensus.round_messages import (
     ContributionSent,
-    PartsWanted,
     Phase,
     ResultSaid,
     StatementSaid,
@@ -24,18 +23,12 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.consensus.slices import SlicePlan, draw
 from neuroshard.types import NodeId
-from tests.swarm.test_round_audits import lies_about_first_slice, truth_of
+from tests.swarm.test_round_audits import lies_about_first_slice, silent, truth_of
 from tests.worlds.rounds import TIMING, Envelope, Liar, Twist, World, anything, wrong_results, wrong_statistics
 
 B = NodeId("b")
 COMMITTEES = [("abcd", False), ("abcd", True), ("abcdefg", True)]  # F is 0, 1 and 2
 SLICES = 16
-
-
-def silent(_one: Liar, effect: Effect) -> list[Effect]:
-    """A reducer that takes part and computes nothing, such as one whose compute thread hangs."""
-    is_work = isinstance(effect, Say) and isinstance(effect.message, StatementSaid | ResultSaid | PartsWanted)
-    return [] if is_work else [effect]
 
 
 def world_of(names: Iterable[str], *, is_open: bool, seed: int = 1, slices: int = SLICES) -> World:
