@@ -16,9 +16,8 @@ the parts, which the intents name by their hash, and computes the slice itself. 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from statistics import median_low
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
 from neuroshard.consensus.chain import Step
@@ -60,7 +59,6 @@ from neuroshard.consensus.slices import (
     in_messages,
 )
 from neuroshard.identity import hash_parts
-from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 AMONG_STRANGERS = 2  # reducers of a slice that must return the same bytes; among friends there is one
@@ -87,13 +85,13 @@ class AllReduce:
         self.verdict: GateVerdict | None = None
         self._setting = setting
         self._own = own
-        self._intents = {one.member.node_id: one.body for one in intents}
+        self.intents = {one.member.node_id: one.body for one in intents}
         self._order = [member.node_id for member in self.members]
         # the other participants, which get all public messages
         self.others = (setting.others | set(self._order)) - {setting.self_id}
         step = setting.step
-        self._facts = _facts(step, intents)
-        upload = {node: intent.upload for node, intent in self._intents.items() if step.may_reduce(node)}
+        self.facts = _facts(step, intents)
+        upload = {node: intent.upload for node, intent in self.intents.items() if step.may_reduce(node)}
         needed = AMONG_STRANGERS if step.committee.is_open else 1
         if step.ledger.barred:
             free = upload.keys() - {one.node_id for one in step.ledger.barred}
@@ -355,7 +353,7 @@ class AllReduce:
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
         """Store a member's parts. Parts that differ from the author's intent count as absent."""
-        intent = self._intents.get(message.author)
+        intent = self.intents.get(message.author)
         count, digests = self._setting.plan.count, message.digests
         if intent is None:
             return []
@@ -481,7 +479,7 @@ class AllReduce:
         self._is_stating = True
         for _, one in whole:
             one.is_stated = True
-        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self._facts)]
+        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self.facts)]
 
     def _rows(self, one: SliceState) -> Sequence[Encoded]:
         return tuple(map(one.parts.__getitem__, self._order))
@@ -494,29 +492,7 @@ class AllReduce:
         if len(statistics) < len(agreed):
             return []
         self._is_judging, self._judged_on = True, dict(enumerate(statistics))
-        return [Judge(self.round_id, statistics, self._facts)]
-
-    def accepted_work(self, rows: Collection[int], choices: Collection[tuple[NodeId, int]]) -> CertifiedWork:
-        """The lower medians of the claims that the established members make in these rows, and of the seats' choices.
-
-        So no minority can raise it. At least one of the rows must be established.
-        """
-        intents = [self._intents[self._order[row]] for row in rows if self._facts.established[row]]
-        return CertifiedWork(
-            median_low([intent.sequences for intent in intents]),
-            _median([intent.exchange for intent in intents]),
-            _median([intent.sequence for intent in intents]),
-            _median([choice for _, choice in choices]),
-        )
-
-    def uploads_and_seconds(self) -> tuple[tuple[tuple[NodeId, int], ...], int]:
-        """The members' claims: their upload rates in bytes per second, and the seats' lower median of the seconds."""
-        uploads, seconds = list[tuple[NodeId, int]](), list[int]()
-        for node in self._order:
-            uploads.append((node, self._intents[node].upload))
-            if node in self._setting.step.seats:
-                seconds.append(self._intents[node].seconds)
-        return tuple(uploads), median_low(seconds or [0])
+        return [Judge(self.round_id, statistics, self.facts)]
 
     def _reduce(self, indices: Iterable[int]) -> list[Effect]:
         """A job for each message of results that this node sends, so that one travels while the next is computed.
@@ -586,9 +562,3 @@ def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
         originals=tuple(map(commitments.index, commitments)),
         are_friends=not step.committee.is_open,
     )
-
-
-def _median(numbers: Iterable[int | None]) -> int | None:
-    """Lower median of the known numbers; None without one."""
-    known = [number for number in numbers if number is not None]
-    return median_low(known) if known else None

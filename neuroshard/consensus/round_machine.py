@@ -72,7 +72,7 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     round_id_of,
 )
-from neuroshard.consensus.views import Views
+from neuroshard.consensus.views import Views, accepted_work, uploads_and_seconds
 from neuroshard.consensus.voting import Voting
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
@@ -456,8 +456,9 @@ class RoundStateMachine:
                 return [*effects, Choose(exchange.round_id, aggregate)] if measures else effects
             choices = tuple((node, self._choices[node].body.choice) for node in sorted(self._choices))
         names = [member.node_id for member in exchange.members]
-        digests, work = exchange.digests, exchange.accepted_work(verdict.accepted, choices)
-        uploads, seconds = exchange.uploads_and_seconds()
+        established = [names[row] for row in verdict.accepted if exchange.facts.established[row]]
+        digests, work = exchange.digests, accepted_work([exchange.intents[name] for name in established], choices)
+        uploads, seconds = uploads_and_seconds(exchange.intents, self.setting.step.seats)
 
         def value_of(checked: Checked) -> Value:
             value = structs.replace(

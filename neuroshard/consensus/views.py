@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median_low
 
 from neuroshard.aggregation import statistics_size
 from neuroshard.consensus.committee import GroupMember
@@ -21,6 +22,7 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.consensus.slices import MAX_SLICES
 from neuroshard.identity import hash_parts
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_EARLY = 2 * MAX_SLICES + 1  # messages per sender for a round not known here yet: its parts and its results
@@ -220,6 +222,37 @@ class Views:
         """Members that were missing, in any view so far, at more voters than may lie."""
         tolerated = self._setting.step.committee.faults
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
+
+
+def accepted_work(intents: Sequence[Intent], choices: Collection[tuple[NodeId, int]]) -> CertifiedWork:
+    """The lower medians of what accepted members claim in these intents, and of the seats' choices.
+
+    So no minority can raise it. At least one intent is needed, and those of newcomers must not be among them.
+    """
+    return CertifiedWork(
+        median_low([intent.sequences for intent in intents]),
+        _median([intent.exchange for intent in intents]),
+        _median([intent.sequence for intent in intents]),
+        _median([choice for _, choice in choices]),
+    )
+
+
+def uploads_and_seconds(
+    intents: Mapping[NodeId, Intent], seats: Collection[NodeId]
+) -> tuple[tuple[tuple[NodeId, int], ...], int]:
+    """The members' claims: their upload rates in bytes per second, and the seats' lower median of the seconds."""
+    uploads, seconds = list[tuple[NodeId, int]](), list[int]()
+    for node, intent in sorted(intents.items()):
+        uploads.append((node, intent.upload))
+        if node in seats:
+            seconds.append(intent.seconds)
+    return tuple(uploads), median_low(seconds or [0])
+
+
+def _median(numbers: Iterable[int | None]) -> int | None:
+    """Lower median of the known numbers; None without one."""
+    known = [number for number in numbers if number is not None]
+    return median_low(known) if known else None
 
 
 def _slices_in(kept: Iterable[tuple[str, _Part]]) -> int:
