@@ -11,6 +11,7 @@ the parts, which the intents name by their hash, and computes the slice itself. 
     members may lie                                           each seat checks one slice of its own secret choice
     among friends                                             each seat compares blocks of its own secret choice, and
                                                               checks the slices in which they differ
+    statistics contain another norm of a contribution         its author, then every member checks the slice
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from neuroshard.consensus.chain import Step
 from neuroshard.consensus.effects import (
     Accuse,
     CompareBlocks,
+    CompareNorms,
     Effect,
     EncodedContribution,
     Judge,
@@ -78,6 +80,8 @@ class AllReduce:
         round_id: str,
         intents: Sequence[VerifiedBody[Intent]],
         own: EncodedContribution | None,
+        *,
+        compares_norms: bool = True,
     ) -> None:
         """`own` is this node's contribution, None if it is not a member of the round."""
         self.round_id = round_id
@@ -85,6 +89,7 @@ class AllReduce:
         self.verdict: GateVerdict | None = None
         self._setting = setting
         self._own = own
+        self._compares_norms = compares_norms
         self.intents = {one.member.node_id: one.body for one in intents}
         self._order = [member.node_id for member in self.members]
         # the other participants, which get all public messages
@@ -103,7 +108,7 @@ class AllReduce:
             reducers = assign(setting.plan, upload, step.ledger.seed)
         self._slices = [SliceState(some, setting.self_id) for some in reducers]
         self._is_stating = self._is_judging = False
-        self.is_void = False  # whether the verdict follows from false statistics
+        self._contradicted = set[int]()  # slices in which this node has computed other statistics than the verdict's
         self.skipped = 0  # checks that ended without an answer
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
@@ -112,7 +117,7 @@ class AllReduce:
         self._accused: set[NodeId] = set()
         self._disputed: set[int] = set()  # slices about which members disagree
         self._wrong: set[NodeId] = set()  # reducers that contradict what this node has computed
-        self._doubts: dict[NodeId, int] = {}  # the slice in which a seat contradicts the reducers
+        self._doubts: dict[NodeId, int] = {}  # the slice in which a member contradicts the reducers
         self._judged_on: dict[int, Encoded] = {}  # the statistics of the slices
         self._audited: tuple[Encoded, ...] | None = None  # the aggregate when the audit began
         self._blocks: tuple[Block, ...] = ()  # that this node compares
@@ -131,7 +136,19 @@ class AllReduce:
     def aggregate(self) -> tuple[Encoded, ...] | None:
         """The encoded aggregate, once every slice is certain here and its bytes have come."""
         found = [result for one in self._slices if (result := one.content.get(one.agreed(one.results))) is not None]
-        return tuple(found) if len(found) == len(self._slices) and not self.is_void else None
+        return tuple(found) if len(found) == len(self._slices) and not self._contradicted else None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the verdict follows from false statistics, so that the view comes to nothing.
+
+        Among friends a quorum must say so: the memory of one computer may be bad.
+        """
+        step, own = self._setting.step, self._setting.self_id
+        for said in (self._slices[index].statements for index in self._contradicted):
+            if step.committee.is_open or step.is_quorum([node for node in said if said[node] == said[own]]):
+                return True
+        return False
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -141,7 +158,8 @@ class AllReduce:
     def missing(self) -> tuple[NodeId, ...]:
         """Members that broke the protocol, or whose part of a slice that this node computes has not arrived."""
         mine = [one for one in self._slices if self._setting.self_id in one.reducers or one.is_overdue]
-        liars = self._accused | (self._wrong if self._setting.step.committee.is_open else set[NodeId]())
+        wrong = self._wrong if self._setting.step.committee.is_open else self.lied if self.is_void else set[NodeId]()
+        liars = self._accused | wrong
         return tuple(node for node in self._order if node in liars or any(node not in one.parts for one in mine))
 
     def begin(self) -> list[Effect]:
@@ -241,7 +259,7 @@ class AllReduce:
         others = [index for index, one in enumerate(self._slices) if setting.self_id not in one.reducers]
         choice = hash_parts("neuroshard/audit", setting.secret, self.round_id)
         if setting.step.committee.is_open:
-            return self._check([others[int.from_bytes(choice) % len(others)]] if others else [])
+            return self.check([others[int.from_bytes(choice) % len(others)]] if others else [])
         if not others or setting.excerpts is None:
             return []
         self._blocks = draw_blocks(setting.plan, others, choice)
@@ -278,7 +296,7 @@ class AllReduce:
         """Check the slices in which blocks differ: the member that sent the blocks may be wrong, or the reducer."""
         self.is_audited = True
         self.skipped += differing is None
-        return self._check(sorted(differing)[:FREE_PARTS]) if differing else []
+        return self.check(sorted(differing)[:FREE_PARTS]) if differing else []
 
     def _blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
         """Send a seat blocks of this node's contribution, once per round."""
@@ -310,7 +328,7 @@ class AllReduce:
         self._asked_at, self.is_audited = now, True
         return self._ask(of_reducers=True)
 
-    def _check(self, indices: Iterable[int]) -> list[Effect]:
+    def check(self, indices: Iterable[int]) -> list[Effect]:
         """Begin to compute slices that others reduce."""
         slices = [self._slices[index] for index in indices]
         fresh = [one for one in slices if not one.is_checked and self._setting.self_id not in one.reducers]
@@ -421,7 +439,8 @@ class AllReduce:
         said, digests = dict[int, Encoded](), list[tuple[int, str]]()
         for index, made in sorted(statistics.items()):
             one, digest = self._slices[index], digest_of(made).hex()
-            self.is_void = self.is_void or self._judged_on.get(index, made) != made
+            if self._judged_on.get(index, made) != made:
+                self._contradicted.add(index)
             one.content[digest] = made
             self._note(one.statements, self._setting.self_id, index, digest)
             if not one.is_checked or index in self._disputed:
@@ -435,7 +454,13 @@ class AllReduce:
         """Continue with the finished verdict."""
         self.verdict, self._reduction = judged.verdict, judged.reduction
         stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
-        return self._reduce(stated)
+        effects, own = self._reduce(stated), self._own
+        if own is not None and self._compares_norms and judged.reduction is not None:
+            parts, row = dict(enumerate(own.parts)), self._order.index(self._setting.self_id)
+            for index in stated:
+                del parts[index]
+            effects.append(CompareNorms(self.round_id, row, parts, self._judged_on, self.facts))
+        return effects
 
     def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
         """Continue with this node's finished results. Those of checked slices are said if they contradict others."""
@@ -514,12 +539,13 @@ class AllReduce:
     def _said_by(
         self, author: NodeId, body: StatisticsDigests | ResultDigests
     ) -> Iterable[tuple[int, SliceState, str]]:
-        """The slices on which a member may speak: those that it reduces, and one more if it is a seat."""
+        """The slices on which a member may speak: those that it reduces, and one more if it counts."""
+        may_doubt = author in self.others and self._setting.step.ledger.counts(author)
         for index, digest in body.digests:
             one = self._slices[index] if index < len(self._slices) else None
             if one is not None and (
                 author in {*one.reducers, self._setting.self_id}
-                or (author in self._setting.step.seats and self._doubts.setdefault(author, index) == index)
+                or (may_doubt and self._doubts.setdefault(author, index) == index)
             ):
                 yield index, one, digest
 
@@ -545,7 +571,7 @@ class AllReduce:
                     if said is one.statements:
                         self.lied.add(node)
         doubtful = (index for index, one in enumerate(self._slices) if self._wrong.intersection(one.reducers))
-        return [*effects, *self._check(sorted(self._disputed.union(doubtful)))]
+        return [*effects, *self.check(sorted(self._disputed.union(doubtful)))]
 
     def _accuse(self, node: NodeId, what: str) -> list[Effect]:
         if node in self._accused:

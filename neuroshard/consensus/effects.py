@@ -226,6 +226,20 @@ class CompareBlocks:
 
 
 @dataclass(frozen=True)
+class CompareNorms:
+    """Compare the norms of a contribution with those in the statistics of slices.
+
+    Answered with the slices in which they differ.
+    """
+
+    round_id: str
+    row: int  # number of the member
+    parts: Mapping[int, Encoded] = field(repr=False)
+    statistics: Mapping[int, Encoded] = field(repr=False)
+    members: MemberFacts
+
+
+@dataclass(frozen=True)
 class Choose:
     """Measure the candidates for the outer step on an aggregate. Answered with Chosen."""
 
@@ -285,7 +299,7 @@ class GiveUp:
     reason: str
 
 
-Computation: TypeAlias = MakeStatistics | Judge | Reduce | CompareBlocks
+Computation: TypeAlias = MakeStatistics | Judge | Reduce | CompareBlocks | CompareNorms
 Job: TypeAlias = Computation | Choose | Check
 JobResult: TypeAlias = Mapping[int, bytes] | Judged | frozenset[int] | Chosen | Checked | None
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp

@@ -18,7 +18,7 @@ from math import inf
 
 from msgspec import structs
 
-from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.all_reduce import FREE_PARTS, AllReduce
 from neuroshard.consensus.committee import Entry
 from neuroshard.consensus.effects import (
     Check,
@@ -26,6 +26,7 @@ from neuroshard.consensus.effects import (
     Choose,
     Chosen,
     CompareBlocks,
+    CompareNorms,
     Complete,
     Effect,
     EncodedContribution,
@@ -246,6 +247,8 @@ class RoundStateMachine:
                 effects = exchange.reduced(answer)
             case CompareBlocks(), frozenset() | None:
                 effects = exchange.compared(answer)
+            case CompareNorms(), frozenset():
+                effects = exchange.check(sorted(answer)[:FREE_PARTS]) if answer else []
             case Choose(), Chosen(choice):
                 said = ChoicesSaid((self.setting.sign(OuterChoice(job.round_id, choice)),))
                 proposer = self.setting.step.proposer(self.views.view)
@@ -350,7 +353,10 @@ class RoundStateMachine:
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
         promised = {one.member: one.body.commitment for one in said.intents}.get(self.setting.member)
         is_promised = self._own is not None and promised == commitment_of(self._own.digests)
-        exchange = AllReduce(self.setting, round_id, said.intents, self._own if is_promised else None)
+        # Two friends that contradict each other, of which one has bad memory, spoil one view and not the step.
+        compares_norms = self.views.is_first or self.setting.step.committee.is_open
+        own = self._own if is_promised else None
+        exchange = AllReduce(self.setting, round_id, said.intents, own, compares_norms=compares_norms)
         self._exchange = exchange
         effects = exchange.begin()
         for sender, early in self.views.take_early(round_id):
@@ -467,7 +473,7 @@ class RoundStateMachine:
                 round_id=exchange.round_id,
                 aggregate=digests,
                 members=exchange.members,
-                accepted=tuple(names[row] for row in verdict.accepted),
+                accepted=tuple(map(names.__getitem__, verdict.accepted)),
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
                 entries=self._proposed_entries,

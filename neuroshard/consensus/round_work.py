@@ -30,7 +30,7 @@ from neuroshard.aggregation import (
 )
 from neuroshard.compression import EXCERPT, Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.effects import CompareBlocks, Computation, Judge, Judged, MakeStatistics, Reduce
+from neuroshard.consensus.effects import CompareBlocks, CompareNorms, Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.consensus.slices import Block, Encoded, SlicePlan
 
 
@@ -102,6 +102,8 @@ class RoundWork:
                 return self.reduced(job)
             case CompareBlocks():
                 return self.compared(job)
+            case CompareNorms():
+                return self.norms_compared(job)
 
     def statistics(self, job: MakeStatistics) -> Mapping[int, bytes]:
         """Compute a MakeStatistics job."""
@@ -159,6 +161,16 @@ class RoundWork:
             return None
         pairs = zip(job.blocks, codec.decode_excerpts(aggregate), found, strict=True)
         return frozenset(index for (index, _), stated, computed in pairs if not torch.equal(stated, computed))
+
+    def norms_compared(self, job: CompareNorms) -> frozenset[int]:
+        """Compute a CompareNorms job: the norm of a row is the same, bit for bit, next to any other rows."""
+        count, with_gram, differing = len(job.members.work), self._needs_gram(job.members), set[int]()
+        for index, part in job.parts.items():
+            stated = read_statistics(job.statistics[index], count, with_gram=with_gram)
+            own = slice_statistics(self._rows(index, (part,)))
+            if (stated.finite[job.row], stated.squared_norms[job.row]) != (own.finite[0], own.squared_norms[0]):
+                differing.add(index)
+        return frozenset(differing)
 
     def _rows(self, index: int, parts: Sequence[Encoded]) -> SliceRows:
         size = self.plan.size(index)

@@ -54,6 +54,7 @@ class Views:
     def begin(self, view: int, now: float) -> None:
         """Enter a view."""
         self._first = view if self._first is None else self._first
+        self.is_first = view == self._first
         self.view, self._begun, self._timing = view, now, self._setting.timing_of(view, self._first)
         self.has_proposed = self.has_proposal = False
 

@@ -32,6 +32,7 @@ from neuroshard.consensus.effects import (
     Choose,
     Chosen,
     CompareBlocks,
+    CompareNorms,
     Complete,
     Computation,
     Effect,
@@ -162,6 +163,8 @@ class World:
         self.work = work  # None: hashes stand for tensors
         self.plan = plan if work is None else work.plan
         self.broken: dict[NodeId, Callable[[int, bytes], bytes]] = {}  # what a bad memory makes of a node's results
+        self.broken_statistics: dict[NodeId, Callable[[int, bytes], bytes]] = {}  # and of its statistics
+        self.doubts_norms = set[NodeId]()  # nodes whose bad memory shows them other norms
         self.deals: dict[int, set[frozenset[NodeId]]] = {}  # who reduces in the rounds of a step, as members know it
         self.skipped = Counter[NodeId]()  # checks without an answer, by the node that asked
         self.faults: dict[str, dict[NodeId, EvidenceSaid]] = {}  # what was said about reducers, by step and author
@@ -356,8 +359,9 @@ class World:
                 one.chain = one.chain.extended(certificate)
             case _:
                 answer = self._work(one, effect)
-                if isinstance(effect, Reduce) and isinstance(answer, Mapping) and node in self.broken:
-                    answer = {index: self.broken[node](index, made) for index, made in answer.items()}
+                broken = self.broken if isinstance(effect, Reduce) else self.broken_statistics
+                if isinstance(effect, Reduce | MakeStatistics) and isinstance(answer, Mapping) and node in broken:
+                    answer = {index: broken[node](index, made) for index, made in answer.items()}
                 self._carry_out(one, machine, machine.answered(effect, answer))
         exchange = machine._exchange  # pyright: ignore[reportPrivateUsage]
         if exchange is not None:
@@ -367,9 +371,11 @@ class World:
             self.deals.setdefault(machine.setting.step.number, set()).add(reducing)
 
     def _work(self, one: Participant, job: Job) -> JobResult:
+        if isinstance(job, CompareNorms) and one.member.node_id in self.doubts_norms:
+            return frozenset(job.parts)
         if self.work is not None and isinstance(job, Computation):
             return self.work.answer(job)
-        if isinstance(job, CompareBlocks):
+        if isinstance(job, CompareBlocks | CompareNorms):
             return frozenset()
         return self._hashed(one, job)
 
