@@ -318,10 +318,14 @@ class World:
             member.may_vote_above = member.place.height
 
     def back_up(self, member: Member) -> None:
-        """Keep a copy of a disk, or start an older copy next to the seat. A copy counts as one of the F."""
-        budget = member.ledger.faults - len(self.liars) - len(self.copied)
+        """Keep a copy of a disk, or start an older copy next to the seat. A copy counts as one of the F.
+
+        It does so at its own height, too: before the committee has grown there may be no F.
+        """
+        faulty = len(self.liars) + len(self.copied)
         old = [copy for copy in self.backups if copy.wallet == member.wallet and copy.key == member.key]
-        if not old or budget <= 0 or member.ghost:
+        old = [copy for copy in old if min(copy.ledger.faults, member.ledger.faults) > faulty]
+        if not old or member.ghost:
             self.backups.append(replace(member, log=dict(member.log), ghost=True, last_heard={}))
             return
         self.copied.add(member.wallet)
