@@ -77,7 +77,7 @@ def test_the_owner_of_an_open_run_names_the_wallets_that_may_vote(
     for name in names:
         named = owner("run", "trust", name.upper())
         assert named.code == 0, named.err
-    assert "Wallets that may vote on run friends, besides yours: aaaaaaaa, bbbbbbbb." in named.out
+    assert "Wallets that may vote on run friends, in addition to yours: aaaaaaaa, bbbbbbbb." in named.out
     foreign = neuroshard.having(NEUROSHARD_TOKEN="ab" * 32)("run", "trust", "c" * 32)
     assert (foreign.code, "Only the run's owner" in foreign.err) == (2, True)
     members = owner("run", "members", "--json").json()["members"]
