@@ -356,7 +356,8 @@ class AllReduce:
         author, given = wanted.author, dict[int, Encoded]()
         if sender not in self.others or author not in self._digests:
             return []
-        doubtful = {node for index in self._doubts.values() for node in self._slices[index].reducers}
+        disputed = [self._slices[index] for index in sorted(self._disputed)]
+        doubtful = {node for one in disputed for node in (*one.reducers, *one.statements, *one.results)}
         for index in wanted.slices:
             served, is_own = self._served[sender, author], author == self._setting.self_id
             one = self._slices[index] if index < len(self._slices) else None
