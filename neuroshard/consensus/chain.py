@@ -230,7 +230,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
             reducers=tuple(reducers) if has_aggregate else self.reducers,
             milestones=milestones,
             strangers=None if strangers is None else strangers.after(value, self.committee, changed.committee),
-            barred=self.barred_after(value.entries, value.outer_step),
+            barred=self.barred_after(value.entries, value.outer_step) if self.barred or value.entries else (),
         )
 
     def barred_after(self, entries: Iterable[Entry], outer_step: int) -> tuple[Barred, ...]:
@@ -238,7 +238,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         # where members may lie, most of those that may reduce stay, whatever the seats have signed
         most = max(1, self.committee.faults, len(self.established) // 4) if self.committee.is_open else MAX_MEMBERS
         bars = [entry for entry in entries if isinstance(entry, Bar)]
-        return barred_after(self.barred, bars, outer_step, most) if bars or self.barred else ()
+        return barred_after(self.barred, bars, outer_step, most)
 
     def _candidates_after(self, value: Value, before: Committee) -> tuple[Candidate, ...]:
         """The candidates with this value; `before` is the committee that voted on it."""

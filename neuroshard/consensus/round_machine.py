@@ -73,7 +73,7 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     round_id_of,
 )
-from neuroshard.consensus.views import Views, accepted_work, uploads_and_seconds
+from neuroshard.consensus.views import Views, medians_of_claims
 from neuroshard.consensus.voting import Voting
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
@@ -463,8 +463,9 @@ class RoundStateMachine:
             choices = tuple((node, self._choices[node].body.choice) for node in sorted(self._choices))
         names = [member.node_id for member in exchange.members]
         established = [names[row] for row in verdict.accepted if exchange.facts.established[row]]
-        digests, work = exchange.digests, accepted_work([exchange.intents[name] for name in established], choices)
-        uploads, seconds = uploads_and_seconds(exchange.intents, self.setting.step.seats)
+        claims = [exchange.intents[name] for name in established]
+        work, seconds = medians_of_claims(claims, exchange.intents, self.setting.step.seats, choices)
+        digests, uploads = exchange.digests, [(node, one.upload) for node, one in sorted(exchange.intents.items())]
 
         def value_of(checked: Checked) -> Value:
             value = structs.replace(
@@ -477,7 +478,7 @@ class RoundStateMachine:
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
                 entries=self._proposed_entries,
-                uploads=uploads,
+                uploads=tuple(uploads),
                 sequences=work.sequences,
                 exchange=work.exchange,
                 sequence=work.sequence,

@@ -225,29 +225,24 @@ class Views:
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
 
 
-def accepted_work(intents: Sequence[Intent], choices: Collection[tuple[NodeId, int]]) -> CertifiedWork:
-    """The lower medians of what accepted members claim in these intents, and of the seats' choices.
+def medians_of_claims(
+    established: Sequence[Intent],
+    intents: Mapping[NodeId, Intent],
+    seats: Collection[NodeId],
+    choices: Collection[tuple[NodeId, int]],
+) -> tuple[CertifiedWork, int]:
+    """The lower medians of what established members claim, of the seats' choices, and of the seats' seconds since the
+    last step.
 
-    So no minority can raise it. At least one intent is needed, and those of newcomers must not be among them.
+    So no minority can raise them. At least one established member is needed.
     """
-    return CertifiedWork(
-        median_low([intent.sequences for intent in intents]),
-        _median([intent.exchange for intent in intents]),
-        _median([intent.sequence for intent in intents]),
+    work = CertifiedWork(
+        median_low([intent.sequences for intent in established]),
+        _median([intent.exchange for intent in established]),
+        _median([intent.sequence for intent in established]),
         _median([choice for _, choice in choices]),
     )
-
-
-def uploads_and_seconds(
-    intents: Mapping[NodeId, Intent], seats: Collection[NodeId]
-) -> tuple[tuple[tuple[NodeId, int], ...], int]:
-    """The members' claims: their upload rates in bytes per second, and the seats' lower median of the seconds."""
-    uploads, seconds = list[tuple[NodeId, int]](), list[int]()
-    for node, intent in sorted(intents.items()):
-        uploads.append((node, intent.upload))
-        if node in seats:
-            seconds.append(intent.seconds)
-    return tuple(uploads), median_low(seconds or [0])
+    return work, median_low([intents[node].seconds for node in intents if node in seats] or [0])
 
 
 def _median(numbers: Iterable[int | None]) -> int | None:
