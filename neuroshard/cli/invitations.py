@@ -166,9 +166,10 @@ def name_voter(stored: StoredFoundations, offer: RunOffer, owner: Wallet, member
         wallet = stored.withdraw_voter(offer, owner, member)
         return f"Wallet {wallet[:8]} is not named any more. Its seat ends when other named wallets can replace it."
     names = ", ".join(wallet[:8] for wallet in stored.name_voter(offer, owner, member))
+    run = offer.parameters.name
     return (
-        f"Wallets that may vote on run {offer.parameters.name}, in addition to yours: {names}. They get seats when they "
-        "have worked for 30 minutes, the first three together. Other nodes learn it within 5 minutes."
+        f"Wallets that may vote on run {run}, in addition to yours: {names}. They get seats when they have worked for "
+        "30 minutes, the first three together. Other nodes learn it within 5 minutes."
     )
 
 
