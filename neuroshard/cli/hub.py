@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import NetworkRefusedError, UsageError
-from neuroshard.update.manifest import safe_url
 
 PUBLIC_HUB = "https://huggingface.co"
 KEPT = "The export itself is complete and was kept. Fix the cause, export to a new place and push again."
@@ -30,6 +29,8 @@ def require_hub_library(hub: str) -> None:
 
 def require_private_way(hub: str) -> None:
     """Raise UsageError for a hub to which the user's token would travel in plain text."""
+    from neuroshard.update.manifest import safe_url  # slow, and needed only here
+
     try:
         safe_url(hub)
     except ValueError as error:

@@ -39,6 +39,7 @@ class Views:
 
     def __init__(self, setting: RoundConfig) -> None:
         self.view = 0
+        self.is_first = True  # of the views in which this member takes part
         self.intents: dict[NodeId, VerifiedBody[Intent]] = {}
         self.has_proposed = False
         self.has_proposal = False

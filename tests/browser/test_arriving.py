@@ -144,7 +144,7 @@ def test_a_friend_joins_with_nothing_but_the_link(
             press(page, "Show the invitation")
             heading(page, "Join the run friends?")
             check_page(page)
-            for words in ("Bo", "can hold a stage", "sent by the computers of the run", "for one wallet"):
+            for words in ("Bo", "can hold a stage", "sent by the computers of the run", "one wallet"):
                 expect(page.get_by_text(words, exact=words == "Bo").first).to_be_visible()
             assert process.poll() is None
             assert len(peers_of(owner)) == 0  # nothing is dialled before Join
