@@ -112,15 +112,21 @@ def test_a_state_behind_the_newest_certified_one_needs_force(trained: Path) -> N
     assert (done["outer_step"], done["is_tip"]) == (oldest.outer_step, False)
 
 
-def test_a_damaged_state_is_not_branched(trained: Path) -> None:
-    (stage,) = find_stage_folders(trained)
-    newest = saved_stages([stage])[0]
-    data = bytearray(newest.tensor_file.read_bytes())
-    with newest.tensor_file.open("rb") as file:
+def damage(tensor_file: Path) -> None:
+    """Change a tensor that the root does not cover."""
+    data = bytearray(tensor_file.read_bytes())
+    with tensor_file.open("rb") as file:
         layout, header = read_layout(file, len(data))
     place = next(spec.start for name, spec in layout.specs.items() if name not in (ANCHOR, VELOCITY))
-    data[len(header) + place] ^= 1  # the root does not cover it
-    newest.tensor_file.write_bytes(data)
+    data[len(header) + place] ^= 1
+    tensor_file.write_bytes(data)
+
+
+def test_a_damaged_state_is_not_branched(trained: Path) -> None:
+    (stage,) = find_stage_folders(trained)
+    for saved in saved_stages([stage]):  # a node that stops before a step's certificate has a state newer than the tip
+        if saved.has_tensors:
+            damage(saved.tensor_file)
     refused = branched_from(trained)
     assert refused.code == 5
     assert "is damaged" in refused.err
