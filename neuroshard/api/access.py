@@ -99,6 +99,7 @@ FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-dat
 SESSION_PATH = "/api/session"
 CSRF_HEADER = "x-neuroshard-csrf"
 PUBLIC_NUMBERS = frozenset({"/api/training/verify", "/api/training/global"})
+OWNERS_READING = frozenset({"/api/machines"})  # about other computers than this one: not for the read token
 HOW_TO_ENTER = "Run `neuroshard open`: it opens the dashboard with a new key."
 HOW_TO_AUTHORISE = (
     "Send `Authorization: Bearer SECRET`; the secret is in the file api-secret in the node's data folder. "
@@ -157,7 +158,8 @@ class AccessPolicy:
 
     A request that changes something needs the secret, or a session in the dashboard's own page with its CSRF token. A
     request that reads needs the secret, a session or the read token, except for public paths and, from this computer,
-    public numbers. Requests from foreign pages, or for a host name that is not this node's, are always refused.
+    public numbers; the read token does not open the paths in OWNERS_READING. Requests from foreign pages, or for a host
+    name that is not this node's, are always refused.
     """
 
     hosts: HostPolicy
@@ -181,7 +183,8 @@ class AccessPolicy:
         origin = self._own_origin(request)
         self._refuse_foreign_page(request, origin)
         if request.reads_only:
-            may_read = self._is_reader(request) or self.is_owner(request, now)
+            is_reader = self._is_reader(request) and request.path not in OWNERS_READING
+            may_read = is_reader or self.is_owner(request, now)
             if not (may_read or self._is_public(request)):
                 raise MissingSecretError("This call needs a session or the API secret.", HOW_TO_AUTHORISE)
             return may_read

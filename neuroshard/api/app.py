@@ -18,6 +18,7 @@ from neuroshard.api.dashboard import dashboard_files, dashboard_routes
 from neuroshard.api.diagnostics import diagnostic_routes
 from neuroshard.api.docs_page import docs_page
 from neuroshard.api.events import Broadcaster, stream_routes
+from neuroshard.api.machines import machine_routes
 from neuroshard.api.members import member_routes
 from neuroshard.api.middleware import Guard
 from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
@@ -100,6 +101,7 @@ def create_app(context: ApiContext) -> FastAPI:
         stream_routes(broadcaster),
         completion_routes(context),
         member_routes(context),
+        machine_routes(context),
     ):
         app.include_router(router)
 

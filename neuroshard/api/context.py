@@ -20,8 +20,11 @@ from neuroshard.status.board import (
     Generate,
     Invite,
     JoinRun,
+    ListMachines,
     ListMembers,
+    MachineCommand,
     NameDeputy,
+    OrderMachines,
     Pause,
     Resume,
     RevokeInvitation,
@@ -31,6 +34,7 @@ from neuroshard.status.board import (
     StatusBoard,
     UpdateSettings,
 )
+from neuroshard.status.machines import MachineList
 from neuroshard.status.snapshot import NodeState, NodeStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.telemetry.logs import LogRing
@@ -73,12 +77,19 @@ class ApiContext:
 def deadline_seconds(command: Command) -> float:
     """Seconds that a client waits for the result of a command."""
     match command:
-        case SaveCheckpoint() | Resume():
+        case SaveCheckpoint() | Resume() | OrderMachines():
             return 60.0  # gigabytes move to or from the disk or the accelerator
         case Pause():
             return 30.0  # the step in progress ends first
         case (
-            UpdateSettings() | ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun() | AnswerKnock()
+            UpdateSettings()
+            | ListMachines()
+            | ListMembers()
+            | Invite()
+            | RevokeInvitation()
+            | NameDeputy()
+            | JoinRun()
+            | AnswerKnock()
         ):
             return 10.0
         case Shutdown():
@@ -116,6 +127,17 @@ async def carry_out_run_command(context: ApiContext, command: RunCommand) -> Com
     Raises NotReadyError, CommandTimeoutError, and the error of the node if the command failed.
     """
     return expect_result(await answer_within(context.commands.send(command), deadline_seconds(command)))
+
+
+async def carry_out_machine_command(context: ApiContext, command: MachineCommand) -> MachineList:
+    """Send a command about the wallet's machines. It is answered in any state: the others may be ready.
+
+    Raises NotReadyError, CommandTimeoutError, and the error of the node if the command failed.
+    """
+    answer = await answer_within(context.commands.send(command), deadline_seconds(command))
+    if not isinstance(answer, MachineList):
+        raise NeuroShardError("The node answered something else than was asked.")
+    return answer
 
 
 async def shut_down(context: ApiContext, reason: str) -> CommandResult:

@@ -15,6 +15,7 @@ from neuroshard.api.members import MadeInvitationBody, MembersBody
 from neuroshard.api.requests import CommandBody, SessionBody
 from neuroshard.api.routes import SNAPSHOT_ROUTES, Health, LogLines
 from neuroshard.api.setup import FinishedBody, SetupBody
+from neuroshard.status.machines import MachineList
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.status.summaries import WorkSummary
 
@@ -24,6 +25,7 @@ HEADER: Final = """\
 """
 OTHER_RESPONSES: Final[tuple[type, ...]] = (
     WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody, MembersBody, MadeInvitationBody,
+    MachineList,
 )  # fmt: skip
 LONGEST_LINE: Final = 130
 SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}

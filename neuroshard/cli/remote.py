@@ -1,4 +1,4 @@
-"""Commands for a running node: `status`, `open`, `pause`, `resume`, `stop`, `logs` and `token`."""
+"""Commands for a running node: `status`, `open`, `pause`, `resume`, `machines`, `stop`, `logs` and `token`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neuroshard.cli.options import AsJson, DataDir, Port, node_folder
-from neuroshard.errors import UsageError
+from neuroshard.errors import NeuroShardError, UsageError
 
 if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
 
 
 STOP_SECONDS = 120.0  # time for a final checkpoint on a slow disk, the same as for a service
+NODE_DIGITS = 8  # at the end of a node id, for people
 
+AllMachines = Annotated[bool, typer.Option("--all", help="All machines of your wallet that can be reached.")]
 DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
-    for command in (status, pause, resume, stop, logs):
+    for command in (status, pause, resume, machines, stop, logs):
         app.command(command.__name__)(command)
     app.command("open")(open_dashboard)
     app.add_typer(token_app, name="token")
@@ -141,6 +143,7 @@ def pause(
     seconds: Annotated[
         float | None, typer.Option("--for", metavar="SECONDS", help="Resume by itself, after a week at most.")
     ] = None,
+    every_machine: AllMachines = False,
     as_json: AsJson = False,
 ) -> None:
     """Pause training. Finished steps are kept; a pause of more than ten seconds repeats at most one unfinished step."""
@@ -154,15 +157,65 @@ def pause(
                 f"A pause cannot last {seconds:g} seconds.",
                 f"Give at most {LONGEST_PAUSE_SECONDS:.0f} (a week); without --for it lasts until `neuroshard resume`.",
             )
+    if every_machine:
+        if seconds is not None:
+            raise UsageError(
+                "--all and --for exclude each other.", "A pause of all machines lasts until `neuroshard resume --all`."
+            )
+        _print_machines(connect(data_dir, port, demo=demo).post("/api/machines/pause"), as_json=as_json)
+        return
     body = {} if seconds is None else {"duration_seconds": seconds}
     _print_answer(connect(data_dir, port, demo=demo).post("/api/training/pause", body), as_json=as_json)
 
 
-def resume(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
+def resume(
+    data_dir: DataDir = None,
+    port: Port = None,
+    demo: DemoNode = False,
+    every_machine: AllMachines = False,
+    as_json: AsJson = False,
+) -> None:
     """Resume training after a pause."""
     from neuroshard.cli.client import connect
 
+    if every_machine:
+        _print_machines(connect(data_dir, port, demo=demo).post("/api/machines/resume"), as_json=as_json)
+        return
     _print_answer(connect(data_dir, port, demo=demo).post("/api/training/resume"), as_json=as_json)
+
+
+def machines(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
+    """List the nodes of your wallet. The running node asks those that it can reach."""
+    from neuroshard.cli.client import connect
+
+    _print_machines(connect(data_dir, port, demo=demo).get("/api/machines"), as_json=as_json)
+
+
+def _print_machines(answer: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print one line for each machine. Raises NeuroShardError if one of them did not carry out a command."""
+    if as_json:
+        typer.echo(json.dumps(answer))
+    else:
+        for machine in answer["machines"]:
+            typer.echo(machine_line(machine))
+    if any(machine["has_obeyed"] is False for machine in answer["machines"]):
+        raise NeuroShardError(answer["message"], "`neuroshard machines` shows their state.")
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Format a machine of the wallet as one line."""
+    from neuroshard.cli.status_text import local_time
+
+    status, node = machine["status"], machine["node_id"][-NODE_DIGITS:]
+    if status is None:
+        return f"{node}  {'unreachable':11}  {machine['message']}".rstrip()
+    state = str(status["state"]).replace("_", " ")
+    speed = f"{status['tokens_per_second']:,.0f} tokens/s, {status['tokens_in_a_day']:,} tokens in 24 hours"
+    shown, facts = state, [speed, status["version"], *(["this computer"] if machine["is_here"] else [])]
+    if not machine["is_reachable"]:
+        shown, facts = "unreachable", [f"last seen {local_time(machine['seen_at'])}: {state}"]
+    line = f"{node}  {shown:11}  {status['name']}: {', '.join(facts)}"
+    return f"{line}. {machine['message']}" if machine["message"] else line
 
 
 def stop(data_dir: DataDir = None, port: Port = None, demo: DemoNode = False, as_json: AsJson = False) -> None:

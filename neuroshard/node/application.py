@@ -26,6 +26,7 @@ from neuroshard.identity.invitations import Invitation
 from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
 from neuroshard.network.tasks import accompanied
 from neuroshard.node.command_loop import CommandLoop
+from neuroshard.node.own_machines import OwnMachines
 from neuroshard.node.peer_network import PeerNetwork, observe_network
 from neuroshard.node.process import StopRequest
 from neuroshard.node.run_arrival import LOADING, RunArrival, begins_with_run, startup_steps
@@ -139,7 +140,17 @@ class Application:
             is_demo=place.demo is not None,
             publisher=publisher,
         )
-        loop = CommandLoop(self._commands, place.board, place.configuration, place.stop, requested_pause, runs=desk)
+        machines = OwnMachines(place.wallet, peer_network, self._commands, place.board)
+        peer_network.networking.attach(machines.live)
+        loop = CommandLoop(
+            self._commands,
+            place.board,
+            place.configuration,
+            place.stop,
+            requested_pause,
+            runs=desk,
+            machines=machines,
+        )
         stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
         startup = StartupProgress(publisher, stages)
 

@@ -27,8 +27,10 @@ from neuroshard.status.board import (
     Generate,
     Invite,
     JoinRun,
+    ListMachines,
     ListMembers,
     NameDeputy,
+    OrderMachines,
     Pause,
     Resume,
     RevokeInvitation,
@@ -42,6 +44,7 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.waiting import Signal
 
 if TYPE_CHECKING:
+    from neuroshard.node.own_machines import OwnMachines
     from neuroshard.node.run_desk import RunDesk
     from neuroshard.node.stage_training import RunningNode
     from neuroshard.training.trainer import Trainer
@@ -63,8 +66,11 @@ class CommandLoop:
         requested_pause: RequestedPause,
         *,
         runs: RunDesk | None = None,
+        machines: OwnMachines | None = None,
     ) -> None:
-        """`runs` answers the commands about runs and their members. `requested_pause` also applies to the next trainer.
+        """`runs` answers the commands about runs and their members, and `machines` those about the wallet's machines.
+
+        `requested_pause` also applies to the next trainer.
 
         A pause that the user requests is stored for the next start.
         """
@@ -74,6 +80,7 @@ class CommandLoop:
         self._stop = stop
         self._requested_pause = requested_pause
         self._runs = runs
+        self._machines = machines
         self._decision = TrainingDecision()
         self._node: RunningNode | None = None
         self._is_between = False  # after one set of stages was detached and before the next is attached
@@ -158,6 +165,10 @@ class CommandLoop:
                 if self._runs is None:
                     raise NotReadyError("The node is still starting.", "Try again in a few seconds.")
                 return await self._runs.carry_out(command)
+            case ListMachines() | OrderMachines():
+                if self._machines is None:
+                    raise NotReadyError("The node is still starting.", "Try again in a few seconds.")
+                return await self._machines.carry_out(command)
             case Pause() | Resume() | SaveCheckpoint() | Generate():
                 return await self._train(command)
 

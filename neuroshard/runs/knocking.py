@@ -135,7 +135,7 @@ class KnockDoor:
 
     def _take(self, network: Network, sender: NodeId, knock: Knock) -> KnockAnswer:
         """Raises RequestRefusedError for another run, and for a computer that is not on the local network."""
-        host = _near_host(network, sender)
+        host = near_host(network, sender)
         if knock.run != self._run_id or not host:
             raise RequestRefusedError("Only computers on the same local network may knock here.")
         answer = self.knocks.knock(host, knock, anyio.current_time())
@@ -148,7 +148,7 @@ def _has_pass(answer: KnockAnswer, knock: Knock, owner: bytes) -> bool:
     return data is not None and is_pass_of(data, wallet, RunId(knock.run), owner)
 
 
-def _near_host(network: Network, peer: NodeId) -> str:
+def near_host(network: Network, peer: NodeId) -> str:
     """IP address of a peer on the local network; "" for any other.
 
     A public IPv4 address is never near: the network of a server may contain half a city.
@@ -188,7 +188,7 @@ async def knock_at_all(networking: Networking, knock: Knock, owner: bytes) -> Kn
 
     async with anyio.create_task_group() as tasks:  # one that is silent delays no other
         for peer in sorted(network.transport.peers()):
-            if _near_host(network, peer):
+            if near_host(network, peer):
                 tasks.start_soon(ask, peer)
     order: tuple[State, ...] = ("allowed", "waiting", "refused", "full")
     return min(found, key=lambda one: order.index(one.state), default=None)

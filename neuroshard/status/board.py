@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 from neuroshard.errors import NeuroShardError, NotReadyError
 from neuroshard.status.feed import feed_after
+from neuroshard.status.machines import MachineAction, MachineList
 from neuroshard.status.snapshot import NodeState, NodeStatus, StartupStep, StartupStepState
-from neuroshard.types import JsonValue
+from neuroshard.types import JsonValue, NodeId
 
 
 class StatusBoard:
@@ -169,6 +170,20 @@ class AnswerKnock:
     is_allowed: bool
 
 
+@dataclass(frozen=True)
+class ListMachines:
+    """Return the machines of this node's wallet. The result is a MachineList."""
+
+
+@dataclass(frozen=True)
+class OrderMachines:
+    """Pause or resume all machines of this node's wallet, or one. The result is a MachineList with the outcomes."""
+
+    action: MachineAction
+    node_id: NodeId | None = None  # None: all of them, this node included
+
+
+MachineCommand: TypeAlias = "ListMachines | OrderMachines"
 RunCommand: TypeAlias = "ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock"
 
 
@@ -190,8 +205,10 @@ class GenerationSummary:
     finish_reason: str
 
 
-Command: TypeAlias = "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate | RunCommand"
-CommandAnswer: TypeAlias = "CommandResult | GenerationSummary"
+Command: TypeAlias = (
+    "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate | RunCommand | MachineCommand"
+)
+CommandAnswer: TypeAlias = "CommandResult | GenerationSummary | MachineList"
 
 
 class CommandChannel:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
@@ -183,7 +184,8 @@ class FakeNode:
 
     def _answer(self, command: OwnerCommand | AboutRuns, answer: Future[CommandAnswer]) -> None:
         try:
-            answer.set_result(run_result(command) if isinstance(command, AboutRuns) else self._carry_out(command))
+            result = run_result(command, self.board) if isinstance(command, AboutRuns) else self._carry_out(command)
+            answer.set_result(result)
         except NeuroShardError as error:
             answer.set_exception(error)
 
@@ -194,9 +196,7 @@ class FakeNode:
             case Resume():
                 return self._enter(NodeState.TRAINING, "Training.")
             case SaveCheckpoint():
-                return CommandResult(
-                    self.board.current().state, "Saved step 20.", {"step": 20, "seconds": float("inf")}
-                )
+                return CommandResult(self.board.current().state, "Saved step 20.", {"step": 20, "seconds": inf})
             case Shutdown(reason):
                 return self._enter(NodeState.STOPPING, reason)
             case UpdateSettings(changes):

@@ -1,8 +1,9 @@
-"""Answers of a fake node to commands about runs and their members."""
+"""Answers of a fake node to commands about runs, their members, and the machines of its wallet."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,16 +15,21 @@ from neuroshard.status.board import (
     CommandResult,
     Invite,
     JoinRun,
+    ListMachines,
     ListMembers,
     NameDeputy,
+    OrderMachines,
     Pause,
     Resume,
     RevokeInvitation,
     SaveCheckpoint,
     Shutdown,
+    StatusBoard,
     UpdateSettings,
 )
-from neuroshard.status.snapshot import NodeState
+from neuroshard.status.machines import Machine, MachineList, machine_status
+from neuroshard.status.snapshot import NodeState, NodeStatus
+from neuroshard.types import NodeId
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "invitation.json"
 
@@ -44,14 +50,17 @@ RUN_BODIES: dict[tuple[str, str], object] = {
     ("post", "/api/knocks"): {"wallet_id": "a1", "is_allowed": False},
     ("post", "/api/deputies"): {"named": "a1"},
 }
-AboutRuns: TypeAlias = ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock
-QUESTIONS = (ListMembers,)  # they change nothing
+AboutMachines: TypeAlias = ListMachines | OrderMachines
+AboutRuns: TypeAlias = ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock | AboutMachines
+QUESTIONS = (ListMembers, ListMachines)  # they change nothing
 OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings
 
 
-def run_result(command: AboutRuns) -> CommandResult:
-    """What a node that trains alone answers, and a made-up invitation."""
+def run_result(command: AboutRuns, board: StatusBoard) -> CommandResult | MachineList:
+    """What a node that trains alone answers, a made-up invitation, and the machines of its wallet."""
     match command:
+        case ListMachines() | OrderMachines():
+            return machines_of(board.current(), command)
         case ListMembers():
             return CommandResult(NodeState.TRAINING, "", {"run": None, "runs": [], "knocks": []})
         case Invite(label):
@@ -59,3 +68,30 @@ def run_result(command: AboutRuns) -> CommandResult:
             return CommandResult(NodeState.TRAINING, "The invitation is made.", made)
         case _:
             return CommandResult(NodeState.TRAINING, "Done.")
+
+
+ATTIC, ABSENT = NodeId("12D3KooWattic"), NodeId("12D3KooWabsent")
+
+
+def machines_of(status: NodeStatus, command: AboutMachines) -> MachineList:
+    """This node, one that trains in the attic and does what it is told, and one that has been away for an hour."""
+    here = NodeId(status.node_id or "here")
+    known = (
+        Machine(here, True, True, status.time, machine_status(status, "laptop")),
+        Machine(ATTIC, False, True, status.time, machine_status(status, "attic")),
+        Machine(ABSENT, False, False, status.time - 3600, machine_status(status, "cellar"), message="No answer."),
+    )
+    match command:
+        case ListMachines():
+            return MachineList(known)
+        case OrderMachines(action, node_id):
+            done = {"pause": NodeState.PAUSED, "resume": NodeState.TRAINING}[action]
+            told = tuple(_told(one, done) for one in known if node_id in (None, one.node_id))
+            return MachineList(told, f"{sum(one.has_obeyed is True for one in told)} of {len(told)} did it.")
+
+
+def _told(machine: Machine, state: NodeState) -> Machine:
+    assert machine.status is not None
+    if not machine.is_reachable:
+        return replace(machine, has_obeyed=False, message="It did not answer.")
+    return replace(machine, status=replace(machine.status, state=state), has_obeyed=True, message="Done.")

@@ -187,6 +187,35 @@ export interface LossPoint {
   tokens: number; // [tokens]
 }
 
+/** A machine of the owner's wallet, as this one knows it. */
+export interface Machine {
+  node_id: string;
+  is_here: boolean; // this computer
+  is_reachable: boolean; // it has answered the last question
+  seen_at: number | null; // time of its status; null: it has never answered [s since 1970]
+  status: MachineStatus | null; // its last report; null: it has never answered
+  has_obeyed: boolean | null; // whether it paused or resumed in this call; null: it got no command in this call
+  message: string; // its answer to the command of this call, or the reason why there is none
+}
+
+/** GET /api/machines: the nodes of this node's wallet, this computer first. */
+export interface MachineList {
+  machines: Machine[];
+  message: string; // the outcome of the command in a sentence; empty for a list
+}
+
+/** The report of one machine to the other machines of its wallet. The bounds apply to reports that arrive. */
+export interface MachineStatus {
+  name: string; // host name of the computer
+  version: string; // of NeuroShard
+  state: NodeState;
+  reason: string; // reason for the state, in a sentence
+  run_id: string; // run that it serves; empty: none yet
+  parameters: number; // parameters of the whole model; 0: not known yet
+  tokens_per_second: number; // present rate of training [tokens/s]
+  tokens_in_a_day: number; // tokens that it trained on in the last 24 hours [tokens]
+}
+
 /** A new invitation. It is shown only now: the node does not keep its secret. */
 export interface MadeInvitationBody {
   message: string;
