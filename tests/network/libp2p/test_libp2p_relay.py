@@ -3,18 +3,32 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import time
 
 import anyio
 import pytest
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status
 
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, TokenSecret, Wallet
+from neuroshard.membership.machine_orders import (
+    ANSWER_LIMITS,
+    MACHINE_KIND,
+    REQUEST_LIMITS,
+    MachineAnswer,
+    MachineRequest,
+    OrderMark,
+    WalletOrders,
+)
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
-from neuroshard.network import Network, PeerUnreachableError
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
+from neuroshard.status.machines import machine_status
 from neuroshard.status.snapshot import ConnectionKind
-from tests.worlds.claims import identity_of
+from neuroshard.types import NodeId
+from tests.worlds.api import training_status
+from tests.worlds.claims import AFTER_EVERY_TEST, identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
@@ -95,6 +109,42 @@ def test_a_node_is_reached_through_a_relay_by_who_it_is() -> None:
             await other.gossip.publish("t", b"through the relay")
             with anyio.fail_after(5):
                 assert await heard.receive() == b"through the relay"
+
+    run(scenario)
+
+
+def test_an_order_of_the_wallet_passes_through_a_relay_that_cannot_send_it_itself() -> None:
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes(32)))
+
+    def orders_of(key: NodeKey) -> WalletOrders:
+        identity = NodeIdentity(
+            wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, AFTER_EVERY_TEST)
+        )
+        return WalletOrders(wallet, identity, OrderMark(0, ""))
+
+    async def scenario() -> None:
+        async with behind_a_relay() as (relay, hidden, other):
+            asker, asked = (orders_of(identity_of(number).key) for number in (3, 2))
+            status = machine_status(training_status(), "hidden")
+
+            async def answer(sender: NodeId, frame: Frame) -> Frame:
+                await anyio.lowlevel.checkpoint()
+                order = asked.check(sender, frame.read(MachineRequest), time())
+                return Frame(
+                    MACHINE_KIND, MachineAnswer(asked.identity.delegation.signed, status, order.number, message="Done.")
+                )
+
+            hidden.transport.serve(MACHINE_KIND, answer, REQUEST_LIMITS, for_anyone=True)
+            await other.transport.connect(circuits(hidden)[0])
+            there = hidden.transport.local_id
+            order = Frame(MACHINE_KIND, asker.request("pause", there, 7, time()))
+            reply = await other.transport.request(there, order, reply=ANSWER_LIMITS, timeout_seconds=10)
+            said = reply.read(MachineAnswer)
+            assert (said.newest, said.message) == (7, "Done.")
+            assert asker.is_own(there, said, time())
+            assert kinds(other)[there] is ConnectionKind.RELAYED
+            with pytest.raises(PeerRefusedError, match="another node"):
+                await relay.transport.request(there, order, reply=ANSWER_LIMITS, timeout_seconds=10)
 
     run(scenario)
 
