@@ -223,13 +223,11 @@ class OwnMachines:
             except StorageError as error:
                 return _Outcome(False, f"The number of the order cannot be stored: {error}")
             self._orders.accept(mark)
-        return await self._obey(mark, action)
+        return await self._obey(action)
 
-    async def _obey(self, mark: OrderMark, action: MachineAction) -> _Outcome:
-        """Carry out an accepted order here, unless a newer one was accepted meanwhile."""
+    async def _obey(self, action: MachineAction) -> _Outcome:
+        """Carry out an accepted order here. The newest one comes last, because the lock keeps their order."""
         async with self._obeying:
-            if mark != self._orders.newest:
-                return _Outcome(False, "A newer order of another machine has replaced this one.")
             done = anyio.Event()
             try:
                 future = self._commands.send(Pause() if action == "pause" else Resume())
