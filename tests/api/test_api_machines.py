@@ -10,8 +10,13 @@ from neuroshard.api.access import SessionKeys
 from neuroshard.errors import UsageError
 from neuroshard.status.board import OrderMachines
 from neuroshard.status.snapshot import NodeState
-from tests.worlds.api import SECRET, Api, training_status
+from tests.worlds.api import SECRET, Api, among
 from tests.worlds.run_commands import ATTIC
+
+
+@pytest.fixture(autouse=True)
+def _connected(api: Api) -> None:
+    api.node.board.publish(among(2))
 
 
 def test_the_owner_sees_each_machine_with_its_last_status(api: Api) -> None:
@@ -68,6 +73,6 @@ def test_an_unknown_machine_is_refused_in_the_nodes_words(api: Api) -> None:
 
 
 def test_the_others_are_reached_also_while_this_machine_starts(api: Api) -> None:
-    api.node.board.publish(replace(training_status(), state=NodeState.STARTING, state_reason="Reading."))
+    api.node.board.publish(replace(among(2), state=NodeState.STARTING, state_reason="Reading."))
     assert api.get("/api/machines").status_code == 200
     assert api.command("POST", "/api/machines/pause").status_code == 202

@@ -12,7 +12,7 @@ from neuroshard.cli.remote import machine_line
 from neuroshard.errors import NeuroShardError
 from neuroshard.status.board import ListMachines, OrderMachines
 from neuroshard.status.machines import MachineList
-from tests.worlds.api import training_status
+from tests.worlds.api import among
 from tests.worlds.commands import Command
 from tests.worlds.run_commands import machines_of
 
@@ -22,7 +22,7 @@ def answer_of(machines: MachineList) -> Any:
 
 
 def test_each_machine_has_a_line_with_its_state() -> None:
-    here, attic, absent = answer_of(machines_of(training_status(), ListMachines()))["machines"]
+    here, attic, absent = answer_of(machines_of(among(2), ListMachines()))["machines"]
     speed = "900 tokens/s, 0 tokens in 24 hours"
     assert machine_line(here) == f"KooWtest  training     laptop: {speed}, 0.0.1, this computer"
     assert machine_line(attic) == f"ooWattic  training     attic: {speed}, 0.0.1"
@@ -42,11 +42,11 @@ def test_a_machine_that_did_not_obey_gives_an_exit_code(
 
         def post(self, path: str) -> Any:
             asked.append(path)
-            return answer_of(machines_of(training_status(), OrderMachines("pause")))
+            return answer_of(machines_of(among(2), OrderMachines("pause")))
 
         def get(self, path: str) -> Any:
             asked.append(path)
-            return answer_of(machines_of(training_status(), ListMachines()))
+            return answer_of(machines_of(among(2), ListMachines()))
 
     monkeypatch.setattr("neuroshard.cli.client.connect", lambda *_, **__: Node())
     with pytest.raises(NeuroShardError, match="2 of 3 did it"):

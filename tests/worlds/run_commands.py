@@ -28,7 +28,7 @@ from neuroshard.status.board import (
     UpdateSettings,
 )
 from neuroshard.status.machines import Machine, MachineList, machine_status
-from neuroshard.status.snapshot import NodeState, NodeStatus
+from neuroshard.status.snapshot import NetworkState, NodeState, NodeStatus
 from neuroshard.types import NodeId
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "invitation.json"
@@ -74,13 +74,18 @@ ATTIC, ABSENT = NodeId("12D3KooWattic"), NodeId("12D3KooWabsent")
 
 
 def machines_of(status: NodeStatus, command: AboutMachines) -> MachineList:
-    """This node, one that trains in the attic and does what it is told, and one that has been away for an hour."""
+    """This node, one that trains in the attic and does what it is told, and one that has been away for an hour.
+
+    A node without a network knows no other one.
+    """
     here = NodeId(status.node_id or "here")
     known = (
         Machine(here, True, True, status.time, machine_status(status, "laptop")),
         Machine(ATTIC, False, True, status.time, machine_status(status, "attic")),
         Machine(ABSENT, False, False, status.time - 3600, machine_status(status, "cellar"), message="No answer."),
     )
+    if status.network.state is NetworkState.OFF:
+        known = known[:1]
     match command:
         case ListMachines():
             return MachineList(known)

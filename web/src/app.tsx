@@ -34,6 +34,7 @@ const SUBJECTS: Record<string, View> = {
   contribution: "Contribution",
   friends: "Friends",
   invite: "Friends",
+  machines: "Network",
   training: "Model",
   pipeline: "Model",
   swarm: "Network",

@@ -1,6 +1,6 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { CommandBody, FeedSummary, MadeInvitationBody, MembersBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
+import type { CommandBody, FeedSummary, MachineList, MadeInvitationBody, MembersBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
@@ -34,7 +34,12 @@ export interface NodeActions {
   showInvitation: (text: string) => Promise<unknown>;
   closeInvitation: () => Promise<unknown>;
   join: (runId: string | null) => Promise<string>;
+  readMachines: () => Promise<MachineList>;
+  orderMachines: (step: MachineStep, nodeId?: string) => Promise<MachineList>;
 }
+
+/** The only two commands that the machines of a wallet send each other. */
+export type MachineStep = "pause" | "resume";
 
 export interface InvitationTerms {
   label: string;
@@ -79,6 +84,8 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     showInvitation: (text) => client.command("/api/invitation", { text }),
     closeInvitation: () => client.command("/api/invitation/close", {}),
     join: (runId) => send("/api/join", { run_id: runId }),
+    readMachines: () => client.get<MachineList>("/api/machines"),
+    orderMachines: (step, nodeId) => client.command<MachineList>(`/api/machines/${step}`, nodeId === undefined ? {} : { node_id: nodeId }),
     changeSetting: async (name, value) => (await client.command<CommandBody>("/api/config", { [name]: value }, "PATCH")).message,
   };
 }

@@ -4,6 +4,7 @@ import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { ComputerCard } from "../components/cards";
 import { Feed } from "../components/Feed";
+import { Machines } from "../components/Machines";
 import { OwnerPolicyCard } from "../components/OwnerPolicyCard";
 import { Card, Facts, Section } from "../components/parts";
 import { dateAndTime, runningFor, walletName } from "../format";
@@ -41,6 +42,7 @@ export function Network({ dashboard, status, nodeNow, reachable, actions }: Insi
   return (
     <div class="view">
       <h1 class="view-title">Network</h1>
+      <Machines {...{ nodeNow, reachable, actions }} />
       <Swarm {...{ dashboard, status, nodeNow }} />
       <Rounds {...{ status, nodeNow, reachable, actions }} />
       <Section title="Events">

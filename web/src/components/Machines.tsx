@@ -1,0 +1,106 @@
+// The computers of the owner's wallet: one row each, and buttons that pause and resume all of them or one.
+
+import type { Machine, MachineList } from "../api/responses";
+import { useState } from "preact/hooks";
+import type { MachineStep, NodeActions } from "../api/actions";
+import { shortId } from "../format";
+import { Fault, useSending } from "../setup/fields";
+import { useReading } from "../state/reading";
+import { factsOf, MACHINES, nameOf, nextStep, stateWords, toneOf } from "../words/machines";
+import { Card, Icon, Section } from "./parts";
+
+const READ_MS = 4_000;
+
+interface Props {
+  nodeNow: number;
+  reachable: boolean;
+  actions: NodeActions;
+}
+
+/** Nothing while this is the only computer of the wallet. */
+export function Machines({ nodeNow, reachable, actions }: Props) {
+  const [told, setTold] = useState<MachineList | null>(null); // what the last command led to
+  const listed = useReading(actions.readMachines, reachable, told, READ_MS);
+  const { busy, faults, send } = useSending();
+  if (listed === null || listed.machines.length < 2) return null;
+  const order = (step: MachineStep, nodeId?: string) =>
+    send(async () => {
+      setTold(null);
+      setTold(await actions.orderMachines(step, nodeId));
+    });
+  const cannot = busy || !reachable;
+  const outcomes = new Map(told?.machines.map((one) => [one.node_id, one]));
+  return (
+    <Section title="Machines">
+      <Card
+        title={MACHINES.title}
+        hint={MACHINES.about}
+        wide
+        aside={
+          <div class="machine-buttons">
+            <button type="button" class="button" disabled={cannot} onClick={() => order("pause")}>
+              <Icon name="pause" />
+              {MACHINES.pauseAll}
+            </button>
+            <button type="button" class="button" disabled={cannot} onClick={() => order("resume")}>
+              <Icon name="play" />
+              {MACHINES.resumeAll}
+            </button>
+          </div>
+        }
+      >
+        <p class="small" role="status">
+          {busy ? "Waiting for the answers…" : told?.message}
+        </p>
+        <Fault id="machines-fault" text={faults.other} />
+        <ul class="members">
+          {listed.machines.map((one) => (
+            <Row key={one.node_id} machine={one} outcome={outcomes.get(one.node_id)} nodeNow={nodeNow} disabled={cannot} order={order} />
+          ))}
+        </ul>
+        {listed.machines.some((one) => !one.is_reachable) && <p class="muted small">{MACHINES.away}</p>}
+      </Card>
+    </Section>
+  );
+}
+
+interface RowProps {
+  machine: Machine;
+  outcome: Machine | undefined;
+  nodeNow: number;
+  disabled: boolean;
+  order: (step: MachineStep, nodeId?: string) => void;
+}
+
+function Row({ machine, outcome, nodeNow, disabled, order }: RowProps) {
+  const step = nextStep(machine);
+  const words = step === "pause" ? "Pause" : "Resume";
+  const failed = outcome?.has_obeyed === false ? outcome.message : "";
+  return (
+    <li>
+      <div>
+        <strong>{nameOf(machine)}</strong>{" "}
+        <span class="muted small mono" title={machine.node_id}>
+          {machine.is_here ? "this computer" : shortId(machine.node_id)}
+        </span>
+        <div>
+          <span class={`pill tone-${toneOf(machine)}`}>
+            <i class="dot" aria-hidden="true" />
+            {stateWords(machine, nodeNow)}
+          </span>
+        </div>
+        <div class="muted small">{factsOf(machine)}</div>
+        {failed && <div class="text-bad small">{failed}</div>}
+      </div>
+      <button
+        type="button"
+        class="button"
+        disabled={disabled || !machine.is_reachable}
+        aria-label={`${words}: ${nameOf(machine)}`}
+        onClick={() => order(step, machine.node_id)}
+      >
+        {words}
+      </button>
+    </li>
+  );
+}
