@@ -109,7 +109,7 @@ class AllReduce:
         self._slices = [SliceState(some, setting.self_id) for some in reducers]
         self._is_stating = self._is_judging = False
         self._contradicted = set[int]()  # slices in which this node has computed other statistics than the verdict's
-        self.skipped = 0  # checks that ended without an answer
+        self.skipped = 0  # audits that ended without an answer
         self._reduction: Reduction | None = None
         self._digests: dict[NodeId, tuple[bytes, ...]] = {}  # of all slices of a member, by author
         # what members have signed about a slice, by author, slice and digest
@@ -583,9 +583,11 @@ class AllReduce:
 
 def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
     commitments = [intent.body.commitment for intent in intents]
+    work = [float(intent.body.sequences) for intent in intents]
+    established = [step.ledger.counts(intent.member.node_id) for intent in intents]
     return MemberFacts(
-        work=tuple(float(intent.body.sequences) for intent in intents),
-        established=tuple(step.ledger.counts(intent.member.node_id) for intent in intents),
+        work=tuple(work),
+        established=tuple(established),
         originals=tuple(map(commitments.index, commitments)),
         are_friends=not step.committee.is_open,
     )

@@ -332,3 +332,4 @@ class RoundProgress:
     members: tuple[GroupMember, ...] = ()  # the contributors, in row order; () before the proposal
     judged: Judged | None = None  # the verdict on them
     objection: str = ""  # why this member voted against the aggregate
+    skipped_audits: int = 0  # in this view

@@ -123,9 +123,8 @@ class RoundStateMachine:
             phase = RoundPhase.VOTE
         else:
             phase = RoundPhase.GATHER if exchange is None else RoundPhase.EXCHANGE
-        return RoundProgress(
-            self.views.view, phase, () if exchange is None else exchange.members, self._judged, self._objection
-        )
+        members, skipped = ((), 0) if exchange is None else (exchange.members, exchange.skipped)
+        return RoundProgress(self.views.view, phase, members, self._judged, self._objection, skipped)
 
     @property
     def has_entered(self) -> bool:
@@ -474,7 +473,7 @@ class RoundStateMachine:
                 round_id=exchange.round_id,
                 aggregate=digests,
                 members=exchange.members,
-                accepted=tuple(map(names.__getitem__, verdict.accepted)),
+                accepted=tuple(names[row] for row in verdict.accepted),
                 refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
                 next_root=checked.next_root,
                 entries=self._proposed_entries,

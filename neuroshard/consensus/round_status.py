@@ -64,7 +64,8 @@ class RoundMonitor:
         self._seconds = dict.fromkeys(RoundPhase, 0.0)
         self._phase = RoundPhase.GATHER
         self._looked_at = began
-        self._views = set[int]()
+        self._skipped = dict[int, int]()  # audits, by view
+        self._recorded = 0  # skipped audits in an earlier record of this round
         self.view_began = began  # of the last view, or of its proposal if that waited for its full time
         self._judgement = RoundProgress(0, RoundPhase.GATHER)  # the newest progress with members
 
@@ -72,9 +73,9 @@ class RoundMonitor:
         """Record the current progress of the round."""
         self._pass(now)
         self._phase = progress.phase
-        if progress.view not in self._views or self._has_waited_in_vain(progress):
-            self._views.add(progress.view)
+        if progress.view not in self._skipped or self._has_waited_in_vain(progress):
             self.view_began = now
+        self._skipped[progress.view] = progress.skipped_audits
         if progress.members:
             self._judgement = progress
 
@@ -115,7 +116,8 @@ class RoundMonitor:
         self._looked_at = now
 
     def _record(self, end: RoundEnd, contributions: tuple[RoundContribution, ...]) -> RoundStatus:
-        seconds, terms = self._seconds, self.terms
+        seconds, terms, recorded = self._seconds, self.terms, self._recorded
+        self._recorded = sum(self._skipped.values())
         return RoundStatus(
             outer_step=terms.outer_step,
             ended_at=end.time,
@@ -127,7 +129,8 @@ class RoundMonitor:
             part=terms.part,
             codec=terms.codec,
             aggregator=terms.aggregator,
-            views=max(1, len(self._views)),
+            views=max(1, len(self._skipped)),
+            skipped_audits=self._recorded - recorded,
         )
 
     def _own_contributions(self) -> tuple[RoundContribution, ...]:
@@ -150,6 +153,7 @@ def with_round(before: StageRoundsStatus, record: RoundStatus) -> StageRoundsSta
         recent=(*before.recent, record)[-KEPT_ROUNDS:],
         bytes_sent=before.bytes_sent + record.bytes_sent,
         bytes_received=before.bytes_received + record.bytes_received,
+        skipped_audits=before.skipped_audits + record.skipped_audits,
     )
     if record.abandoned_for is not None:
         counts = dict(before.abandoned)

@@ -98,6 +98,9 @@ class RoundStatus:
     codec: Annotated[str, about("encoding of the contributions, as the run's file names it")]
     aggregator: Annotated[str, about("rule that combined the contributions, as the run's file names it")]
     views: Annotated[int, about("number of attempts, each with another proposer")] = 1
+    skipped_audits: Annotated[
+        int, about("audits of the result that this node skipped because a member did not send its blocks in 5 s")
+    ] = 0
     certificate: Annotated[CertificateStatus | None, about("proof of the result; null: the round was abandoned")] = None
     is_late: Annotated[
         bool, about("the round completed after training had continued; an earlier record shows it as abandoned")
@@ -168,6 +171,13 @@ class StageRoundsStatus:
     ] = ()
     bytes_sent: Annotated[int, about("in messages of rounds", "bytes", counter="round_sent_bytes")] = 0
     bytes_received: Annotated[int, about("in messages of rounds", "bytes", counter="round_received_bytes")] = 0
+    skipped_audits: Annotated[
+        int,
+        about(
+            "audits of results that this node skipped because a member did not send its blocks in 5 s",
+            counter="round_audits_skipped",
+        ),
+    ] = 0
     contributors: Annotated[
         tuple[Contributor, ...], about("in the order in which they were last called, the newest last")
     ] = ()

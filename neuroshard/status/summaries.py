@@ -398,6 +398,9 @@ class RoundsSummary:
     refused: Annotated[dict[str, int], about("contributions to completed rounds, by class of the reason")]
     bytes_sent: Annotated[int, about(unit="bytes")]
     bytes_received: Annotated[int, about(unit="bytes")]
+    skipped_audits: Annotated[
+        int, about("audits of results that this node skipped because a member did not send its blocks in 5 s")
+    ]
     hash_agreement_rate: Annotated[Number, about("1 when alone", "0..1")]
     sync_success_rate: Annotated[Number | None, about("null without a round with others", "0..1")]
     contributors: Annotated[tuple[RunContributor, ...], about("most rounds first")]
@@ -418,6 +421,7 @@ def rounds_summary(status: NodeStatus) -> RoundsSummary:
         refused=counted(pair for stage in stages for pair in stage.refused),
         bytes_sent=sum(stage.bytes_sent for stage in stages),
         bytes_received=sum(stage.bytes_received for stage in stages),
+        skipped_audits=sum(stage.skipped_audits for stage in stages),
         hash_agreement_rate=hash_agreement_rate(status),
         sync_success_rate=status.diloco.sync_success_rate,
         contributors=_contributors((one for stage in stages for one in stage.contributors), status.node_id),

@@ -54,6 +54,7 @@ def test_a_round_is_told_whole(api: Api) -> None:
         "codec": "int8",
         "aggregator": "trimmed_mean(0.2)",
         "views": 2,
+        "skipped_audits": 1,
         "certificate": {"value": "0123456789abcdef", "votes": 3, "voters": 3, "sequences": 0},
     }
 
@@ -67,7 +68,7 @@ def test_rounds_of_all_stages_come_newest_first_and_add_up(api: Api) -> None:
     assert (abandoned["reason"], abandoned["certificate"]) == (ABANDONED.reason, None)
     assert (body["completed"], body["abandoned"]) == (5, {"no_answer": 3, "node": 1})
     assert (body["accepted"], body["refused"]) == (9, {"norm": 5, "zero": 1})
-    assert (body["bytes_sent"], body["bytes_received"]) == (21_000, 16_000)
+    assert (body["bytes_sent"], body["bytes_received"], body["skipped_audits"]) == (21_000, 16_000, 3)
     assert body["sync_success_rate"] == pytest.approx(5 / 9)
     assert api.get("/api/training/verify").json()["sync_success_rate"] == body["sync_success_rate"]
 

@@ -241,7 +241,7 @@ def eventful() -> NodeStatus:
         contribution(BAD, MemberPart.REFUSED, "norm", far),
         contribution(SLOW, MemberPart.ABSTAINED),
     )
-    late = replace(completed(12), is_late=True, views=2)
+    late = replace(completed(12), is_late=True, views=2, skipped_audits=1)
     return with_rounds(*(completed(number) for number in range(10)), refused, abandoned(BROKEN_OFF), late)
 
 

@@ -64,6 +64,7 @@ def test_refusals_absences_and_late_ends_are_told_in_sentences(start_node: Start
     expect(refused).to_contain_text(f"{short(SLOW)} had learned too little to count; it goes into the next round.")
     expect(refused).to_contain_text(f"{short(GONE)} was called and sent nothing.")
     expect(stat(page, "Refused").locator(".stat-value")).to_have_text("1")
+    expect(page.get_by_text("1. An audit compares random blocks of a result")).to_be_visible()
     expect(stat(page, "Completed")).to_contain_text("92 % of all; 1 came to nothing")
     table = page.get_by_role("region", name="Who contributed").locator("tbody tr")
     told = {row.split("\t")[0]: row.split("\t")[1:] for row in table.all_inner_texts()}

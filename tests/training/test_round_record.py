@@ -182,6 +182,17 @@ def test_reasons_that_no_gate_gives_are_counted_together() -> None:
     assert with_round(NONE_YET, record).refused == (("other", 1), ("zero", 1))
 
 
+def test_skipped_audits_of_all_views_are_counted_once() -> None:
+    first, second = (replace(exchange(view), skipped_audits=skipped) for view, skipped in ((0, 1), (1, 2)))
+    watch = watched((101.0, exchange()), (106.0, first), (130.0, exchange(1)), (140.0, second))
+    given_up = watch.abandoned(None, END)
+    watch.look(replace(second, skipped_audits=3), 150.0)
+    late = watch.completed(certificate(), END)
+    assert (given_up.skipped_audits, late.skipped_audits) == (3, 1)
+    assert with_round(with_round(NONE_YET, given_up), late).skipped_audits == 4
+    assert (given_up.views, late.views) == (2, 2)
+
+
 def test_the_last_rounds_are_kept_and_all_are_counted() -> None:
     good = watched().completed(certificate((C, str(RejectionReason.NORM))), END)
     bad = watched((101.0, RoundProgress(0, RoundPhase.EXCHANGE, EXCHANGED, TOO_FEW))).abandoned("too many", END)

@@ -462,6 +462,7 @@ COMPLETED = RoundStatus(
     codec="int8",
     aggregator="trimmed_mean(0.2)",
     views=2,
+    skipped_audits=1,
     certificate=CertificateStatus("0123456789abcdef", 3, 3),
 )
 ABANDONED = replace(
@@ -482,6 +483,7 @@ FIRST_STAGE = StageRoundsStatus(
     refused=(("norm", 4),),
     bytes_sent=20_000,
     bytes_received=15_000,
+    skipped_audits=2,
     contributors=(
         Contributor(SECOND.node_id, SECOND.wallet_id, accepted=0, refused=4),
         Contributor(FIRST.node_id, FIRST.wallet_id, accepted=4),
@@ -498,6 +500,7 @@ SECOND_STAGE = StageRoundsStatus(
     refused=(("norm", 1), ("zero", 1)),
     bytes_sent=1_000,
     bytes_received=1_000,
+    skipped_audits=1,
     contributors=(Contributor(FIRST.node_id, FIRST.wallet_id, accepted=1, absent=2),),
 )
 

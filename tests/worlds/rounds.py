@@ -166,7 +166,6 @@ class World:
         self.broken_statistics: dict[NodeId, Callable[[int, bytes], bytes]] = {}  # and of its statistics
         self.doubts_norms = set[NodeId]()  # nodes whose bad memory shows them other norms
         self.deals: dict[int, set[frozenset[NodeId]]] = {}  # who reduces in the rounds of a step, as members know it
-        self.skipped = Counter[NodeId]()  # checks without an answer, by the node that asked
         self.faults: dict[str, dict[NodeId, EvidenceSaid]] = {}  # what was said about reducers, by step and author
         self.framed: dict[NodeId, FailedReducers] = {}  # what a liar says about them instead
         self.newcomer_seconds = inf  # for which a step waits for what members that do not count send
@@ -365,7 +364,6 @@ class World:
                 self._carry_out(one, machine, machine.answered(effect, answer))
         exchange = machine._exchange  # pyright: ignore[reportPrivateUsage]
         if exchange is not None:
-            self.skipped[node] = max(self.skipped[node], exchange.skipped)
             slices = exchange._slices  # pyright: ignore[reportPrivateUsage]
             reducing = frozenset(reducer for one in slices for reducer in one.reducers)
             self.deals.setdefault(machine.setting.step.number, set()).add(reducing)

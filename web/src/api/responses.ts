@@ -330,6 +330,7 @@ export interface RoundsSummary {
   refused: Record<string, number>; // contributions to completed rounds, by class of the reason
   bytes_sent: number; // [bytes]
   bytes_received: number; // [bytes]
+  skipped_audits: number; // audits of results that this node skipped because a member did not send its blocks in 5 s
   hash_agreement_rate: number | null; // 1 when alone [0..1]
   sync_success_rate: number | null; // null without a round with others [0..1]
   contributors: RunContributor[]; // most rounds first
@@ -385,6 +386,7 @@ export interface RunRound {
   codec: string; // encoding of the contributions, as the run's file names it
   aggregator: string; // rule that combined the contributions, as the run's file names it
   views: number; // number of attempts, each with another proposer
+  skipped_audits: number; // audits of the result that this node skipped because a member did not send its blocks in 5 s
   certificate: CertificateStatus | null; // proof of the result; null: the round was abandoned
   is_late: boolean; // the round completed after training had continued; an earlier record shows it as abandoned
   abandoned_for: AbandonReason | null; // class of the reason why it was abandoned; null: the round completed

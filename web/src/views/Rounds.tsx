@@ -8,7 +8,7 @@ import { Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { PhaseLegend, RoundRow } from "../components/RoundRow";
 import { bytes, count, percent, plural, shortTime } from "../format";
 import { useReading } from "../state/reading";
-import { abandonedCount, agreementWords, partWords, refusalsWords, refusedCount, roundsSentence, roundsTone, waitingSentence, who } from "../words/rounds";
+import { abandonedCount, agreementWords, partWords, refusalsWords, refusedCount, roundsSentence, roundsTone, skippedWords, waitingSentence, who } from "../words/rounds";
 
 const ROUNDS_SHOWN = 10;
 const CONTRIBUTORS_SHOWN = 12;
@@ -54,6 +54,7 @@ function Summary({ rounds, status }: { rounds: RoundsSummary; status: NodeStatus
       <Facts
         rows={[
           isEmpty ? ["What it waits for", waitingSentence(status)] : ["Agreement", agreementWords(rounds)],
+          isEmpty ? null : ["Skipped audits", skippedWords(rounds)],
           ["Learning together", status.diloco.explanation],
           status.diloco.strategy ? ["The next round", `is about ${partWords(status.diloco)}, encoded as ${status.diloco.codec}`] : null,
           isEmpty && status.peer_count === 0 ? ["What helps", <a href="#/invite">Invite another computer</a>] : null,

@@ -73,6 +73,11 @@ export function refusalsWords(answer: RoundsSummary): string {
   return counts.length > 0 ? counts.join("; ") : "every contribution passed the checks";
 }
 
+/** How many audits were skipped, and what an audit is. */
+export function skippedWords(answer: RoundsSummary): string {
+  return `${count(answer.skipped_audits)}. An audit compares random blocks of a result with those that the computers sent; it is skipped if one of them does not answer in 5 seconds.`;
+}
+
 export function resultWords(round: RunRound): readonly [string, Tone] {
   if (round.abandoned_for !== null) return ["abandoned", "warn"];
   return round.is_late ? ["completed late", "good"] : ["completed", "good"];
