@@ -67,7 +67,7 @@ ASK_SECONDS = 5.0  # for a status, the dialling included
 OBEY_SECONDS = 10.0  # after this time a machine answers although its present step has not ended yet
 SEND_SECONDS = 25.0  # for an order that waits for an earlier one to be carried out
 ASKED_AT_ONCE = 32
-STRANGER_SECONDS = 600.0  # until a neighbour of another wallet is asked again
+STRANGER_SECONDS = 120.0  # until a neighbour that refused is asked again: it may have been starting
 KEPT_SECONDS = 30 * 86_400.0  # a machine that was silent for this time is no longer listed
 DONE = {"pause": "paused", "resume": "resumed"}
 
@@ -185,8 +185,7 @@ class OwnMachines:
 
     async def _send(self, mark: OrderMark, action: MachineAction, machine: Machine) -> _Outcome:
         if not machine.is_reachable:
-            hint = f"It did not answer, so it is not {DONE[action]}. Repeat this when it is back."
-            return _Outcome(False, hint)
+            return _Outcome(False, "It did not answer, so this did not reach it. Repeat it when the machine is back.")
         try:
             answer = await self._request(machine.node_id, action, mark.number, SEND_SECONDS)
         except (NeuroShardError, TimeoutError) as error:

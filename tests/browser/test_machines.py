@@ -1,4 +1,4 @@
-"""The computers of the owner's wallet on one page: their states, pause and resume of all or one, and no mouse."""
+"""The machines of the owner's wallet on one page: their states, pause and resume of all or one, and no mouse."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FOCUSED = "document.activeElement.ariaLabel || document.activeElement.textConten
 
 
 def card(page: Page) -> Locator:
-    return page.get_by_role("region", name="Your computers")
+    return page.get_by_role("region", name="Your machines")
 
 
 def row(page: Page, name: str) -> Locator:
     return card(page).get_by_role("listitem").filter(has_text=name)
 
 
-def test_each_computer_shows_its_state_and_one_that_is_away_what_it_did_last(
+def test_each_machine_shows_its_state_and_one_that_is_away_what_it_did_last(
     start_node: StartNode, open_page: OpenPage
 ) -> None:
     page = open_page(f"{start_node(among(2)).url}#machines")
@@ -37,9 +37,9 @@ def test_each_computer_shows_its_state_and_one_that_is_away_what_it_did_last(
     expect(row(page, "laptop")).to_contain_text("this computer")
     expect(row(page, "attic")).to_contain_text("Training")
     expect(row(page, "attic")).to_contain_text("tokens/s")
-    expect(row(page, "cellar")).to_contain_text("Cannot be reached; 60 min ago: training")
+    expect(row(page, "cellar")).to_contain_text("Cannot be reachedLast seen 60 min ago: training")
     expect(row(page, "cellar").get_by_role("button")).to_be_disabled()
-    expect(card(page)).to_contain_text("not paused later either")
+    expect(card(page)).to_contain_text("does not wait for a machine")
 
 
 def test_all_are_paused_at_once_and_the_one_that_is_away_says_so(start_node: StartNode, open_page: OpenPage) -> None:
@@ -58,7 +58,7 @@ def test_all_are_paused_at_once_and_the_one_that_is_away_says_so(start_node: Sta
     expect(card(page).get_by_role("alert")).to_contain_text("No machine of your wallet")
 
 
-def test_a_single_computer_has_no_list(start_node: StartNode, open_page: OpenPage) -> None:
+def test_a_single_machine_has_no_list(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(replace(snapshots.training(), network=NetworkStatus())).url}#home")
     with page.expect_response("**/api/machines"):
         page.goto(page.url.replace("#home", "#network"))
@@ -75,7 +75,7 @@ def test_a_phone_a_keyboard_and_a_screen_reader_are_enough(
     expect(card(page)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     card(page).get_by_role("button", name="Pause all").focus()
-    for name in ("Resume all", "Pause: laptop", "Pause: attic"):
+    for name in ("Resume all", "Pause: laptop, this computer", "Pause: attic, 12D3KooWattic"):
         page.keyboard.press("Tab")
         assert page.evaluate(FOCUSED) == name
     page.keyboard.press("Enter")

@@ -33,9 +33,10 @@ from neuroshard.membership.machine_orders import (
     WalletOrders,
 )
 from neuroshard.messages import Frame
-from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
+from neuroshard.network import Connection, InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.in_memory_links import Link
-from neuroshard.node.own_machines import LOOK_SECONDS, MACHINES_FILE, OwnMachines
+from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
+from neuroshard.node.own_machines import LOOK_SECONDS, MACHINES_FILE, STRANGER_SECONDS, OwnMachines
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.runs.offer import RunOffer
 from neuroshard.status.board import (
@@ -49,7 +50,7 @@ from neuroshard.status.board import (
 )
 from neuroshard.status.machines import MachineList
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
-from neuroshard.types import Architecture, LayerRange
+from neuroshard.types import Architecture, LayerRange, NodeId
 from neuroshard.waiting import Signal
 
 START = 1_800_000_000.0
@@ -125,21 +126,40 @@ class Node:
         return {one.status.name if one.status else "": one.is_reachable for one in machines}
 
 
+class LocalTransport(PolicyTransport):
+    """All peers have addresses of this computer, as on a local network; notes which of them are asked for their status."""
+
+    def __init__(self, inner: Any, asked: list[NodeId]) -> None:
+        super().__init__(inner, TransferPolicy())
+        self._asked = asked
+
+    def connections(self) -> tuple[Connection, ...]:
+        found = super().connections()
+        return tuple(replace(one, address=f"/ip4/127.0.0.1/tcp/4001/p2p/{one.peer}") for one in found)
+
+    async def request(self, peer: NodeId, frame: Frame, **options: Any) -> Frame:
+        if frame.kind == MACHINE_KIND:
+            self._asked.append(peer)
+        return await super().request(peer, frame, **options)
+
+
 @dataclass
 class World:
     folder: Path
     network: InMemoryNetwork
     tasks: Any
+    asked: list[NodeId] = field(default_factory=list[NodeId])  # by nodes that see all others on their local network
 
-    def start(self, number: int, name: str, owner: str = "ada") -> Node:
-        """Start a node, or start it again on its disk."""
+    def start(self, number: int, name: str, owner: str = "ada", *, in_run: bool = True, is_near: bool = False) -> Node:
+        """Start a node, or start it again on its disk. One that `is_near` sees all others on its local network."""
         me = identity_of(number, owner)
 
         @asynccontextmanager
         async def opened() -> AsyncGenerator[Network]:
             self.network.join(me.node_id)
             try:
-                yield self.network.network_of(me.node_id)
+                found = self.network.network_of(me.node_id)
+                yield replace(found, transport=LocalTransport(found.transport, self.asked)) if is_near else found
             finally:
                 self.network.kill(me.node_id)
 
@@ -151,7 +171,8 @@ class World:
         model = ModelStatus(SHAPE, 1000, LAYERS, LAYERS.roles(2))
         board = StatusBoard(NodeStatus("1.2.3", START, START, TRAINING, "Training.", model=model, training=training))
         peer_network, commands = PeerNetwork.of(settings, me, opened, now), CommandChannel()
-        peer_network.join(OFFER, board.current, is_shared=True)
+        if in_run:
+            peer_network.join(OFFER, board.current, is_shared=True)
         own = OwnMachines(WALLETS[owner], peer_network, commands, board, name=name, now=now)
         peer_network.networking.attach(own.live)
         node = Node(name, me, peer_network, commands, board, own)
@@ -314,6 +335,22 @@ def test_two_machines_that_command_at_once_leave_all_in_one_state(tmp_path: Path
             assert len({node.state for node in nodes}) == 1
 
     play(tmp_path, scenario, seed)
+
+
+def test_a_machine_in_another_run_is_found_on_the_local_network_and_a_neighbour_is_asked_seldom(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        laptop, friend = world.start(0, "laptop", is_near=True), world.start(5, "bo's", owner="bo", in_run=False)
+        tower = world.start(1, "tower", in_run=False)
+        await knowing(laptop, tower)  # the tower learns of the laptop by its question
+        for node in (friend, tower):
+            world.asked.clear()
+            await anyio.sleep(4 * STRANGER_SECONDS)
+            often = node is tower
+            assert (world.asked.count(node.identity.node_id) > 4) == often
+        assert (await tower.own.carry_out(PAUSE_ALL)).message == "2 of 2 machines paused."
+        assert friend.taken == []
+
+    play(tmp_path, scenario)
 
 
 def test_a_machine_that_is_away_is_listed_with_its_last_status_and_not_paused_when_it_is_back(tmp_path: Path) -> None:

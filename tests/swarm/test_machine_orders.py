@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from neuroshard.decoders import msgpack_decoder
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Signed, Signer, TokenSecret, Wallet
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS, DelegationGrant, sign_message
 from neuroshard.membership.machine_orders import (
@@ -139,6 +140,21 @@ def test_the_wallet_itself_can_order_nothing_else(changes: dict[str, Any]) -> No
     fields = [value for value in structs.astuple(Anything(**changes)) if value is not msgspec.UNSET]
     signed: Signed[Any] = sign_message(wallet_of(0), MACHINE_KIND, fields)
     assert "not one of this wallet" in refusal_of(MachineRequest(LAPTOP.delegation.signed, signed))
+
+
+GOOD = msgspec.msgpack.encode(request_of())
+
+
+@given(place=st.integers(0, len(GOOD) - 1), byte=st.integers(0, 255), cut=st.integers(0, len(GOOD)))
+def test_a_request_with_any_other_byte_is_refused(place: int, byte: int, cut: int) -> None:
+    for data in (GOOD[:place] + bytes([byte]) + GOOD[place + 1 :], GOOD[:cut]):
+        try:
+            request = msgpack_decoder(MachineRequest).decode(data)
+            order = orders_of(0).check(LAPTOP.node_id, request, NOW)
+        except (ValueError, RequestRefusedError):
+            continue
+        assert order == PAUSE
+        assert data == GOOD
 
 
 def test_messages_within_their_bounds_fit_and_larger_ones_are_not_read() -> None:

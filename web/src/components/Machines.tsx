@@ -1,12 +1,11 @@
-// The computers of the owner's wallet: one row each, and buttons that pause and resume all of them or one.
+// The machines of the owner's wallet: one row each, and buttons that pause and resume all of them or one.
 
 import type { Machine, MachineList } from "../api/responses";
 import { useState } from "preact/hooks";
 import type { MachineStep, NodeActions } from "../api/actions";
-import { shortId } from "../format";
 import { Fault, useSending } from "../setup/fields";
 import { useReading } from "../state/reading";
-import { factsOf, MACHINES, nameOf, nextStep, stateWords, toneOf } from "../words/machines";
+import { factsOf, MACHINES, nameOf, nextStep, placeOf, stateWords, toneOf } from "../words/machines";
 import { Card, Icon, Section } from "./parts";
 
 const READ_MS = 4_000;
@@ -17,7 +16,7 @@ interface Props {
   actions: NodeActions;
 }
 
-/** Nothing while this is the only computer of the wallet. */
+/** Nothing while this is the only machine of the wallet. */
 export function Machines({ nodeNow, reachable, actions }: Props) {
   const [told, setTold] = useState<MachineList | null>(null); // what the last command led to
   const listed = useReading(actions.readMachines, reachable, told, READ_MS);
@@ -32,23 +31,17 @@ export function Machines({ nodeNow, reachable, actions }: Props) {
   const outcomes = new Map(told?.machines.map((one) => [one.node_id, one]));
   return (
     <Section title="Machines">
-      <Card
-        title={MACHINES.title}
-        hint={MACHINES.about}
-        wide
-        aside={
-          <div class="machine-buttons">
-            <button type="button" class="button" disabled={cannot} onClick={() => order("pause")}>
-              <Icon name="pause" />
-              {MACHINES.pauseAll}
-            </button>
-            <button type="button" class="button" disabled={cannot} onClick={() => order("resume")}>
-              <Icon name="play" />
-              {MACHINES.resumeAll}
-            </button>
-          </div>
-        }
-      >
+      <Card title={MACHINES.title} hint={MACHINES.about} wide>
+        <div class="machine-buttons">
+          <button type="button" class="button" disabled={cannot} onClick={() => order("pause")}>
+            <Icon name="pause" />
+            {MACHINES.pauseAll}
+          </button>
+          <button type="button" class="button" disabled={cannot} onClick={() => order("resume")}>
+            <Icon name="play" />
+            {MACHINES.resumeAll}
+          </button>
+        </div>
         <p class="small" role="status">
           {busy ? "Waiting for the answers…" : told?.message}
         </p>
@@ -80,23 +73,23 @@ function Row({ machine, outcome, nodeNow, disabled, order }: RowProps) {
     <li>
       <div>
         <strong>{nameOf(machine)}</strong>{" "}
-        <span class="muted small mono" title={machine.node_id}>
-          {machine.is_here ? "this computer" : shortId(machine.node_id)}
+        <span class={`muted small ${machine.is_here ? "" : "mono"}`} title={machine.node_id}>
+          {placeOf(machine)}
         </span>
         <div>
           <span class={`pill tone-${toneOf(machine)}`}>
             <i class="dot" aria-hidden="true" />
-            {stateWords(machine, nodeNow)}
+            {stateWords(machine)}
           </span>
         </div>
-        <div class="muted small">{factsOf(machine)}</div>
+        <div class="muted small">{factsOf(machine, nodeNow)}</div>
         {failed && <div class="text-bad small">{failed}</div>}
       </div>
       <button
         type="button"
         class="button"
         disabled={disabled || !machine.is_reachable}
-        aria-label={`${words}: ${nameOf(machine)}`}
+        aria-label={`${words}: ${nameOf(machine)}, ${placeOf(machine)}`}
         onClick={() => order(step, machine.node_id)}
       >
         {words}
