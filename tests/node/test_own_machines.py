@@ -127,7 +127,7 @@ class Node:
 
 
 class LocalTransport(PolicyTransport):
-    """All peers have addresses of this computer, as on a local network; notes which of them are asked for their status."""
+    """Its peers have addresses of the local network; notes which of them are asked for their status."""
 
     def __init__(self, inner: Any, asked: list[NodeId]) -> None:
         super().__init__(inner, TransferPolicy())
