@@ -90,7 +90,7 @@ class StoredMachines(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What an order led to here. `state` is known after a command that was carried out in time."""
+    """The result of an order here. `state` is known after a command that was carried out in time."""
 
     has_obeyed: bool
     message: str
@@ -298,7 +298,7 @@ class OwnMachines:
                 raise PeerUnreachableError("The network is down at present.", "This node tries again.")
         answer, now = reply.read(MachineAnswer), self._now()
         if not self._orders.is_own(node, answer, now):
-            raise RequestRefusedError("It is no machine of this wallet.")
+            raise RequestRefusedError("It is not a machine of this wallet.")
         self._heard = max(self._heard, answer.newest)
         before = self._machines.get(node)
         if before is not None or len(self._machines) < MAX_MACHINES:
@@ -377,7 +377,7 @@ def _after(outcome: _Outcome, status: MachineStatus) -> MachineStatus:
 
 
 def _summary(action: MachineAction, machines: tuple[Machine, ...]) -> str:
-    """What an order led to, in a sentence."""
+    """The result of an order, in a sentence."""
     count = sum(machine.has_obeyed is True for machine in machines)
     word = "machine" if len(machines) == 1 else "machines"
     return f"{count} of {len(machines)} {word} {DONE[action]}."

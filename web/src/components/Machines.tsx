@@ -18,17 +18,17 @@ interface Props {
 
 /** Nothing while this is the only machine of the wallet. */
 export function Machines({ nodeNow, reachable, actions }: Props) {
-  const [told, setTold] = useState<MachineList | null>(null); // what the last command led to
-  const listed = useReading(actions.readMachines, reachable, told, READ_MS);
+  const [result, setResult] = useState<MachineList | null>(null); // of the last command
+  const listed = useReading(actions.readMachines, reachable, result, READ_MS);
   const { busy, faults, send } = useSending();
   if (listed === null || listed.machines.length < 2) return null;
   const order = (step: MachineStep, nodeId?: string) =>
     send(async () => {
-      setTold(null);
-      setTold(await actions.orderMachines(step, nodeId));
+      setResult(null);
+      setResult(await actions.orderMachines(step, nodeId));
     });
   const cannot = busy || !reachable;
-  const outcomes = new Map(told?.machines.map((one) => [one.node_id, one]));
+  const outcomes = new Map(result?.machines.map((one) => [one.node_id, one]));
   return (
     <Section title="Machines">
       <Card title={MACHINES.title} hint={MACHINES.about} wide>
@@ -43,7 +43,7 @@ export function Machines({ nodeNow, reachable, actions }: Props) {
           </button>
         </div>
         <p class="small" role="status">
-          {busy ? "Waiting for the answers…" : told?.message}
+          {busy ? "Waiting for the answers…" : result?.message}
         </p>
         <Fault id="machines-fault" text={faults.other} />
         <ul class="members">
