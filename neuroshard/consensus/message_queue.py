@@ -1,7 +1,8 @@
-"""Sends and receives the messages of a stage's rounds: cut into parts, in order, repeated until they arrive.
+"""Sends and receives the messages of a stage's rounds: cut into parts, which are repeated until they arrive.
 
 The queue accepts messages only from nodes that train the stage, and a limited number of bytes at once. If they are too
-many, the messages of nodes that count displace those of names that cost nothing.
+many, the messages of nodes that count displace those of names that cost nothing. Several messages are under way to a
+receiver at a time, so one may overtake another.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from neuroshard.types import NodeId
 
 PART = "round/part"
 PART_BYTES = 4 << 20
-PART_SECONDS = 300.0  # 4 MiB at 110 kbit/s
-PARTS_AT_ONCE = 16
+PART_SECONDS = 1200.0  # four parts of 4 MiB at 110 kbit/s
+PARTS_AT_ONCE = 32
+AT_ONCE = 4  # messages under way in a lane: they fill the line while the answers to others are under way
+LANES = 2  # to one receiver: no small message, such as a vote, waits for large ones
 MAX_PIECES = 16  # pieces per part: a part in more pieces is copied into one
 RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # for a part whose receiver is unreachable; a receiver that returns asks again
@@ -60,12 +63,20 @@ ANSWER_LIMITS = FrameLimits(256, message=RoundAnswer)
 class _Arriving:
     """A partly received message. Its parts arrive in order."""
 
-    number: int
     size: int  # in bytes
     moved_at: float
     pieces: list[memoryview] = field(default_factory=list[memoryview])
     length: int = 0
     is_over: bool = False  # the whole message has arrived
+
+
+@dataclass
+class _Lane:
+    """What waits for one receiver and is under way to it: small messages, or large ones."""
+
+    waiting: deque[Sequence[Encoded]] = field(default_factory=deque[Sequence[Encoded]])
+    carriers: int = 0  # tasks that send its messages
+    moving: int = 0  # bytes in parts that are under way
 
 
 class RoundMessageQueue:
@@ -85,9 +96,9 @@ class RoundMessageQueue:
         self._max_bytes = max_bytes
         self._received = received
         self.counts = counts
-        self._arriving: dict[NodeId, _Arriving] = {}
-        # receivers for which a message waits or is under way
-        self._outboxes: dict[NodeId, deque[Sequence[Encoded]]] = {}
+        self._arriving: dict[tuple[NodeId, int], _Arriving] = {}  # by the message's sender and number
+        # by receiver, and whether it is for large messages, while a message waits or is under way
+        self._lanes: dict[tuple[NodeId, bool], _Lane] = {}
         self._number = randbits(48)  # random: a receiver may remember numbers from before this node's restart
         self.upload = 0  # rate to one receiver in bytes per second, from recent large parts; 0 while unknown
         self.sent_bytes = self.received_bytes = 0  # in parts that arrived, since the start
@@ -98,42 +109,49 @@ class RoundMessageQueue:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
-                for peer in self._outboxes:
-                    tasks.start_soon(self._carry, peer)
+                for key, lane in self._lanes.items():
+                    lane.carriers = min(AT_ONCE, len(lane.waiting))
+                    for _ in range(lane.carriers):
+                        tasks.start_soon(self._carry, key, lane)
                 await anyio.sleep_forever()
             finally:
                 self._tasks = None
 
     def send(self, peer: NodeId, message: Sequence[Encoded]) -> None:
         """Queue the bytes of a message for a receiver."""
-        outbox = self._outboxes.get(peer)
-        if outbox is None:
-            outbox = self._outboxes[peer] = deque()
-            if self._tasks is not None:
-                self._tasks.start_soon(self._carry, peer)
-        outbox.append(message)
-        while len(outbox) > MAX_WAITING or (len(outbox) > 1 and sum(map(_size, outbox)) > 2 * self._max_bytes):
-            outbox.popleft()
+        key = peer, _size(message) > SMALL_BYTES
+        lane = self._lanes.setdefault(key, _Lane())
+        waiting = lane.waiting
+        waiting.append(message)
+        while len(waiting) > MAX_WAITING or (len(waiting) > 1 and sum(map(_size, waiting)) > 2 * self._max_bytes):
+            waiting.popleft()
+        if self._tasks is not None and lane.carriers < AT_ONCE:
+            lane.carriers += 1
+            self._tasks.start_soon(self._carry, key, lane)
 
     def is_empty(self) -> bool:
         """Whether no message waits or is under way."""
-        return not self._outboxes
+        return not self._lanes
 
     def has_room_for(self, peer: NodeId) -> bool:
         """Whether no large message waits for this receiver."""
-        return all(_size(message) <= SMALL_BYTES for message in self._outboxes.get(peer, ()))
+        lane = self._lanes.get((peer, True))
+        return lane is None or not lane.waiting
 
     async def take(self, sender: NodeId, frame: Frame) -> Frame:
         """Accept a part. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         part = frame.read(MessagePart)
-        data = [memoryview(tensor.data) for tensor in frame.tensors]
-        if len(data) > MAX_PIECES or any(tensor.spec.dtype != "uint8" for tensor in frame.tensors):
-            raise RequestRefusedError(f"A part is bytes in at most {MAX_PIECES} pieces.")
+        data = list[memoryview]()
+        for tensor in frame.tensors:
+            if len(data) == MAX_PIECES or tensor.spec.dtype != "uint8":
+                raise RequestRefusedError(f"A part is bytes in at most {MAX_PIECES} pieces.")
+            data.append(memoryview(tensor.data))
         if part.start == 0:
             self._begin(sender, part)
-        arriving, start, stop = self._arriving.get(sender), part.start, part.start + sum(map(len, data))
-        if arriving is None or (arriving.number, arriving.size) != (part.number, part.size):
+        arriving, start = self._arriving.get((sender, part.number)), part.start
+        stop = start + sum(map(len, data))
+        if arriving is None or arriving.size != part.size:
             raise RequestRefusedError("The part does not follow the one before.")
         if stop <= arriving.length and (start < stop or arriving.is_over):
             return Frame(PART, RoundAnswer())  # it came before, and the answer was lost
@@ -154,7 +172,7 @@ class RoundMessageQueue:
 
     def _has_memory(self, sender: NodeId, size: int) -> bool:
         """Whether a part may be kept. For a node that counts, messages of others are dropped: they start again."""
-        others = [node for node, one in self._arriving.items() if not one.is_over and not self.counts(node)]
+        others = [key for key, one in self._arriving.items() if not one.is_over and not self.counts(key[0])]
         while self._arrived_bytes() + size > 2 * self._max_bytes:
             if not others or not self.counts(sender):
                 return False
@@ -165,39 +183,48 @@ class RoundMessageQueue:
         return sum(one.length for one in self._arriving.values() if not one.is_over)
 
     def _begin(self, sender: NodeId, part: MessagePart) -> None:
-        known = self._arriving.get(sender)
-        if known is not None and known.number == part.number:
+        if (sender, part.number) in self._arriving:
             return
-        now = anyio.current_time()
-        for node, one in list(self._arriving.items()):
+        now, of_sender, over = anyio.current_time(), list[tuple[NodeId, int]](), list[tuple[NodeId, int]]()
+        for key, one in list(self._arriving.items()):
             if now - one.moved_at > STALE_SECONDS:
-                del self._arriving[node]
+                del self._arriving[key]
+            elif key[0] == sender:
+                (over if one.is_over else of_sender).append(key)
         if part.size > self._max_bytes:
             raise RequestRefusedError("There is no memory for a message of this size now; try again later.")
-        self._arriving[sender] = _Arriving(part.number, part.size, now)
+        if len(over) + len(of_sender) == LANES * AT_ONCE:  # an honest sender begins no other one before one is over
+            del self._arriving[[*over, *of_sender][0]]
+        self._arriving[sender, part.number] = _Arriving(part.size, now)
 
-    async def _carry(self, peer: NodeId) -> None:
-        """Send all waiting messages of one receiver, then end: a node meets many receivers in its life."""
-        outbox = self._outboxes[peer]
-        while outbox:
-            message = outbox.popleft()
-            number = self._number = self._number + 1
-            await self._send(peer, number, message)
-        del self._outboxes[peer]
+    async def _carry(self, key: tuple[NodeId, bool], lane: _Lane) -> None:
+        """Send waiting messages of a lane, then end: a node meets many receivers in its life."""
+        try:
+            while lane.waiting:
+                number = self._number = self._number + 1
+                await self._send(key[0], lane, number, lane.waiting.popleft())
+        finally:
+            lane.carriers -= 1
+            if not lane.carriers and not lane.waiting:
+                del self._lanes[key]
 
-    async def _send(self, peer: NodeId, number: int, message: Sequence[Encoded]) -> None:
+    async def _send(self, peer: NodeId, lane: _Lane, number: int, message: Sequence[Encoded]) -> None:
         start, size = 0, _size(message)
         for pieces in _parts_of(message):
             part = MessagePart(self.stage, number, start, size)
-            tensors = tuple(
-                TensorPart(TensorSpec(f"piece {place}", "uint8", (len(piece),)), piece)
-                for place, piece in enumerate(pieces)
-            )
-            if not await self._has_arrived(peer, Frame(PART, part, tensors)):
-                return
-            start += sum(map(len, pieces))
+            tensors, length = list[TensorPart](), sum(map(len, pieces))
+            for place, piece in enumerate(pieces):
+                tensors.append(TensorPart(TensorSpec(f"piece {place}", "uint8", (len(piece),)), piece))
+            lane.moving += length
+            try:
+                if not await self._has_arrived(peer, Frame(PART, part, tuple(tensors)), length, lane.moving):
+                    return
+            finally:
+                lane.moving -= length
+            start += length
 
-    async def _has_arrived(self, peer: NodeId, frame: Frame) -> bool:
+    async def _has_arrived(self, peer: NodeId, frame: Frame, length: int, moving: int) -> bool:
+        """Send a part of this length, with which so many bytes are under way to its receiver."""
         for _ in range(MAX_TRIES):
             began = anyio.current_time()
             try:
@@ -207,15 +234,13 @@ class RoundMessageQueue:
             except TransportClosedError:
                 return False
             else:
-                self._measure(sum(len(tensor.data) for tensor in frame.tensors), anyio.current_time() - began)
+                self.sent_bytes += length
+                seconds = anyio.current_time() - began
+                if length >= MEASURED_BYTES and seconds > 0:
+                    rate = int(moving / seconds)
+                    self.upload = rate if self.upload == 0 else (3 * self.upload + rate) // 4
                 return True
         return False
-
-    def _measure(self, size: int, seconds: float) -> None:
-        self.sent_bytes += size
-        if size >= MEASURED_BYTES and seconds > 0:
-            rate = int(size / seconds)
-            self.upload = rate if self.upload == 0 else (3 * self.upload + rate) // 4
 
 
 def _size(message: Sequence[Encoded]) -> int:

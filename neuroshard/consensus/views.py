@@ -254,12 +254,11 @@ def _median(numbers: Iterable[int | None]) -> int | None:
 
 def _slices_in(kept: Iterable[tuple[str, _Part]]) -> int:
     """Number of slices in these messages; a message without slices counts as one."""
-    return sum(_carried(message) for _, message in kept)
-
-
-def _carried(message: _Part) -> int:
-    match message:
-        case ChoicesSaid():
-            return 1
-        case StatementSaid(statistics=slices) | ContributionSent(slices=slices) | ResultSaid(slices=slices):
-            return max(1, len(slices))
+    count = 0
+    for _, message in kept:
+        match message:
+            case ChoicesSaid():
+                count += 1
+            case StatementSaid(statistics=slices) | ContributionSent(slices=slices) | ResultSaid(slices=slices):
+                count += max(1, len(slices))
+    return count
