@@ -13,14 +13,13 @@ import trio
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool.options import ConnectionLostError, MisconductError, PoolOptions
 from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.pool.tcp import gather, keep_queue_short
+from neuroshard.network.pool.tcp import gather
 from neuroshard.network.pool.transfers import HEADER_BYTES, OutgoingPacket, PacketHeader, PacketKind, parse_header
 from neuroshard.network.reputation import ScoreReason
 
 MAX_QUEUED_ANSWERS = 256
 RECORD_BYTES = 16 * 1024  # what TLS encrypts at a time
 LONGEST_TURN_SECONDS = 0.004
-UNSENT_BYTES = 128 * 1024  # of a connection that is not alone
 _PORTION_BYTES = 16 * 1024
 
 
@@ -73,7 +72,6 @@ class PoolConnection:
         self.bytes_received = 0
         self.is_closed = False
         self.is_resting = False  # it sends no tensors: fewer connections do as well
-        self._is_alone = True
         self._end: ConnectionLostError | None = None
         self._waits_seen = 0
         self._yielded_at = self.opened_at
@@ -117,11 +115,8 @@ class PoolConnection:
         if now > min(self._read_until, self._write_until):
             self.close(MisconductError(ScoreReason.TOO_SLOW, "a peer is too slow"))
 
-    def take_part(self, *, is_resting: bool, is_alone: bool) -> None:
-        """Whether to send tensors, and whether others do too: then what this one could not send yet is kept short."""
-        if is_alone != self._is_alone:
-            self._is_alone = is_alone
-            keep_queue_short(self.stream.socket, None if is_alone else UNSENT_BYTES)
+    def take_part(self, *, is_resting: bool) -> None:
+        """Whether to send tensors."""
         was_resting, self.is_resting = self.is_resting, is_resting
         if was_resting and not is_resting:
             self.wake()

@@ -229,7 +229,7 @@ class PeerLink:
         """Let only the chosen number of connections send: their measured rate decides on the next number."""
         most = self._shared.options.fixed_connections or self._size.connections
         for rank, connection in enumerate(self._connections.values()):
-            connection.take_part(is_resting=rank >= most, is_alone=min(most, self.connection_count) == 1)
+            connection.take_part(is_resting=rank >= most)
 
     def _dial(self, missing: int) -> None:
         for _ in range(missing):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import anyio
@@ -14,7 +15,7 @@ from neuroshard.errors import NetworkRefusedError
 from neuroshard.messages import Frame, encode
 from neuroshard.network import PeerRefusedError
 from neuroshard.network.limits import ByteBudget, UploadPacer
-from neuroshard.network.pool import PoolOptions
+from neuroshard.network.pool import PoolOptions, tcp
 from neuroshard.network.pool.pool import MAX_HANDSHAKES
 from neuroshard.network.pool.secure_stream import GreetingVerdict, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind
@@ -226,3 +227,21 @@ def test_a_busy_kind_does_not_hold_up_another() -> None:
 
 async def _ask(a: Node, b: Node, frame: Frame) -> None:
     await a.ask(b, frame)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot limit what they have not sent once")
+def test_the_queue_in_front_of_a_slow_line_is_short() -> None:
+    """Otherwise the answer to a peer's transfer waits until this node's own transfer has left."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as sender:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        tcp.set_up(sender, None)
+        sender.setblocking(True)
+        sender.connect(listener.getsockname())
+        sender.setblocking(False)
+        receiver, _ = listener.accept()
+        with receiver:
+            accepted = 0
+            with suppress(BlockingIOError):
+                while True:
+                    accepted += sender.send(bytes(16 * 1024))
+    assert 0 < accepted < 3 * tcp.UNSENT_BYTES
