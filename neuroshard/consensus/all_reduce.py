@@ -151,6 +151,14 @@ class AllReduce:
         return False
 
     @property
+    def contents(self) -> Mapping[str, Encoded]:
+        """The results that have come, right or wrong, by their digests (hex); statistics, too."""
+        found = dict[str, Encoded]()
+        for one in self._slices:
+            found |= one.content
+        return found
+
+    @property
     def digests(self) -> tuple[str, ...]:
         """Digests of the aggregate's slices, hex, for the slices that are certain here."""
         return tuple(digest for one in self._slices if (digest := one.agreed(one.results)))

@@ -214,14 +214,11 @@ class RoundStateMachine:
                 if exchange is not None and exchange.round_id == message.round_id:
                     effects += exchange.help(sender, message)
             case VoteSaid() | CertificateSaid():
-                # ask the sender of a certificate for its aggregate first, and others only after some time
-                if not self.voting.knows_end:
-                    self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
-                effects += self.voting.take(sender, message, self.views.view)
+                effects += self._take_votes(sender, message, now)
             case EvidenceSaid(evidence):
                 effects += self.add_evidence(evidence, now)
             case AggregateSent():
-                effects += [*self.voting.take(sender, message, self.views.view), *self._vote_again()]
+                effects += [*self.voting.take(message, self.views.view), *self._vote_again()]
         return effects
 
     def answered(self, job: Job, answer: JobResult) -> list[Effect]:
@@ -399,6 +396,19 @@ class RoundStateMachine:
 
     # The exchange and its result
 
+    def _take_votes(self, sender: NodeId, message: VoteSaid | CertificateSaid, now: float) -> list[Effect]:
+        """Handle a vote or a certificate. An aggregate is large: what has come of it in the exchange, or will come, is
+        not asked for. Otherwise the sender of the first certificate is asked at once, and others only after some time.
+        """
+        voting, exchange, is_first = self.voting, self._exchange, not self.voting.knows_end
+        if is_first:
+            self._ask_after = max(self._ask_after, now + self.setting.timing.gather_seconds)
+        effects = voting.take(message, self.views.view)
+        if not is_first or not isinstance(message, CertificateSaid) or not voting.knows_end or voting.completed:
+            return effects
+        is_under_way = exchange is not None and exchange.round_id == message.certificate.value.round_id
+        return [*effects, *(self._look() if is_under_way else voting.ask(sender))]
+
     def _take_part(
         self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid | ChoicesSaid
     ) -> list[Effect]:
@@ -446,6 +456,8 @@ class RoundStateMachine:
         exchange = self._exchange
         if exchange is None:
             return []
+        if self.voting.knows_end:  # nothing is left to decide
+            return self.voting.take_known(exchange.contents, self.views.view)
         effects = exchange.audit()
         if exchange.verdict is None or (aggregate := exchange.aggregate) is None:
             # A slice may become uncertain again. Until it is checked, this node neither votes nor locks.

@@ -216,15 +216,25 @@ class Voting:
         if self.record.lock is None:
             self.values.forget(aggregates)
 
-    def take(self, sender: NodeId, message: VoteSaid | CertificateSaid | AggregateSent, view: int) -> list[Effect]:
+    def take(self, message: VoteSaid | CertificateSaid | AggregateSent, view: int) -> list[Effect]:
         """Handle votes, certificates and slices of others; `view` is the current one."""
         match message:
             case VoteSaid(signed):
                 return self._take_vote(signed, view)
             case CertificateSaid(certificate):
-                return self._take_certificate(sender, certificate)
+                return self._take_certificate(certificate)
             case AggregateSent(value, slices):
                 return self.count(view) if self.values.take(value, slices) else []
+
+    def take_known(self, slices: Mapping[str, Encoded], view: int) -> list[Effect]:
+        """Complete the certified aggregate with slices that have come before, by their digests (hex)."""
+        if self._certificate is None:
+            return []
+        value, found = self._certificate.value, dict[int, Encoded]()
+        for index in self.values.wanted().get(value.digest, ()):
+            if (digest := value.aggregate[index]) in slices:
+                found[index] = slices[digest]
+        return self.count(view) if self.values.take(value.digest, found) else []
 
     def check_memory(self, message: Message) -> list[Effect]:
         """Stop voting in this step if the message contains a vote of this node that its record does not include.
@@ -289,14 +299,12 @@ class Voting:
     def _take_vote(self, signed: VerifiedBody[Vote], view: int) -> list[Effect]:
         return self.count(view) if self._ballots.add(signed) else self._contradictions([signed])
 
-    def _take_certificate(self, sender: NodeId, certificate: Quorum) -> list[Effect]:
+    def _take_certificate(self, certificate: Quorum) -> list[Effect]:
         if certificate.phase is not Phase.COMMIT or not self._counts(certificate):
             return []
-        lies, is_first = self._contradictions(certificate.votes), self._certificate is None
         self._certificate = certificate  # it may contain another vote of a liar than the one received here
         self.values.want(certificate.value)
-        # an aggregate is large: later senders of the same certificate are asked only if the first does not deliver
-        return [*lies, *(self._end() or (self.ask(sender) if is_first else []))]
+        return [*self._contradictions(certificate.votes), *self._end()]
 
     def _contradictions(self, votes: Iterable[VerifiedBody[Vote]]) -> list[Effect]:
         others = [(vote, self._ballots.other_vote(vote)) for vote in votes]

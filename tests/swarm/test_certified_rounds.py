@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from neuroshard.consensus.committee import GroupMember
+from neuroshard.consensus.effects import Effect, Say
+from neuroshard.consensus.round_messages import AggregateWanted, Message, ResultSaid
 from neuroshard.consensus.slices import BLOCK, SlicePlan
 from neuroshard.types import NodeId
-from tests.worlds.rounds import LIARS, TIMING, World, anything
+from tests.worlds.rounds import LIARS, TIMING, Envelope, Liar, World, anything
 
 NAMES = ("a", "b", "c", "d")
 
@@ -60,6 +63,56 @@ def test_a_liar_neither_splits_the_others_nor_stops_them(lie: str, liar: str) ->
         world.start(NodeId(liar))
         assert world.settle(until=lambda done=number + 1: all(len(one.done) >= done for one in honest))
     world.check_safety(liars=[NodeId(liar)])
+
+
+def deliver_except(world: World, is_late: Callable[[Envelope], bool]) -> None:
+    """Let everything arrive that is not late, in the order in which it was sent."""
+    while places := [place for place, envelope in enumerate(world.pending) if not is_late(envelope)]:
+        world.deliver(places[0])
+
+
+def results_of_b_for_d(envelope: Envelope) -> bool:
+    return envelope.to == "d" and envelope.sender == "b" and isinstance(envelope.message, ResultSaid)
+
+
+def test_a_member_does_not_ask_for_results_that_are_under_way_when_it_hears_of_the_end() -> None:
+    """An aggregate is large, and its sender may have a slow line."""
+    world = World(NAMES, plan=SlicePlan(8 * BLOCK))
+    asked = watch_for(world, NodeId("d"), AggregateWanted)
+    world.start_all()
+    deliver_except(world, results_of_b_for_d)
+    assert [bool(world.nodes[NodeId(name)].done) for name in NAMES] == [True, True, True, False]
+    assert not asked
+    deliver_except(world, lambda _envelope: False)
+    assert world.all_done(1)
+    assert world.now == 0
+    assert not asked
+
+
+def test_a_member_asks_only_for_the_results_that_did_not_come() -> None:
+    world = World(NAMES, plan=SlicePlan(8 * BLOCK))
+    asked = watch_for(world, NodeId("d"), AggregateWanted)
+    world.start_all()
+    deliver_except(world, results_of_b_for_d)
+    while world.pending:
+        world.drop(0)
+    assert world.settle()
+    assert TIMING.gather_seconds <= world.now <= TIMING.gather_seconds + 1
+    wanted = {index for message in asked if isinstance(message, AggregateWanted) for index in message.slices}
+    assert 0 < len(wanted) <= 8 // 4 + 1
+
+
+def watch_for(world: World, node: NodeId, kind: type[Message]) -> list[Message]:
+    """The messages of a kind that a node will send."""
+    found = list[Message]()
+
+    def watch(_one: Liar, effect: Effect) -> list[Effect]:
+        if isinstance(effect, Say) and isinstance(effect.message, kind):
+            found.append(effect.message)
+        return [effect]
+
+    world.twist[node] = watch
+    return found
 
 
 def random_schedule(seed: int, *, is_lying: bool) -> World:
