@@ -119,10 +119,10 @@ class AllReduce:
         self._wrong: set[NodeId] = set()  # reducers that contradict what this node has computed
         self._doubts: dict[NodeId, int] = {}  # the slice in which a member contradicts the reducers
         self._judged_on: dict[int, Encoded] = {}  # the statistics of the slices
-        self._audited: tuple[Encoded, ...] | None = None  # the aggregate when the audit began
-        self._blocks: tuple[Block, ...] = ()  # that this node compares
-        self._rows_of_blocks: dict[int, bytes] = {}  # those that have come
-        self.is_audited = True  # False while this node waits for blocks
+        self._blocks: tuple[Block, ...] | None = None  # that this node compares, once it has drawn them
+        # blocks by the row of their member, while this node waits for all of them and for the aggregate
+        self._blocks_of_rows: dict[int, bytes] | None = None
+        self.is_audited = True  # False until the blocks are compared
         self._asked_for_blocks = set[NodeId]()  # the members that this node has sent its blocks
         self._asked_at: float | None = None  # for parts
         self._redo_at = -inf
@@ -256,27 +256,29 @@ class AllReduce:
         return [*self._ask(), *self._state()] if late else []
 
     def audit(self) -> list[Effect]:
-        """Begin this seat's audit of its secret choice, once all results are known.
+        """Begin this seat's audit of its secret choice once all results are signed. It ends when they have come.
 
-        Nobody knows the choice before the reducers have signed their results.
+        Nobody knows the choice before the reducers have signed their results. Results travel for longer than blocks.
         """
-        setting, verdict = self._setting, self.verdict
-        if self._audited is not None or verdict is None or self.aggregate is None or not setting.is_seat:
+        setting = self._setting
+        if self._blocks is not None:
+            return self._compare()
+        if self.verdict is None or len(self.digests) < len(self._slices) or not setting.is_seat:
             return []
-        self._audited = self.aggregate
         others = [index for index, one in enumerate(self._slices) if setting.self_id not in one.reducers]
-        choice = hash_parts("neuroshard/audit", setting.secret, self.round_id)
+        choice, self._blocks = hash_parts("neuroshard/audit", setting.secret, self.round_id), ()
         if setting.step.committee.is_open:
             return self.check([others[int.from_bytes(choice) % len(others)]] if others else [])
-        if not others or setting.excerpts is None:
+        if others and setting.excerpts is not None:
+            self._blocks = draw_blocks(setting.plan, others, choice)
+        if not self._blocks or setting.excerpts is None:
             return []
-        self._blocks = draw_blocks(setting.plan, others, choice)
-        self.is_audited, effects = not self._blocks, list[Effect]()
+        self.is_audited, self._blocks_of_rows, effects = False, {}, list[Effect]()
         if self._own is not None:
             own = BlocksSent(self.round_id, setting.excerpts(self._own.parts, self._blocks))
             effects = self._take_blocks(setting.self_id, own)
         asked = frozenset(self._order) - {setting.self_id}
-        return [Say(asked, BlocksWanted(self.round_id, self._blocks)), *effects] if self._blocks else []
+        return [Say(asked, BlocksWanted(self.round_id, self._blocks)), *effects]
 
     def help(self, sender: NodeId, message: PartsWanted | BlocksWanted | BlocksSent) -> list[Effect]:
         """Answer a member that audits or checks, or take an answer."""
@@ -289,16 +291,25 @@ class AllReduce:
                 return self._take_blocks(sender, message)
 
     def _take_blocks(self, sender: NodeId, sent: BlocksSent) -> list[Effect]:
-        """Store a member's blocks, and compare all once they are complete. They prove nothing by themselves."""
-        rows, verdict, reduction, aggregate = self._rows_of_blocks, self.verdict, self._reduction, self._audited
-        if self.is_audited or sender not in self._order or verdict is None or reduction is None or aggregate is None:
+        """Store a member's blocks. They prove nothing by themselves."""
+        rows, verdict = self._blocks_of_rows, self.verdict
+        if rows is None or verdict is None or sender not in self._order:
             return []
         row = self._order.index(sender)
         if row in rows or row not in verdict.accepted:
             return []
         rows[row] = sent.content
-        is_whole = len(rows) == len(verdict.accepted)
-        return [CompareBlocks(self.round_id, self._blocks, rows, aggregate, reduction)] if is_whole else []
+        return self._compare()
+
+    def _compare(self) -> list[Effect]:
+        """Compare the blocks with the aggregate once all of both have come."""
+        rows, verdict, reduction, aggregate = self._blocks_of_rows, self.verdict, self._reduction, self.aggregate
+        if rows is None or verdict is None or len(rows) < len(verdict.accepted):
+            return []
+        if self._blocks is None or reduction is None or aggregate is None:
+            return []
+        self._blocks_of_rows = None
+        return [CompareBlocks(self.round_id, self._blocks, rows, aggregate, reduction)]
 
     def compared(self, differing: frozenset[int] | None) -> list[Effect]:
         """Check the slices in which blocks differ: the member that sent the blocks may be wrong, or the reducer."""
@@ -323,7 +334,9 @@ class AllReduce:
         An audit of blocks ends without the answers. A check does not: this node does not vote without the parts.
         """
         waiting = [one for one in self._slices if (one.is_checked or one.is_overdue) and not one.is_stated]
-        if not waiting and self.is_audited:
+        blocks, accepted = self._blocks_of_rows, () if self.verdict is None else self.verdict.accepted
+        lacks_blocks = blocks is not None and len(blocks) < len(accepted)
+        if not waiting and not lacks_blocks:
             self._asked_at = None
             return []
         if self._asked_at is None:
@@ -332,8 +345,9 @@ class AllReduce:
             return []
         for one in waiting:
             one.is_overdue = True
-        self.skipped += not self.is_audited
-        self._asked_at, self.is_audited = now, True
+        if lacks_blocks:
+            self.skipped, self.is_audited, self._blocks_of_rows = self.skipped + 1, True, None
+        self._asked_at = now
         return self._ask(of_reducers=True)
 
     def check(self, indices: Iterable[int]) -> list[Effect]:
@@ -428,14 +442,11 @@ class AllReduce:
             is_slice = index in said and index < len(self._slices) and self._setting.is_result(index, content)
             if is_slice and digest_of(content).hex() == said[index]:
                 fitting[index] = content
-        return self._note_result(message.signed, by_themselves(fitting, message.slices))
-
-    def _note_result(self, signed: VerifiedBody[ResultDigests], contents: Mapping[int, Encoded]) -> list[Effect]:
-        reducer = signed.member.node_id
-        for index, one, digest in self._said_by(reducer, signed.body):
+        reducer, contents = message.signed.member.node_id, by_themselves(fitting, message.slices)
+        for index, one, digest in self._said_by(reducer, message.signed.body):
             self._note(one.results, reducer, index, digest)
             if one.results[reducer] == digest:
-                self._claims[reducer, index, digest] = signed.claim
+                self._claims[reducer, index, digest] = message.signed.claim
                 if index in contents:
                     one.content[digest] = contents[index]
         return self._look_for_lies()
@@ -472,29 +483,44 @@ class AllReduce:
         return effects
 
     def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
-        """Continue with this node's finished results. Those of checked slices are said if they contradict others."""
-        said, sent = dict[int, Encoded](), dict[int, Encoded]()
+        """Continue with this node's finished results. Those of checked slices are said if they contradict others.
+
+        When the last of several jobs is done, the digests of all go ahead: large results travel for long, and audits
+        begin meanwhile.
+        """
+        self_id, said, sent = self._setting.self_id, dict[int, str](), dict[int, Encoded]()
         for index, made in results.items():
             one, digest = self._slices[index], digest_of(made).hex()
             one.content[digest] = made
-            self._note(one.results, self._setting.self_id, index, digest)
-            if not one.is_checked or index in self._disputed:
-                said[index] = made
-            if one.reducers[0] == self._setting.self_id:
+            self._note(one.results, self_id, index, digest)
+            if one.reducers[0] == self_id:
                 sent[index] = made
-        return [*self._say_results(said, sent), *self._look_for_lies()]
+            elif self_id in one.reducers or index in self._disputed:
+                said[index] = digest
+        own = dict[int, str]()
+        for index, one in enumerate(self._slices):
+            if self_id in one.reducers:
+                own[index] = one.results.get(self_id, "")
+        if len(results) < len(own) and all(own.values()) and own.keys() & results.keys():
+            said |= own
+        effects = self._say_results(said, {}) if said else []
+        for some in in_messages(sent):
+            effects += self._say_results({index: own[index] for index in some}, some)
+        return [*effects, *self._look_for_lies()]
 
-    def _say_results(self, results: Mapping[int, Encoded], sent: Mapping[int, Encoded]) -> list[Effect]:
-        """Send the results in `sent` in as many messages as needed, and one more message with the digests of the
-        others.
-        """
+    def _say_results(self, digests: Mapping[int, str], contents: Mapping[int, Encoded]) -> list[Effect]:
+        """Sign digests and send them, with the contents to the members that do not compute these slices themselves."""
+        signed = self._setting.sign(ResultDigests(self.round_id, tuple(sorted(digests.items()))))
+        receivers = dict[tuple[int, ...], tuple[dict[int, Encoded], set[NodeId]]]()
+        for node in sorted(self.others):
+            wanted = dict[int, Encoded]()
+            for index, content in contents.items():
+                if node not in self._slices[index].reducers:
+                    wanted[index] = content
+            receivers.setdefault(tuple(wanted), (wanted, set()))[1].add(node)
         effects = list[Effect]()
-        digests_only = {index: made for index, made in results.items() if index not in sent}
-        for some in (*([digests_only] if digests_only else []), *in_messages(sent)):
-            digests = tuple((index, digest_of(made).hex()) for index, made in sorted(some.items()))
-            signed = self._setting.sign(ResultDigests(self.round_id, digests))
-            content = {} if some is digests_only else some
-            effects += [Say(self.others, ResultSaid(signed, content)), *self._note_result(signed, some)]
+        for wanted, to in receivers.values():
+            effects.append(Say(frozenset(to), ResultSaid(signed, wanted)))
         return effects
 
     def _state(self) -> list[Effect]:

@@ -30,7 +30,7 @@ from neuroshard.consensus.round_messages import (
     read_round_message,
 )
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.slices import AUDITED_BLOCKS, SlicePlan, digest_of, draw, draw_blocks
+from neuroshard.consensus.slices import AUDITED_BLOCKS, AUDITED_NUMBERS, SlicePlan, assign, digest_of, draw, draw_blocks
 from neuroshard.types import NodeId
 from tests.worlds.rounds import TIMING, Liar, Twist, World
 
@@ -287,6 +287,61 @@ def test_a_contributor_with_false_blocks_makes_nobody_doubt_an_honest_reducer() 
     assert world.now < ANSWER_SECONDS
     assert value_at(world, "a").aggregate == value_at(healthy, "a").aggregate
     assert not any(one.accused for one in world.nodes.values())
+
+
+def test_an_audit_begins_while_large_results_are_under_way_and_compares_when_they_have_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neuroshard.consensus.slices.MESSAGE_BYTES", 1)
+    world, done = friends(Int8Codec(), 7), list[Effect]()
+
+    def note(_one: Liar, effect: Effect) -> list[Effect]:
+        done.append(effect)
+        return [effect]
+
+    def deliver(*, with_results: bool) -> None:
+        while places := [
+            place
+            for place, envelope in enumerate(world.pending)
+            if with_results or not (isinstance(envelope.message, ResultSaid) and envelope.message.slices)
+        ]:
+            world.deliver(places[0])
+
+    world.twist = {NodeId("a"): note}
+    world.start_all()
+    deliver(with_results=False)
+    asked = [effect.message for effect in done if isinstance(effect, Say) and isinstance(effect.message, BlocksWanted)]
+    assert len(asked) == 1
+    world.advance(ANSWER_SECONDS + 2)  # the blocks have come: nothing is skipped
+    assert not any(isinstance(effect, CompareBlocks) for effect in done)
+    deliver(with_results=True)
+    assert world.all_done(1)
+    assert sum(isinstance(effect, CompareBlocks) for effect in done) == 1
+    assert world.skipped["a"] == 0
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_member_that_reduces_a_slice_gets_no_result_of_it(*, is_open: bool) -> None:
+    world, sent = World("abcd", is_open=is_open, plan=SlicePlan(16 * 4096)), list[tuple[NodeId, int]]()
+    seed = world.nodes[NodeId("a")].chain.ledger.seed
+    upload = dict.fromkeys(world.nodes, 1000)
+    reducers = draw(world.plan, upload, seed, 2) if is_open else assign(world.plan, upload, seed)
+
+    def note(_one: Liar, effect: Effect) -> list[Effect]:
+        match effect:
+            case Say(to, ResultSaid(slices=slices)):
+                sent.extend((node, index) for node in to for index in slices)
+            case _:
+                pass
+        return [effect]
+
+    world.twist = dict.fromkeys(world.nodes, note)
+    world.start_all()
+    assert world.settle()
+    assert world.now == 0
+    assert sorted(sent) == sorted(
+        (node, index) for index, some in enumerate(reducers) for node in world.nodes if node not in some
+    )
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"x" * 100])
