@@ -46,6 +46,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "loopback_speed": ("line_speed", ("loopback",)),
     "tensor_round_trip": ("tensor_round_trip", ()),
     "rounds": ("rounds", ()),
+    "shaped_rounds": ("shaped_rounds", ()),
     "state_joining": ("state_joining", ()),
     "pipeline_speed": ("pipeline_speed", ()),
     "pipeline_quality": ("pipeline_quality", ()),

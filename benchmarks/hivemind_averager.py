@@ -25,8 +25,9 @@ from hivemind.compression import (  # type: ignore[import-not-found]
 from hivemind.dht import DHT  # type: ignore[import-not-found]
 
 from benchmarks.hivemind_loopback import LOOPBACK
+from benchmarks.sizes import size
 
-NUMBERS = 25_000_000
+NUMBERS = size(25_000_000, 25_000)
 LARGEST_ERROR = 0.1  # relative
 CODECS: dict[str, Any] = {"fp32": NoCompression, "fp16": Float16Compression, "8 bits": Uniform8BitQuantization}
 
@@ -75,15 +76,16 @@ def _round(averagers: list[Any]) -> tuple[float, float]:
         if any(control.done() for control in controls):
             raise RuntimeError("the averagers did not meet")
         time.sleep(0.01)
-    cpu, start = _cpu_seconds(), time.perf_counter()
+    cpu, start = cpu_seconds(), time.perf_counter()
     for control in controls:
         control.allow_allreduce()
     for control in controls:
         control.result(timeout=60)
-    return time.perf_counter() - start, _cpu_seconds() - cpu
+    return time.perf_counter() - start, cpu_seconds() - cpu
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Of this process and all that it has started."""
     me = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
 

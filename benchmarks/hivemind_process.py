@@ -16,10 +16,16 @@ from typing import Any
 LONGEST_SECONDS = 120
 
 
+def hivemind_python() -> str | None:
+    """That Python, if it is there."""
+    python = os.environ.get("BENCHMARK_HIVEMIND_PYTHON")
+    return python if python and Path(python).exists() else None
+
+
 def hivemind_facts(module: str, *arguments: int) -> dict[str, Any] | str:
     """The JSON object that it prints last, or why it did not run. Whatever it leaves behind is ended."""
-    python = os.environ.get("BENCHMARK_HIVEMIND_PYTHON")
-    if not python or not Path(python).exists():
+    python = hivemind_python()
+    if python is None:
         return "hivemind was not run: BENCHMARK_HIVEMIND_PYTHON names no Python that has it."
     command = [python, "-m", module, *map(str, arguments)]
     if sys.platform == "linux" and os.geteuid() == 0 and shutil.which("unshare"):

@@ -1,8 +1,8 @@
-"""One member of certified rounds as a process of its own, over a real network on loopback.
+"""One member of certified rounds as a process of its own, over a real network at the address that it is given.
 
 Says {"address", "node", "wallet"}; obeys JSON objects on stdin, one a line: {"peers": [...]} names the others and
-connects to them, {"round": n, "codec": name} takes part in a round of step n with a vector of NUMBERS random
-numbers, and answers with its seconds, CPU seconds and bytes. The end of stdin ends the process.
+connects to them, {"round": n, "codec": name, "strangers": bool} takes part in a round of step n with a vector of
+NUMBERS random numbers, and answers with its seconds, CPU seconds and bytes. The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Peer:
             await self._network.transport.connect(peer["address"])
         return {"members": len(self._members)}
 
-    async def round(self, number: int, codec: str) -> Mapping[str, Any]:
+    async def round(self, number: int, codec: str, *, are_strangers: bool) -> Mapping[str, Any]:
         """One round of all members."""
-        step = self._step(number, codec)
+        step = self._step(number, codec, are_strangers=are_strangers)
         work = RoundWork(self._plan, make_codec(codec), TrimmedMean(0.1))  # type: ignore[arg-type]
         expected = frozenset(member.node_id for member in self._members)
         me = GroupMember(self._identity.node_id, self._identity.wallet_id)
@@ -108,10 +108,10 @@ class Peer:
             "encoded": sum(map(len, parts)),
         }
 
-    def _step(self, number: int, codec: str) -> Step:
+    def _step(self, number: int, codec: str, *, are_strangers: bool) -> Step:
         """A step in which each member has a seat. All steps follow the foundation: none of them is applied."""
         members = sorted(self._members)
-        committee = Committee.founded([Seat(one.wallet_id, one.node_id, 0) for one in members], is_open=False)
+        committee = Committee.founded([Seat(one.wallet_id, one.node_id, 0) for one in members], is_open=are_strangers)
         owner = members[0].wallet_id
         chain = Chain.founded(Founding("f" * 64, 0, StageStart(0, committee), owner))
         return Step(RUN, 0, number, ROOT, codec, chain.standing, chain.ledger, owner)
@@ -133,10 +133,10 @@ class Peer:
 
 async def main() -> None:
     """See above."""
-    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+    number, folder, host = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     identity = identity_of(number)
-    options = NetworkOptions("127.0.0.1", lan_discovery=False, port_mapping=False, relay=False)
+    options = NetworkOptions(host, lan_discovery=False, port_mapping=False, relay=False)
     async with libp2p_network(identity, options) as network, anyio.create_task_group() as tasks:
         peer = Peer(identity, network, folder)
         await peer.actor.load()
@@ -147,8 +147,8 @@ async def main() -> None:
             match json.loads(line):
                 case {"peers": peers}:
                     _tell(await peer.meet(peers))
-                case {"round": int(step), "codec": str(codec)}:
-                    _tell(await peer.round(step, codec))
+                case {"round": int(step), "codec": str(codec), "strangers": bool(are_strangers)}:
+                    _tell(await peer.round(step, codec, are_strangers=are_strangers))
                 case order:
                     raise SystemExit(f"unknown order {order}")
         tasks.cancel_scope.cancel()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from statistics import median
 from typing import Any
 
@@ -17,47 +20,87 @@ from benchmarks.sizes import size
 
 ROUNDS = size(3, 1)
 MEMBERS = size((2, 4), (2,))
+LONGEST_SECONDS = 300  # between two answers of a peer
 HIVEMIND_CODECS = ("fp32", "fp16", "8 bits")
 GOALS: Mapping[str, float] = {"int8": 1.2, "fp32": 0.8}  # times hivemind's speed with its fastest codec
 
 
-class _Peer:
-    def __init__(self, number: int, folder: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.round_peer", str(number), folder]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.facts = self.answer()
+class Peer:
+    """A process that says one JSON object, and one more for each that it is given: of ours, or one of hivemind's."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def order(self, order: Mapping[str, Any]) -> None:
-        if self.process.stdin is None:
+        """What to do next; `answer` returns what came of it."""
+        if self._process.stdin is None:
             raise RuntimeError("a peer without an input")
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        line = "" if self.process.stdout is None else self.process.stdout.readline()
+        """The next object. Raises RuntimeError if the process has ended or does not answer."""
+        too_late = threading.Timer(LONGEST_SECONDS, self.kill)  # its end is the end of its output
+        too_late.start()
+        line = "" if self._process.stdout is None else self._process.stdout.readline()
+        too_late.cancel()
         if not line:
-            raise RuntimeError("a peer of the round has ended")
+            raise RuntimeError("a peer of the round has ended, or did not answer")
         return dict(json.loads(line))
+
+    def kill(self) -> None:
+        """End it with all that it has started: a peer whose round has failed may not listen."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 @contextmanager
-def _peers(count: int) -> Iterator[Sequence[_Peer]]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
-        peers = list[_Peer]()
-        for number in range(count):
-            peer = _Peer(number + 1, folder)
-            peers.append(peer)
-            ends.callback(peer.process.wait)
-            ends.callback(peer.process.kill)  # a peer whose round has failed may not listen
-        for number, peer in enumerate(peers):
-            others = [other.facts for other in peers if other is not peer]
-            peer.order({"peers": others if number else []})
-            peer.answer()
-            if not number:  # the others connect to the first, which learns of them so
-                continue
-        peers[0].order({"peers": [other.facts for other in peers[1:]]})
-        peers[0].answer()
+def running(commands: Iterable[Sequence[str]]) -> Generator[Sequence[Peer]]:
+    """A peer for each command. All are killed in the end."""
+    with ExitStack() as ends:
+        peers = list[Peer]()
+        for command in commands:
+            peers.append(Peer(command))
+            ends.callback(peers[-1].kill)
         yield peers
+
+
+@contextmanager
+def our_peers(places: Sequence[tuple[Sequence[str], str]]) -> Generator[Sequence[Peer]]:
+    """Connected members of a round. Each has a prefix for its command, and the address at which it listens."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = [
+            [*prefix, sys.executable, "-m", "benchmarks.round_peer", str(number), folder, address]
+            for number, (prefix, address) in enumerate(places, 1)
+        ]
+        with running(commands) as peers:
+            facts = [peer.answer() for peer in peers]
+            for place, peer in enumerate(peers):
+                peer.order({"peers": facts[:place] + facts[place + 1 :]})
+                peer.answer()
+            yield peers
+
+
+def one_round(peers: Sequence[Peer], number: int, codec: str, *, are_strangers: bool = False) -> Mapping[str, float]:
+    """The seconds of the slowest member, the CPU seconds of all, and the most contributions that one of them sent."""
+    for peer in peers:
+        peer.order({"round": number, "codec": codec, "strangers": are_strangers})
+    told = [peer.answer() for peer in peers]
+    if len({one["value"] for one in told}) != 1:
+        raise RuntimeError("the members of a round came to different values")
+    return {
+        "seconds": max(one["seconds"] for one in told),
+        "cpu": sum(one["cpu"] for one in told),
+        "bytes": max(one["bytes"] for one in told) / told[0]["encoded"],
+    }
+
+
+def medians(rounds: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The median of each figure."""
+    return {name: median(one[name] for one in rounds) for name in rounds[0]}
 
 
 def measure() -> Report:
@@ -89,26 +132,13 @@ def measure() -> Report:
 
 def _ours(members: int) -> Mapping[str, Mapping[str, float]]:
     found: dict[str, list[Mapping[str, float]]] = {codec: [] for codec in GOALS}
-    with _peers(members) as peers:
+    with our_peers([((), "127.0.0.1")] * members) as peers:
         for number in range(ROUNDS + 1):
             for place, codec in enumerate(GOALS):
-                for peer in peers:
-                    peer.order({"round": 10 * number + place, "codec": codec})
-                told = [peer.answer() for peer in peers]
-                if len({one["value"] for one in told}) != 1:
-                    raise RuntimeError("the members of a round came to different values")
+                of_round = one_round(peers, 10 * number + place, codec)
                 if number:  # the first one makes the connections
-                    found[codec].append(
-                        {
-                            "seconds": max(one["seconds"] for one in told),
-                            "cpu": sum(one["cpu"] for one in told),
-                            "bytes": max(one["bytes"] for one in told) / told[0]["encoded"],
-                        }
-                    )
-    return {
-        codec: {name: median(one[name] for one in rounds) for name in ("seconds", "cpu", "bytes")}
-        for codec, rounds in found.items()
-    }
+                    found[codec].append(of_round)
+    return {codec: medians(rounds) for codec, rounds in found.items()}
 
 
 def _row(members: int, codec: str, ours: Mapping[str, float], theirs: Mapping[str, Mapping[str, Any]]) -> Row:

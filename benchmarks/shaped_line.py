@@ -1,4 +1,4 @@
-"""Two network namespaces joined by an emulated line: rate, delay, loss. Needs root, `ip`, gcc and /dev/net/tun."""
+"""Network namespaces joined by emulated lines: rate, delay, loss. Needs root, `ip`, gcc and /dev/net/tun."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_SOURCE = Path(__file__).resolve().parents[2] / "shared" / "tools" / "link_emulator.c"
 NEAR_ADDRESS, FAR_ADDRESS = "10.77.0.1", "10.77.0.2"
+FORWARD = "echo 1 > /proc/sys/net/ipv4/ip_forward"
 QUEUE_MS = 100
 READY_SECONDS = 10
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
@@ -57,26 +58,79 @@ def emulator_source() -> Path:
 def shaped_line(mbit: float, rtt_ms: float, loss: float) -> Generator[Line]:
     """A line of this rate in both directions, half the round trip each way. Raises NoLineError."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        program = _compiled(folder)
-        line = Line(f"near{os.getpid()}", f"far{os.getpid()}")
-        for name in (line.near, line.far):
-            _run("ip", "netns", "add", name)
-            stack.callback(_run, "ip", "netns", "delete", name)
-        arguments = (line.near, line.far, mbit, mbit, rtt_ms / 2, loss, QUEUE_MS)
-        emulator = subprocess.Popen([str(program), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
-        stack.callback(_stop, emulator)
-        assert emulator.stdout is not None
-        if emulator.stdout.readline().strip() != "READY":
-            raise NoLineError("the link emulator did not start")
+        program = _compiled(stack)
+        line = Line(*(_namespace(stack, name) for name in ("near", "far")))
+        _emulate(stack, program, (line.near, line.far), (mbit, mbit, rtt_ms / 2, loss))
         for name, address in ((line.near, NEAR_ADDRESS), (line.far, FAR_ADDRESS)):
-            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "emu0")
-            _run("ip", "-n", name, "link", "set", "emu0", "mtu", "1500", "up")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _configure(name, "emu0", address)
         yield line
 
 
-def _compiled(folder: Path) -> Path:
+@dataclass(frozen=True)
+class Home:
+    """A namespace behind a line of its own, which reaches the other homes at their addresses."""
+
+    name: str
+    address: str
+
+    @property
+    def prefix(self) -> list[str]:
+        """What to put before a command to run it at this home."""
+        return ["ip", "netns", "exec", self.name]
+
+
+@contextmanager
+def home_lines(count: int, up_mbit: float, down_mbit: float, one_way_ms: float) -> Generator[Sequence[Home]]:
+    """Homes that reach each other through their own lines and one namespace that forwards. Raises NoLineError.
+
+    A packet crosses two lines: the rate is that of the sender's uplink, the delay twice that of one line.
+    """
+    with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
+        program = _compiled(stack)
+        hub = _namespace(stack, "hub")
+        _run("ip", "netns", "exec", hub, "sh", "-c", FORWARD)
+        homes = [Home(_namespace(stack, f"home{place}-"), f"10.77.{place}.2") for place in range(1, count + 1)]
+        for place, home in enumerate(homes, 1):
+            _emulate(stack, program, (home.name, hub), (up_mbit, down_mbit, one_way_ms, 0.0))
+            _run("ip", "-n", hub, "link", "set", "emu0", "name", f"line{place}")  # the next line makes another emu0
+            _configure(hub, f"line{place}", f"10.77.{place}.1")
+            _configure(home.name, "emu0", home.address)
+            _run("ip", "-n", home.name, "route", "add", "default", "dev", "emu0")
+        yield homes
+
+
+def _end(number: int, _frame: object) -> None:
+    """End this program so that nothing of the lines stays behind."""
+    raise SystemExit(128 + number)
+
+
+def _namespace(stack: ExitStack, name: str) -> str:
+    """A namespace of this process, which is deleted with the stack."""
+    name += str(os.getpid())
+    _run("ip", "netns", "add", name)
+    stack.callback(_run, "ip", "netns", "delete", name)
+    return name
+
+
+def _emulate(stack: ExitStack, program: Path, ends: tuple[str, str], line: tuple[float, float, float, float]) -> None:
+    """Join two namespaces until the stack ends. `line`: Mbit/s from the first and to it, ms one way, and loss."""
+    arguments = (*ends, *line, QUEUE_MS)
+    emulator = subprocess.Popen([str(program), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    stack.callback(_stop, emulator)
+    assert emulator.stdout is not None
+    if emulator.stdout.readline().strip() != "READY":
+        raise NoLineError("the link emulator did not start")
+
+
+def _configure(namespace: str, device: str, address: str) -> None:
+    _run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", device)
+    _run("ip", "-n", namespace, "link", "set", device, "mtu", "1500", "up")
+    _run("ip", "-n", namespace, "link", "set", "lo", "up")
+
+
+def _compiled(stack: ExitStack) -> Path:
+    """The emulator's program, which is deleted with the stack."""
     source = emulator_source()
     if os.name != "posix" or os.geteuid() != 0:
         raise NoLineError("network namespaces need root")
@@ -87,7 +141,7 @@ def _compiled(folder: Path) -> Path:
             raise NoLineError(f"the program {tool} is not installed")
     if not Path("/dev/net/tun").exists():
         raise NoLineError("there is no /dev/net/tun")
-    program = folder / "link_emulator"
+    program = Path(stack.enter_context(tempfile.TemporaryDirectory()), "link_emulator")
     _run("gcc", "-O2", "-o", str(program), str(source))
     return program
 

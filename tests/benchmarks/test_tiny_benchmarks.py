@@ -24,10 +24,11 @@ NO_LINE = (
     "|the link emulator .+ is not there .+"
     "|the program (ip|gcc) is not installed"
     "|there is no /dev/net/tun"
-    "|ip netns add .+ (Operation not permitted|Permission denied).*"
+    "|ip netns (add|exec) .+ (Operation not permitted|Permission denied|Read-only file system).*"
 )
 REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of the benchmark
     "line_speed": NO_LINE,
+    "shaped_rounds": NO_LINE,
     "utilisation_int8": NO_LINE,
     "node_speed_350m": "PyTorch sees no CUDA device here",
     "population": "tokenizers is not installed",
@@ -42,7 +43,7 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
         "rounds",
     ),
-    "lines": ("line_speed", "loopback_speed", "tensor_round_trip", "utilisation_int8"),
+    "lines": ("line_speed", "loopback_speed", "tensor_round_trip", "shaped_rounds", "utilisation_int8"),
     "nodes": (
         *("start", "learning", "kill", "dashboards", "foreground", "paused", "node_speed_5m", "node_speed_350m"),
         *("first_record", "state_joining", "real_together"),

@@ -11,7 +11,12 @@ from source_files import ROOT
 from benchmarks.__main__ import BENCHMARKS
 
 MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in {"__init__", "__main__"})
-NEEDS_HIVEMIND = {"hivemind_averager", "hivemind_directory", "hivemind_round_trip"}  # run by a Python that has it
+NEEDS_HIVEMIND = {
+    "hivemind_averager",
+    "hivemind_directory",
+    "hivemind_home",
+    "hivemind_round_trip",
+}  # run by a Python that has it
 
 IMPORT_ALL = """
 import importlib, sys
