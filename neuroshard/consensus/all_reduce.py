@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
-from neuroshard.consensus.chain import Step
 from neuroshard.consensus.effects import (
     Accuse,
     CompareBlocks,
@@ -53,17 +52,15 @@ from neuroshard.consensus.slices import (
     Block,
     Encoded,
     SliceState,
-    assign,
     by_themselves,
     digest_of,
-    draw,
     draw_blocks,
     in_messages,
+    reducers_of,
 )
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
-AMONG_STRANGERS = 2  # reducers of a slice that must return the same bytes; among friends there is one
 ANSWER_SECONDS = 5.0  # for a part or a block that was asked for
 FREE_PARTS = 2  # slices that a member may ask for without a reason that is known here
 SERVED = 2  # times that a part is sent to the same member
@@ -95,17 +92,16 @@ class AllReduce:
         # the other participants, which get all public messages
         self.others = (setting.others | set(self._order)) - {setting.self_id}
         step = setting.step
-        self.facts = _facts(step, intents)
+        commitments = [one.body.commitment for one in intents]
+        self.facts = MemberFacts(
+            work=tuple(float(one.body.sequences) for one in intents),
+            established=tuple(step.ledger.counts(one.member.node_id) for one in intents),
+            originals=tuple(map(commitments.index, commitments)),
+            are_friends=not step.committee.is_open,
+        )
         upload = {node: intent.upload for node, intent in self.intents.items() if step.may_reduce(node)}
-        needed = AMONG_STRANGERS if step.committee.is_open else 1
-        if step.ledger.barred:
-            free = upload.keys() - {one.node_id for one in step.ledger.barred}
-            if len(free) >= needed:  # otherwise the members that are here need the barred ones
-                upload = {node: upload[node] for node in free}
-        if step.committee.is_open:
-            reducers = draw(setting.plan, upload, step.ledger.seed, needed)
-        else:
-            reducers = assign(setting.plan, upload, step.ledger.seed)
+        barred = {one.node_id for one in step.ledger.barred}
+        reducers = reducers_of(setting.plan, upload, barred, step.ledger.seed, is_open=step.committee.is_open)
         self._slices = [SliceState(some, setting.self_id) for some in reducers]
         self._is_stating = self._is_judging = False
         self._contradicted = set[int]()  # slices in which this node has computed other statistics than the verdict's
@@ -394,21 +390,15 @@ class AllReduce:
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
         """Store a member's parts. Parts that differ from the author's intent count as absent."""
-        intent = self.intents.get(message.author)
-        count, digests = self._setting.plan.count, message.digests
+        intent, digests, self_id = self.intents.get(message.author), message.digests, self._setting.self_id
         if intent is None:
             return []
-        if len(digests) != count or commitment_of(digests) != intent.commitment:
+        if len(digests) != len(self._slices) or commitment_of(digests) != intent.commitment:
             return self._accuse(sender, "It sent another contribution than was promised.")
         self._digests[message.author] = digests
-        parts = message.slices
-        wanted = dict[int, Encoded]()
-        for index, part in parts.items():
-            if index < count and (
-                self._slices[index].is_checked or self._setting.self_id in self._slices[index].reducers
-            ):
-                wanted[index] = part
-        for index, part in by_themselves(wanted, parts).items():
+        mine = {index for index, one in enumerate(self._slices) if one.is_checked or self_id in one.reducers}
+        wanted = {index: part for index, part in message.slices.items() if index in mine}
+        for index, part in by_themselves(wanted, message.slices).items():
             if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
@@ -497,10 +487,8 @@ class AllReduce:
                 sent[index] = made
             elif self_id in one.reducers or index in self._disputed:
                 said[index] = digest
-        own = dict[int, str]()
-        for index, one in enumerate(self._slices):
-            if self_id in one.reducers:
-                own[index] = one.results.get(self_id, "")
+        mine = [index for index, one in enumerate(self._slices) if self_id in one.reducers]
+        own = {index: self._slices[index].results.get(self_id, "") for index in mine}
         if len(results) < len(own) and all(own.values()) and own.keys() & results.keys():
             said |= own
         effects = self._say_results(said, {}) if said else []
@@ -511,17 +499,13 @@ class AllReduce:
     def _say_results(self, digests: Mapping[int, str], contents: Mapping[int, Encoded]) -> list[Effect]:
         """Sign digests and send them, with the contents to the members that do not compute these slices themselves."""
         signed = self._setting.sign(ResultDigests(self.round_id, tuple(sorted(digests.items()))))
-        receivers = dict[tuple[int, ...], tuple[dict[int, Encoded], set[NodeId]]]()
+        receivers = defaultdict[tuple[int, ...], set[NodeId]](set)
         for node in sorted(self.others):
-            wanted = dict[int, Encoded]()
-            for index, content in contents.items():
-                if node not in self._slices[index].reducers:
-                    wanted[index] = content
-            receivers.setdefault(tuple(wanted), (wanted, set()))[1].add(node)
-        effects = list[Effect]()
-        for wanted, to in receivers.values():
-            effects.append(Say(frozenset(to), ResultSaid(signed, wanted)))
-        return effects
+            receivers[tuple(index for index in contents if node not in self._slices[index].reducers)].add(node)
+        return [
+            Say(frozenset(to), ResultSaid(signed, {index: contents[index] for index in wanted}))
+            for wanted, to in receivers.items()
+        ]
 
     def _state(self) -> list[Effect]:
         """Start the statistics of own slices whose parts are complete, while other parts are under way.
@@ -613,15 +597,3 @@ class AllReduce:
             return []
         self._accused.add(node)
         return [Accuse(node, what)]
-
-
-def _facts(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
-    commitments = [intent.body.commitment for intent in intents]
-    work = [float(intent.body.sequences) for intent in intents]
-    established = [step.ledger.counts(intent.member.node_id) for intent in intents]
-    return MemberFacts(
-        work=tuple(work),
-        established=tuple(established),
-        originals=tuple(map(commitments.index, commitments)),
-        are_friends=not step.committee.is_open,
-    )

@@ -398,7 +398,8 @@ class RoundStateMachine:
 
     def _take_votes(self, sender: NodeId, message: VoteSaid | CertificateSaid, now: float) -> list[Effect]:
         """Handle a vote or a certificate. An aggregate is large: what has come of it in the exchange, or will come, is
-        not asked for. Otherwise the sender of the first certificate is asked at once, and others only after some time.
+        not asked for. Otherwise, or when results are late, the sender of the first certificate is asked at once, and
+        others only after some time.
         """
         voting, exchange, is_first = self.voting, self._exchange, not self.voting.knows_end
         if is_first:
@@ -406,8 +407,9 @@ class RoundStateMachine:
         effects = voting.take(message, self.views.view)
         if not is_first or not isinstance(message, CertificateSaid) or not voting.knows_end or voting.completed:
             return effects
-        is_under_way = exchange is not None and exchange.round_id == message.certificate.value.round_id
-        return [*effects, *(self._look() if is_under_way else voting.ask(sender))]
+        if exchange is None or exchange.round_id != message.certificate.value.round_id:
+            return [*effects, *voting.ask(sender)]
+        return [*effects, *self._look(), *(voting.ask(sender) if exchange.late is not None else [])]
 
     def _take_part(
         self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid | ChoicesSaid

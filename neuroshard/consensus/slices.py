@@ -19,6 +19,7 @@ MAX_SLICES = 64
 MESSAGE_BYTES = (4 << 20) - (64 << 10)  # of slices per message: with its header it fits into one part
 DIGEST_BYTES = 32
 AUDITED_BLOCKS = 256  # excerpts: one seat finds an error in 1 % of the blocks with a probability of 92 %
+AMONG_STRANGERS = 2  # reducers of a slice that must return the same bytes; among friends there is one
 MAX_SHARE = 1.25  # of the mean number of slices: limits the share of a fast member
 
 Encoded: TypeAlias = bytes | memoryview
@@ -67,6 +68,19 @@ class SlicePlan:
     def blocks(self, index: int) -> int:
         """Number of blocks of EXCERPT numbers in this slice. The last numbers of a vector may be in none."""
         return self.size(index) // EXCERPT if index < self.count else 0
+
+
+def reducers_of(
+    plan: SlicePlan, upload: Mapping[NodeId, int], barred: Collection[NodeId], seed: str, *, is_open: bool
+) -> Sequence[tuple[NodeId, ...]]:
+    """The reducers of every slice among these members. Barred ones reduce only if the others are too few.
+
+    Raises ValueError without a member.
+    """
+    needed = AMONG_STRANGERS if is_open else 1
+    free = {node: upload[node] for node in upload if node not in barred}
+    chosen = free if len(free) >= needed else upload
+    return draw(plan, chosen, seed, needed) if is_open else assign(plan, chosen, seed)
 
 
 def assign(plan: SlicePlan, upload: Mapping[NodeId, int], seed: str) -> Sequence[tuple[NodeId, ...]]:

@@ -30,7 +30,7 @@ from neuroshard.consensus.round_messages import (
     read_round_message,
 )
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.slices import AUDITED_BLOCKS, AUDITED_NUMBERS, SlicePlan, assign, digest_of, draw, draw_blocks
+from neuroshard.consensus.slices import AUDITED_BLOCKS, SlicePlan, assign, digest_of, draw, draw_blocks
 from neuroshard.types import NodeId
 from tests.worlds.rounds import TIMING, Liar, Twist, World
 
@@ -309,6 +309,7 @@ def test_an_audit_begins_while_large_results_are_under_way_and_compares_when_the
 
     world.twist = {NodeId("a"): note}
     world.start_all()
+    (machine,) = world.nodes[NodeId("a")].machines.values()
     deliver(with_results=False)
     asked = [effect.message for effect in done if isinstance(effect, Say) and isinstance(effect.message, BlocksWanted)]
     assert len(asked) == 1
@@ -317,7 +318,7 @@ def test_an_audit_begins_while_large_results_are_under_way_and_compares_when_the
     deliver(with_results=True)
     assert world.all_done(1)
     assert sum(isinstance(effect, CompareBlocks) for effect in done) == 1
-    assert world.skipped["a"] == 0
+    assert machine.progress.skipped_audits == 0
 
 
 @pytest.mark.parametrize("is_open", [True, False])

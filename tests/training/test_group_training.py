@@ -75,12 +75,12 @@ def test_two_trainers_hold_the_same_weights_after_each_round(tmp_path: Path) -> 
 OVERLAPPED = replace(TOGETHER, outer=replace(TOGETHER.outer, overlap=True, codec="int8"))  # finer than the tolerances
 
 
-def trained_overlapped(folder: Path, parameters: RunParameters) -> list[Node]:
+def trained_overlapped(folder: Path, parameters: RunParameters, delay_seconds: float = 0.05) -> list[Node]:
     """Both nodes after three rounds of each of their stages, over a line on which a round takes several steps."""
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
     async def main() -> list[Node]:
-        with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(280):
+        with InMemoryNetwork(default_link=Link(delay_seconds=delay_seconds)) as network, anyio.fail_after(280):
             nodes = [
                 node_of(compute, folder, name, network, shard, parameters=parameters)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
@@ -97,7 +97,7 @@ def trained_overlapped(folder: Path, parameters: RunParameters) -> list[Node]:
 
 
 def test_two_replicas_of_every_stage_train_on_during_their_rounds(tmp_path: Path) -> None:
-    a, b = trained_overlapped(tmp_path, replace(OVERLAPPED, stage_count=3))
+    a, b = trained_overlapped(tmp_path, replace(OVERLAPPED, stage_count=3), delay_seconds=0.2)
     for one, other in zip((a, *a.others), (b, *b.others), strict=True):
         for number in range(3):
             assert torch.equal(one.anchors[number], other.anchors[number])
