@@ -499,13 +499,12 @@ class AllReduce:
     def _say_results(self, digests: Mapping[int, str], contents: Mapping[int, Encoded]) -> list[Effect]:
         """Sign digests and send them, with the contents to the members that do not compute these slices themselves."""
         signed = self._setting.sign(ResultDigests(self.round_id, tuple(sorted(digests.items()))))
-        receivers = defaultdict[tuple[int, ...], set[NodeId]](set)
+        receivers, effects = defaultdict[tuple[int, ...], set[NodeId]](set), list[Effect]()
         for node in sorted(self.others):
             receivers[tuple(index for index in contents if node not in self._slices[index].reducers)].add(node)
-        return [
-            Say(frozenset(to), ResultSaid(signed, {index: contents[index] for index in wanted}))
-            for wanted, to in receivers.items()
-        ]
+        for wanted, to in receivers.items():
+            effects.append(Say(frozenset(to), ResultSaid(signed, {index: contents[index] for index in wanted})))
+        return effects
 
     def _state(self) -> list[Effect]:
         """Start the statistics of own slices whose parts are complete, while other parts are under way.

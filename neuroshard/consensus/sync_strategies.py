@@ -384,7 +384,9 @@ class StageRounds:
         """The height that completes this outer step, from the state with this root."""
         parameters = self.parameters_at(outer_step)
         codec, aggregator = make_codec(parameters.codec).name, aggregator_name(aggregator_config(parameters))
-        terms = f"{codec} {aggregator} {self._vector(outer_step)}"
+        # the format of contributions: the schema, and the strategy's terms where they restrict it
+        vector = f"{self.schema.sha256} {self.exchanged_at(outer_step).terms}".rstrip()
+        terms = f"{codec} {aggregator} {vector}"
         return Step(self.run_id, self.stage, outer_step, root, terms, standing, ledger, owner)
 
     def exchanged_at(self, outer_step: int) -> Exchanged:
@@ -399,10 +401,6 @@ class StageRounds:
         """
         since = 0 if self.saved is None else min(outer_step + 1 - self.saved(), MOST_KEPT_STEPS)
         return max(KEPT_STEPS * parts_of(self.parameters_at(outer_step)), since)
-
-    def _vector(self, outer_step: int) -> str:
-        """A name for the format of contributions: the schema, and the strategy's terms where they restrict it."""
-        return f"{self.schema.sha256} {self.exchanged_at(outer_step).terms}".rstrip()
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """The parameters of the round that completes this outer step."""

@@ -87,12 +87,10 @@ class Ballots:
 
     def quorum(self, view: int, phase: Phase, value: Value) -> Quorum:
         """The votes for this value as a quorum."""
-        return Quorum(value, view, phase, tuple(self.of(view, phase, value.digest)))
-
-    def of(self, view: int, phase: Phase, value: str) -> Iterable[VerifiedBody[Vote]]:
-        """The votes for this value (hex digest)."""
         said = self._votes.get((view, phase), {})
-        return [said[node] for node in sorted(said) if said[node].body.value == value]
+        return Quorum(
+            value, view, phase, tuple(said[node] for node in sorted(said) if said[node].body.value == value.digest)
+        )
 
 
 Aggregate = tuple[Encoded, ...]
@@ -220,7 +218,7 @@ class Voting:
         """Handle votes, certificates and slices of others; `view` is the current one."""
         match message:
             case VoteSaid(signed):
-                return self._take_vote(signed, view)
+                return self.count(view) if self._ballots.add(signed) else self._contradictions([signed])
             case CertificateSaid(certificate):
                 return self._take_certificate(certificate)
             case AggregateSent(value, slices):
@@ -295,9 +293,6 @@ class Voting:
     def _vote(self, view: int, phase: Phase, value: Value) -> list[Effect]:
         signed = self._setting.sign(Vote(self._setting.step.id, view, phase, value.digest))
         return [Say(self._setting.others, VoteSaid(signed))] if self._ballots.add(signed) else []
-
-    def _take_vote(self, signed: VerifiedBody[Vote], view: int) -> list[Effect]:
-        return self.count(view) if self._ballots.add(signed) else self._contradictions([signed])
 
     def _take_certificate(self, certificate: Quorum) -> list[Effect]:
         if certificate.phase is not Phase.COMMIT or not self._counts(certificate):
