@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from neuroshard.status.board import Publisher, StatusBoard
-from tests.worlds.api import Api, FakeNode, make_api, training_status
+from tests.worlds.api import Api, FakeNode, make_api
+from tests.worlds.statuses import training_status
 
 DAY = 86_400.0
 

@@ -12,7 +12,8 @@ from neuroshard.api.problems import CommandTimeoutError
 from neuroshard.errors import NotReadyError
 from neuroshard.status.board import CommandChannel, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
-from tests.worlds.api import Api, FakeNode, make_api, training_status
+from tests.worlds.api import Api, FakeNode, make_api
+from tests.worlds.statuses import training_status
 
 
 def test_pause_for_a_while_and_for_good(api: Api) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.status.history import SamplesStatus, TextSample, WorkDone, WorkHistoryStatus, WorkSpan
-from tests.worlds.api import STARTED, Api, training_status
+from tests.worlds.api import Api
+from tests.worlds.statuses import STARTED, training_status
 
 WORK = WorkDone(STARTED, 1_000, 2, 30, 40, 5.0, 6.5)
 MEMBERS = {"start", "tokens", "steps", "bytes_sent", "bytes_received", "training_seconds", "loss"}

@@ -15,7 +15,8 @@ from neuroshard.status.data import (
     ShardUse,
 )
 from neuroshard.types import ShardId
-from tests.worlds.api import Api, training_status
+from tests.worlds.api import Api
+from tests.worlds.statuses import training_status
 
 DATA = DataStatus(
     "https://cdn.example",

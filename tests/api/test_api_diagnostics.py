@@ -18,7 +18,8 @@ from neuroshard.status.snapshot import NetworkStatus, PeerStatus
 from neuroshard.telemetry.logs import FILE_NAME
 from neuroshard.telemetry.redaction import Redactor
 from neuroshard.types import NodeId, WalletId
-from tests.worlds.api import SECRET, Api, FakeNode, make_api, training_status
+from tests.worlds.api import SECRET, Api, FakeNode, make_api
+from tests.worlds.statuses import training_status
 
 TOKEN = "correct-horse-battery-staple-4711"
 PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"

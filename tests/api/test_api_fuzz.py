@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from neuroshard.api.server import ApiServer, bind
-from tests.worlds.api import Api, FakeNode, among, make_api
+from tests.worlds.api import Api, FakeNode, make_api
+from tests.worlds.statuses import among
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside the library are not ours

@@ -10,8 +10,9 @@ from neuroshard.api.access import SessionKeys
 from neuroshard.errors import UsageError
 from neuroshard.status.board import OrderMachines
 from neuroshard.status.snapshot import NodeState
-from tests.worlds.api import SECRET, Api, among
+from tests.worlds.api import SECRET, Api
 from tests.worlds.run_commands import ATTIC
+from tests.worlds.statuses import among
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from neuroshard.api.rendering import as_python
 from neuroshard.status.freshness import fresh
 from neuroshard.status.snapshot import NodeStatus
 from neuroshard.status.values import Number, about, derived
-from tests.worlds.api import FIRST_STAGE, after_rounds, in_a_pipeline, training_status
+from tests.worlds.statuses import FIRST_STAGE, after_rounds, in_a_pipeline, training_status
 
 
 class Colour(StrEnum):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from neuroshard.api.context import ApiLimits
 from neuroshard.status.snapshot import ConnectionKind, DilocoStatus, NetworkStatus, PeerRating, rating_of
-from tests.worlds.api import JOIN_LINE, Api, FakeNode, among, events_of, peer, training_status
+from tests.worlds.api import Api, FakeNode, events_of
+from tests.worlds.statuses import JOIN_LINE, among, peer, training_status
 
 
 def test_peers_tells_everything_about_every_peer(api: Api) -> None:

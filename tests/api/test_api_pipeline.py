@@ -11,7 +11,8 @@ from neuroshard.api.rendering import as_json
 from neuroshard.status.pipeline import PipelineStage, StateCopyStatus
 from neuroshard.status.summaries import pipeline_summary
 from neuroshard.types import LayerRange, NodeId
-from tests.worlds.api import FLOW, ME, PASSAGE, STAGES, Api, B, C, D, in_a_pipeline, training_status
+from tests.worlds.api import Api
+from tests.worlds.statuses import FLOW, ME, PASSAGE, STAGES, B, C, D, in_a_pipeline, training_status
 
 
 def test_every_stage_with_its_layers_roles_and_holders(api: Api) -> None:

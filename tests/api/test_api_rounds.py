@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.status.rounds import Voter
-from tests.worlds.api import (
+from tests.worlds.api import Api
+from tests.worlds.statuses import (
     ABANDONED,
     FAR,
     FIRST,
@@ -17,7 +18,6 @@ from tests.worlds.api import (
     SECOND_STAGE,
     STARTED,
     WALLET,
-    Api,
     after_rounds,
 )
 

@@ -19,7 +19,8 @@ from neuroshard.errors import (
 )
 from neuroshard.status.snapshot import NodeState, NodeStatus, PeerStatus
 from neuroshard.types import LayerRange, NodeId, Role, WalletId
-from tests.worlds.api import BODIES, Api, FakeNode, make_api, training_status
+from tests.worlds.api import BODIES, Api, FakeNode, make_api
+from tests.worlds.statuses import training_status
 
 CONTRACT = {
     ("get", "/api/training/verify"),

@@ -42,7 +42,7 @@ from neuroshard.status.summaries import pipeline_summary, thin_out
 from neuroshard.status.values import Stale
 from neuroshard.types import JsonValue as SharedJson
 from neuroshard.types import LayerRange, Role
-from tests.worlds.api import COMPLETED, FIRST_STAGE, STAGES, in_a_pipeline, training_status
+from tests.worlds.statuses import COMPLETED, FIRST_STAGE, STAGES, in_a_pipeline, training_status
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([nan, inf, -inf])
 COUNTS = st.integers(0, 10**12)

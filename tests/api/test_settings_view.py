@@ -8,7 +8,7 @@ from neuroshard.api.settings_view import settings_view, values_in_use
 from neuroshard.config.loading import load_settings
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import DilocoStatus, NetworkState, NetworkStatus, NodeStatus
-from tests.worlds.api import training_status
+from tests.worlds.statuses import training_status
 
 
 def view_of(status: NodeStatus, **flags: object) -> dict[str, dict[str, object]]:

@@ -7,9 +7,9 @@ from typing import Any
 from neuroshard.api.rendering import as_python
 from neuroshard.cli.remote import machine_line
 from neuroshard.status.board import ListMachines
-from tests.worlds.api import among
 from tests.worlds.commands import Command
 from tests.worlds.run_commands import machines_of
+from tests.worlds.statuses import among
 
 
 def test_each_machine_has_a_line_with_its_state() -> None:

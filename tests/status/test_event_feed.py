@@ -20,7 +20,7 @@ from neuroshard.status.snapshot import (
     VerificationStatus,
 )
 from neuroshard.types import LayerRange, NodeId, WalletId
-from tests.worlds.api import training_status
+from tests.worlds.statuses import training_status
 
 
 class Story:

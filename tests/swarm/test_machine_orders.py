@@ -31,7 +31,7 @@ from neuroshard.messages import Frame, FrameLimits, FrameTooLargeError, Malforme
 from neuroshard.network import RequestRefusedError
 from neuroshard.status.machines import machine_status
 from neuroshard.types import NodeId
-from tests.worlds.api import training_status
+from tests.worlds.statuses import training_status
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0

@@ -17,9 +17,10 @@ import pytest
 from neuroshard.api.access import new_entrance
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.settings import Settings, note_of
-from tests.worlds.api import SECRET, ServedNode, training_status
+from tests.worlds.api import SECRET, ServedNode
 from tests.worlds.file_servers import HostileServer
 from tests.worlds.releases import Computer, ReleasePlace, installed, publish
+from tests.worlds.statuses import training_status
 
 pytestmark = pytest.mark.process
 NOBODY = 65_534

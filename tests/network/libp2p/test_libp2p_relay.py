@@ -27,10 +27,10 @@ from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_messag
 from neuroshard.status.machines import machine_status
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
-from tests.worlds.api import training_status
 from tests.worlds.claims import AFTER_EVERY_TEST, identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import LOOPBACK, address_of, echo, lives, nodes, run
+from tests.worlds.statuses import training_status
 
 
 @dataclass(frozen=True)
