@@ -21,6 +21,7 @@ from neuroshard.api.events import Broadcaster, stream_routes
 from neuroshard.api.machines import machine_routes
 from neuroshard.api.members import member_routes
 from neuroshard.api.middleware import Guard
+from neuroshard.api.presets import preset_routes
 from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
 from neuroshard.api.rendering import RenderedViews
 from neuroshard.api.routes import (
@@ -102,6 +103,7 @@ def create_app(context: ApiContext) -> FastAPI:
         completion_routes(context),
         member_routes(context),
         machine_routes(context),
+        preset_routes(context),
     ):
         app.include_router(router)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
@@ -104,7 +104,7 @@ class Room:
     monthly_quota: float | None = None  # gigabytes
 
     @classmethod
-    def of(cls, values: Mapping[str, JsonValue]) -> Room:
+    def of(cls, values: Mapping[str, object]) -> Room:
         """The limits among these settings."""
         memory, upload, quota = (values.get(key) for key in ("memory", "max_upload", "monthly_quota"))
         return cls(

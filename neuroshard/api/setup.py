@@ -24,6 +24,7 @@ from neuroshard.api.arrival import (
     PurposeRequest,
     Room,
 )
+from neuroshard.api.presets import PresetsBody, presets_body
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.api.requests import CommandBody, NoMembers, SettingName
@@ -82,6 +83,7 @@ class SetupBody(ResponseBody):
     folder: SetupFolder
     settings: dict[str, SetupField]
     autostart: SetupAutostart
+    presets: PresetsBody
     arrival: ArrivalBody
     chosen: bool = Field(description="whether folder and settings were sent once")
 
@@ -184,7 +186,8 @@ def confirmed_wallet(wallet: DraftWallet, answers: tuple[str, ...]) -> DraftWall
     return replace(wallet, is_confirmed=True)
 
 
-FIELDS = ("memory", "cpu_threads", "max_storage", "max_upload", "monthly_quota", "training", "train_when")
+PRESET_FIELDS = ("memory", "max_upload", "cpu_percent", "pause_on_battery", "pause_on_full_screen")
+FIELDS = (*PRESET_FIELDS, "cpu_threads", "max_storage", "monthly_quota", "training", "train_when")
 PATIENCE_SECONDS = 1800.0
 
 
@@ -266,6 +269,7 @@ class SetupDraft:
                 wallet_id=wallet_in(self.data_dir),
             ),
             settings={key: self._field(key) for key in FIELDS},
+            presets=self._presets(),
             autostart=SetupAutostart(possible=place.autostart_possible, how=place.autostart_how, wanted=self.autostart),
             arrival=self.arrival.view(self._room()),
             chosen=self.is_chosen,
@@ -331,6 +335,15 @@ class SetupDraft:
         """The limits so far: those chosen, otherwise those measured."""
         fields = {key: self._field(key) for key in ("memory", "max_upload", "monthly_quota")}
         return Room.of({key: one.measured if one.value is None else one.value for key, one in fields.items()})
+
+    def _presets(self) -> PresetsBody:
+        """The presets, and the chosen one: the balanced one before the owner has chosen any limit."""
+        memory, values = self.surroundings.measured.get("memory"), dict[str, JsonValue]()
+        for key in (*PRESET_FIELDS, "monthly_quota"):
+            chosen = self._field(key).value
+            values[key] = _plain(Settings.model_fields[key].default) if chosen is None else chosen
+        body = presets_body(int(memory) if isinstance(memory, int) else 0, values)
+        return body if self.settings or self.is_chosen else body.model_copy(update={"chosen": "balanced"})
 
     def is_abandoned(self) -> bool:
         """Whether no page sent a request for PATIENCE_SECONDS. An open page sends requests all the time."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from neuroshard.api.members import MadeInvitationBody, MembersBody
+from neuroshard.api.presets import PresetsBody
 from neuroshard.api.requests import CommandBody, SessionBody
 from neuroshard.api.routes import SNAPSHOT_ROUTES, Health, LogLines
 from neuroshard.api.setup import FinishedBody, SetupBody
@@ -25,7 +26,7 @@ HEADER: Final = """\
 """
 OTHER_RESPONSES: Final[tuple[type, ...]] = (
     WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody, MembersBody, MadeInvitationBody,
-    MachineList,
+    MachineList, PresetsBody,
 )  # fmt: skip
 LONGEST_LINE: Final = 130
 SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}

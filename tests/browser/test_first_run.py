@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from wizard_session import (
     started,
 )
 
+from neuroshard.host.presets import presets_of
 from neuroshard.identity import Wallet, parse_token
+from neuroshard.model.memory_limit import available_mb, probe_memory
 
 
 def listing(folder: Path) -> Mapping[str, str]:
@@ -86,6 +89,9 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         page.go_back()  # to words that are not shown again
         heading(page, "What may it use?")
         check_page(page)
+        expect(page.get_by_label("Balanced")).to_be_checked()
+        assert page.get_by_label("Memory (MB)").count() == 0
+        page.get_by_label("Own limits").check()
         page.get_by_label("Memory (MB)").fill("lots")
         press(page, "Next")
         expect(page.get_by_role("alert")).to_contain_text("Allowed is megabytes, at least 1")
@@ -168,6 +174,9 @@ def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_
     assert (folder / "keys/wallet").read_text() == PHRASE + "\n"
     assert stat.S_IMODE((folder / "keys/wallet").stat().st_mode) == 0o600
     assert (desktop.data_dir / "config.toml").read_text() == f'data_dir = "{folder}"\n'
+    stored = tomllib.loads((folder / "config.toml").read_text())
+    (balanced,) = (preset.settings for preset in presets_of(available_mb(probe_memory(), None)) if preset.name == "balanced")
+    assert stored.items() >= balanced.items()
     (entry,) = (path for path in (desktop.home / ".config").rglob("*") if path.is_file())
     assert str(folder) in entry.read_text()
     assert "legal" not in entry.read_text()

@@ -1,6 +1,6 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { CommandBody, FeedSummary, MachineList, MadeInvitationBody, MembersBody, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
+import type { CommandBody, FeedSummary, MachineList, MadeInvitationBody, MembersBody, PipelineSummary, PresetsBody, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
@@ -25,7 +25,8 @@ export interface NodeActions {
   readSamples: () => Promise<SamplesStatus>;
   downloadReport: () => Promise<Download>;
   readSettings: () => Promise<Record<string, Setting>>;
-  changeSetting: (name: string, value: unknown) => Promise<string>;
+  changeSettings: (values: Record<string, unknown>) => Promise<string>;
+  readPresets: () => Promise<PresetsBody>;
   readMembers: () => Promise<MembersBody>;
   invite: (terms: InvitationTerms) => Promise<MadeInvitationBody>;
   revoke: (key: string) => Promise<string>;
@@ -86,6 +87,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     join: (runId) => send("/api/join", { run_id: runId }),
     readMachines: () => client.get<MachineList>("/api/machines"),
     orderMachines: (step, nodeId) => client.command<MachineList>(`/api/machines/${step}`, nodeId === undefined ? {} : { node_id: nodeId }),
-    changeSetting: async (name, value) => (await client.command<CommandBody>("/api/config", { [name]: value }, "PATCH")).message,
+    changeSettings: async (values) => (await client.command<CommandBody>("/api/config", values, "PATCH")).message,
+    readPresets: () => client.get<PresetsBody>("/api/presets"),
   };
 }

@@ -311,6 +311,19 @@ export interface PipelineSummary {
   flow: PipelineFlow | null; // null on a node that drives no microbatches
 }
 
+/** Settings that belong together, and what they cost. */
+export interface PresetBody {
+  name: "light" | "balanced" | "everything";
+  settings: Record<string, boolean | number | null>; // values to send to /api/config; null removes a limit
+  gb_per_day: number | null; // most that this computer sends in a day; null: no limit
+}
+
+/** All presets of this computer. */
+export interface PresetsBody {
+  presets: PresetBody[];
+  chosen: "light" | "balanced" | "everything" | null; // the one whose values the settings have; null: other limits
+}
+
 /** One member's part in a round. */
 export interface RoundContribution {
   node_id: string; // libp2p peer id of the member
@@ -464,6 +477,7 @@ export interface SetupBody {
   folder: SetupFolder;
   settings: Record<string, SetupField>;
   autostart: SetupAutostart;
+  presets: PresetsBody;
   arrival: ArrivalBody;
   chosen: boolean; // whether folder and settings were sent once
 }

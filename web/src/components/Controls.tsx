@@ -1,4 +1,4 @@
-// Pause, resume and stop, with what came of it said in words.
+// Pause, resume, the preset of limits, and stop, with the result in words.
 
 import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
@@ -6,6 +6,7 @@ import type { NodeActions } from "../api/actions";
 import { isPausedByRule } from "../state/ownerPolicy";
 import { Icon } from "./parts";
 import { PauseMenu } from "./PauseMenu";
+import { PresetChoice } from "./PresetChoice";
 import { StopDialog } from "./StopDialog";
 
 interface Props {
@@ -43,6 +44,7 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
         {paused ? "Resume" : "Pause"}
       </button>
       {!paused && <PauseMenu disabled={cannotPause} onPause={(seconds) => void run(() => actions.pause(seconds))} />}
+      <PresetChoice actions={actions} disabled={busy || !reachable || ending} run={run} />
       <button type="button" class="button" disabled={busy || !reachable || ending} onClick={() => setAsking(true)}>
         <Icon name="stop" />
         Stop

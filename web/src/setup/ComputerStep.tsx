@@ -1,9 +1,10 @@
 // Where the node keeps its things and what it may use.
 
-import type { SetupField } from "../api/responses";
+import type { PresetBody, SetupField } from "../api/responses";
 import { useState } from "preact/hooks";
 import { typedValue } from "../views/setting-rows";
-import { Buttons, Fault, Field, useSending } from "./fields";
+import { OWN_LIMITS, PRESET_LABEL, presetEffects, PRESETS } from "../words/presets";
+import { Buttons, Choice, Fault, Field, useSending } from "./fields";
 import type { StepProps } from "./Wizard";
 
 interface Limit {
@@ -27,14 +28,21 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
   const { folder, settings } = setup;
   const limits = LIMITS.filter(({ name }) => name in settings);
   const [path, setPath] = useState(folder.path);
+  const { presets, chosen } = setup.presets;
+  const [preset, setPreset] = useState<PresetBody | null>(presets.find(({ name }) => name === chosen) ?? null);
   const [texts, setTexts] = useState<Record<string, string>>(() =>
     Object.fromEntries(limits.map(({ name }) => [name, textOf(settings[name])])),
   );
+  const shown = (name: string) => (preset && name in preset.settings ? text(preset.settings[name]) : (texts[name] ?? ""));
+  const own = () => {
+    setTexts(Object.fromEntries(limits.map(({ name }) => [name, shown(name)])));
+    setPreset(null);
+  };
   const { busy, faults, send } = useSending();
   const submit = async () => {
     const free = limits.filter(({ name }) => !settings[name]?.fixed_by);
-    const values = Object.fromEntries(free.map(({ name }) => [name, typedValue(texts[name] ?? "")]));
-    const changed = await calls.choose({ data_dir: path, settings: values });
+    const values = Object.fromEntries(free.map(({ name }) => [name, typedValue(shown(name))]));
+    const changed = await calls.choose({ data_dir: path, settings: { ...values, ...preset?.settings } });
     const other = changed.folder.wallet_id;
     onChange(changed, other === null || other === changed.wallet?.wallet_id ? "work" : undefined);
   };
@@ -69,14 +77,21 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
           </button>
         </div>
       )}
+      <fieldset>
+        <legend>{PRESET_LABEL}</legend>
+        {presets.map((each) => (
+          <Choice key={each.name} type="radio" name="preset" label={PRESETS[each.name]} about={presetEffects(each)} checked={preset?.name === each.name} onChange={() => setPreset(each)} />
+        ))}
+        <Choice type="radio" name="preset" label={OWN_LIMITS} about="Set each limit below." checked={preset === null} onChange={own} />
+      </fieldset>
       <div class="setup-limits">
-        {limits.map(({ name, label, unit, about }) => (
+        {limits.filter(({ name }) => preset === null || !(name in preset.settings)).map(({ name, label, unit, about }) => (
           <Field
             key={name}
             id={name}
             label={unit ? `${label} (${unit})` : label}
             numeric
-            value={texts[name] ?? ""}
+            value={shown(name)}
             placeholder={measured(settings[name]) ?? "no limit"}
             onInput={(value) => setTexts({ ...texts, [name]: value })}
             fault={faults.fields[name]}
@@ -92,7 +107,11 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
 }
 
 function textOf(field: SetupField | undefined): string {
-  return field?.value == null ? "" : String(field.value);
+  return text(field?.value);
+}
+
+function text(value: unknown): string {
+  return value == null ? "" : String(value);
 }
 
 export function measured(field: SetupField | undefined): string | null {

@@ -42,7 +42,7 @@ function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" 
   const [search, setSearch] = useState("");
   const [withAdvanced, setWithAdvanced] = useState(false);
   const save = async (row: SettingRow, value: unknown) => {
-    onMessage(await actions.changeSetting(row.name, value), false);
+    onMessage(await actions.changeSettings({ [row.name]: value }), false);
     await read();
   };
   if (config === null) return <p class={problem ? "text-bad" : "muted"}>{problem || "Reading the settings…"}</p>;

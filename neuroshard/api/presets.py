@@ -1,0 +1,61 @@
+"""Presets of limits for the wizard and the dashboard: their settings, and the most that each sends in a day."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from neuroshard.api.arrival import Room
+from neuroshard.api.context import ApiContext
+from neuroshard.api.rendering import ResponseBody
+from neuroshard.host.presets import Limit, Preset, PresetName, chosen_preset, presets_of
+from neuroshard.model.memory_limit import available_mb, probe_memory
+
+
+class PresetBody(ResponseBody):
+    """Settings that belong together, and what they cost."""
+
+    name: PresetName
+    settings: dict[str, Limit] = Field(description="values to send to /api/config; null removes a limit")
+    gb_per_day: float | None = Field(description="most that this computer sends in a day; null: no limit")
+
+    @classmethod
+    def of(cls, preset: Preset, monthly_quota: object = None) -> Self:
+        """The body of a preset, with the owner's quota of gigabytes a month."""
+        room = Room.of({"monthly_quota": monthly_quota, **preset.settings})
+        return cls(name=preset.name, settings=dict(preset.settings), gb_per_day=room.gb_per_day)
+
+
+class PresetsBody(ResponseBody):
+    """All presets of this computer."""
+
+    presets: list[PresetBody]
+    chosen: PresetName | None = Field(description="the one whose values the settings have; null: other limits")
+
+
+def presets_body(memory_mb: int, values: Mapping[str, object]) -> PresetsBody:
+    """The presets for this memory, and the one that these settings are."""
+    presets: Sequence[Preset] = presets_of(memory_mb)
+    quota = values.get("monthly_quota")
+    return PresetsBody(
+        presets=[PresetBody.of(preset, quota) for preset in presets], chosen=chosen_preset(values, presets)
+    )
+
+
+def preset_routes(context: ApiContext) -> APIRouter:
+    """Make the route."""
+    router = APIRouter(tags=["status"])
+
+    @router.get("/api/presets", response_model=PresetsBody)
+    async def presets() -> PresetsBody:
+        """Three sets of limits for this computer. A stored change counts even if it takes effect after a restart."""
+        described, values = context.config_view(), dict[str, object]()
+        for key, setting in described.items() if isinstance(described, Mapping) else ():
+            if isinstance(setting, Mapping):
+                values[key] = setting["after_restart"] if "after_restart" in setting else setting.get("value")
+        return presets_body(available_mb(probe_memory(), None), values)
+
+    return router

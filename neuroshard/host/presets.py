@@ -1,0 +1,57 @@
+"""Presets: three sets of limits for this computer, from one that its owner hardly notices to one without limits. Pure.
+
+The line is not measured: before a node has met others, there is nobody to send to. So the upload limits are shares of
+ASSUMED_UPLOAD, which most home lines have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+ASSUMED_UPLOAD = 10.0  # megabits per second
+LIGHT_CPU_PERCENT = 40
+ALL_CPU_PERCENT = 100
+
+PresetName: TypeAlias = Literal["light", "balanced", "everything"]
+Limit: TypeAlias = bool | int | float | None
+"""The value of a setting; None: no limit."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Values of settings that belong together."""
+
+    name: PresetName
+    settings: Mapping[str, Limit]
+
+
+def presets_of(memory_mb: int) -> tuple[Preset, ...]:
+    """The presets of a computer on which a node may use this memory (MB of 10^6 bytes)."""
+    return (
+        _preset("light", memory_mb // 4, ASSUMED_UPLOAD / 4, LIGHT_CPU_PERCENT, pauses=True),
+        _preset("balanced", memory_mb // 2, ASSUMED_UPLOAD / 2, ALL_CPU_PERCENT, pauses=True),
+        _preset("everything", None, None, ALL_CPU_PERCENT, pauses=False),
+    )
+
+
+def _preset(name: PresetName, memory: int | None, upload: float | None, cpu_percent: int, *, pauses: bool) -> Preset:
+    return Preset(
+        name,
+        {
+            "memory": memory,
+            "max_upload": upload,
+            "cpu_percent": cpu_percent,
+            "pause_on_battery": pauses,
+            "pause_on_full_screen": pauses,
+        },
+    )
+
+
+def chosen_preset(values: Mapping[str, object], presets: Sequence[Preset]) -> PresetName | None:
+    """The preset whose values the settings have; None if the owner's limits are other ones."""
+    for preset in presets:
+        if all(values.get(key) == value for key, value in preset.settings.items()):
+            return preset.name
+    return None
