@@ -149,10 +149,12 @@ class AllReduce:
     @property
     def contents(self) -> Mapping[str, Encoded]:
         """The results that have come, right or wrong, by their digests (hex); statistics, too."""
-        found = dict[str, Encoded]()
-        for one in self._slices:
-            found |= one.content
-        return found
+        return {digest: content for one in self._slices for digest, content in one.content.items()}
+
+    @property
+    def expects_results(self) -> bool:
+        """Whether missing results are under way: the statistics, which precede them, have come, and nothing is late."""
+        return self.late is None and self.verdict is not None
 
     @property
     def digests(self) -> tuple[str, ...]:

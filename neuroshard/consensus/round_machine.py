@@ -398,8 +398,7 @@ class RoundStateMachine:
 
     def _take_votes(self, sender: NodeId, message: VoteSaid | CertificateSaid, now: float) -> list[Effect]:
         """Handle a vote or a certificate. An aggregate is large: what has come of it in the exchange, or will come, is
-        not asked for. Otherwise, or when results are late, the sender of the first certificate is asked at once, and
-        others only after some time.
+        not asked for. Otherwise the sender of the first certificate is asked at once, and others only after some time.
         """
         voting, exchange, is_first = self.voting, self._exchange, not self.voting.knows_end
         if is_first:
@@ -409,7 +408,7 @@ class RoundStateMachine:
             return effects
         if exchange is None or exchange.round_id != message.certificate.value.round_id:
             return [*effects, *voting.ask(sender)]
-        return [*effects, *self._look(), *(voting.ask(sender) if exchange.late is not None else [])]
+        return [*effects, *self._look(), *([] if exchange.expects_results else voting.ask(sender))]
 
     def _take_part(
         self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid | ChoicesSaid

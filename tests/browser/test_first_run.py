@@ -175,7 +175,9 @@ def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_
     assert stat.S_IMODE((folder / "keys/wallet").stat().st_mode) == 0o600
     assert (desktop.data_dir / "config.toml").read_text() == f'data_dir = "{folder}"\n'
     stored = tomllib.loads((folder / "config.toml").read_text())
-    (balanced,) = (preset.settings for preset in presets_of(available_mb(probe_memory(), None)) if preset.name == "balanced")
+    (balanced,) = (
+        preset.settings for preset in presets_of(available_mb(probe_memory(), None)) if preset.name == "balanced"
+    )
     assert stored.items() >= balanced.items()
     (entry,) = (path for path in (desktop.home / ".config").rglob("*") if path.is_file())
     assert str(folder) in entry.read_text()

@@ -61,7 +61,7 @@ def test_replicas_train_on_while_a_round_runs_and_hold_the_same_bytes_after_each
             assert len(begun) - len(taken) <= 1  # one at a time
             # here a step begins anew when a round begins and when its end is taken over
             assert 12 * DUE_SECONDS - 2 * len(begun) - 1 <= made[True]
-            assert made[False] < made[True] - 2 * len(begun)
+            assert made[False] < made[True]
 
     for overlap in (False, True):
 

@@ -175,7 +175,9 @@ class Correspondents:
             network.set_link(*ends, Link(delay_seconds=0.1))
         self.come: list[tuple[float, bytes]] = []
         transports = [network.join(A), network.join(B)]
-        self.sender, receiver = (RoundMessageQueue(STAGE, one, 64 * PART_BYTES, self._note) for one in transports)
+        self.sender, receiver = (
+            RoundMessageQueue(STAGE, one, 64 * PART_BYTES, self._note, everybody) for one in transports
+        )
         transports[1].serve(PART, receiver.take, PART_LIMITS)
 
     async def _note(self, _sender: NodeId, pieces: Sequence[Encoded]) -> None:
