@@ -30,6 +30,7 @@ from neuroshard.consensus.committee import (
     Height,
     InvalidEntryError,
     NamedNode,
+    NameHeir,
     Trust,
     barred_after,
 )
@@ -143,6 +144,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     ] = ()  # earlier values, the oldest first
     strangers: StrangersLedger | None = None  # None among friends
     barred: Annotated[tuple[Barred, ...], Meta(max_length=MAX_MEMBERS)] = ()  # in the next outer step
+    heir: NameHeir | None = None  # None as soon as there are several seats
 
     @property
     def digest(self) -> str:
@@ -207,7 +209,11 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         for entry in entries:
             if isinstance(entry, Admit) and entry not in due:
                 raise InvalidEntryError(f"wallet {entry.wallet_id} has not worked for long enough to get a seat")
-        return structs.replace(ledger, committee=rules.applied(self.committee, entries))
+        committee = rules.applied(self.committee, entries)
+        heirs = [entry for entry in (self.heir, *entries) if isinstance(entry, NameHeir)]
+        return structs.replace(
+            ledger, committee=committee, heir=heirs[-1] if heirs and len(committee.seats) == 1 else None
+        )
 
     def after(self, value: Value, rules: EntryRules) -> ChainLedger:
         """The ledger after a value. Raises InvalidEntryError.
@@ -322,6 +328,14 @@ class Chain:
         """Whether a log that began there has all votes of a seat that can count: those since it was seated."""
         seat = self.ledger.committee.seat_of(member.wallet_id)
         return seat is not None and log < (self.epoch, max(seat.seated_at, self.start.height + 1))
+
+    def refutes(self, founding: Founding) -> bool:
+        """Whether this chain shows that an heir's foundation is void: its newest value names another heir, or none."""
+        before, named = founding.succeeds, founding.heir
+        if before is None or named is None or before.statement != self.statement:
+            return False
+        heir = self.ledger.heir
+        return self.standing.height >= named.height and (heir is None or heir.wallet_id != named.heir)
 
     def extended(self, certificate: Quorum) -> Chain:
         """The chain with the next value. Raises ChainError, or ForkError for another value of a height that it has."""

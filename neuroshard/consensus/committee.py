@@ -34,6 +34,7 @@ MAX_ENTRIES = 2 * MAX_SEATS  # per value
 MAX_TRUSTED = 32  # wallets of strangers that may get seats
 SILENT_STEPS = 16  # outer steps in which a reducer without results reduces nothing
 WRONG_STEPS = 100  # and one with false results
+MAX_NAMING_BYTES = 1024
 LARGEST_HEIGHT = 1 << 48
 Height = Annotated[int, Meta(ge=0, le=LARGEST_HEIGHT)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_SEATS)]
@@ -183,7 +184,14 @@ class Barred(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     until: Height
 
 
-SeatEntry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey
+class NameHeir(Struct, frozen=True, tag="heir", forbid_unknown_fields=True):
+    """The only seat names the wallet with the stage's copy, which may found the stage again when the seat is gone."""
+
+    wallet_id: NamedWallet
+    naming: Annotated[bytes, Meta(max_length=MAX_NAMING_BYTES)]  # a HeirNaming that the seat has signed
+
+
+SeatEntry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey | NameHeir
 Entry: TypeAlias = SeatEntry | Trust | Bar
 
 
@@ -212,7 +220,7 @@ class EntryRules:
 
     def _after(self, committee: Committee, entry: SeatEntry) -> Committee:
         is_seated = entry.wallet_id in committee.wallets
-        if isinstance(entry, Admit) == is_seated:
+        if isinstance(entry, Admit | NameHeir) == is_seated:
             raise InvalidEntryError(f"wallet {entry.wallet_id} {'has' if is_seated else 'has no'} seat")
         match entry:
             case Admit():
@@ -232,6 +240,10 @@ class EntryRules:
                 if len(rest) < committee.faults + 1:
                     raise InvalidEntryError("the seats that remain would not be a quorum")
                 return _changed(committee, rest)
+            case NameHeir():
+                if committee.is_open or len(committee.seats) > 1:
+                    raise InvalidEntryError("only a seat that is alone among friends names an heir")
+                return committee
             case _:
                 assert_never(entry)
 

@@ -11,6 +11,7 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
     a statement whose predecessor is not known       as before, and asks for the predecessor
     a deputy's statement, and one of the owner of    as before: the owner's word counts
     its number or above that trusts it no more
+    a stage's heir continues it                      that stage from there, until a statement begins it again
 
 The owner names deputies in a statement, which needs no stages. A deputy may found while the owner is away. It names no
 other deputies, and never goes below the heights of earlier statements or below the owner's newest waypoint on its line.
@@ -18,6 +19,11 @@ What the owner has continued stays valid.
 
 In a run that is open to strangers, the owner's statements also name the wallets that may get seats. The chain takes the
 list in by an entry whose number is the epoch of the statement, so an old list cannot return.
+
+A stage whose seats are gone may have an heir: the wallet that keeps the copy of the only holder's state, as the only
+seat has named it. Its `Succession` continues this stage alone. It is not in the line of statements, so it contradicts
+none and stops no other stage, and the next statement about the stage replaces it. Only a stage that was founded with
+one seat has heirs. That seat's word proves one; of several heirs, the one that was named last counts.
 """
 
 from __future__ import annotations
@@ -25,13 +31,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from neuroshard.consensus.committee import MAX_TRUSTED, Committee, Height
+from neuroshard.consensus.committee import MAX_NAMING_BYTES, MAX_TRUSTED, Committee, Height
 from neuroshard.consensus.waypoints import (
     MAX_STAGES,
+    Milestone,
     Point,
     SignedWaypoint,
     StageIndex,
@@ -41,16 +48,18 @@ from neuroshard.consensus.waypoints import (
 )
 from neuroshard.errors import DataError
 from neuroshard.identity import hash_parts
-from neuroshard.identity.claims import PublicKey, Signed, sign_message
+from neuroshard.identity.claims import PublicKey, Signed, VerifiedClaim, read_claim, sign_message, verify_claim
 from neuroshard.identity.invitations import InvitedTip
 from neuroshard.identity.signing import Signer
+from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import HexDigest, NamedRun, NamedWallet, WalletId
 
 MAX_STATEMENTS = 256  # per run: a node keeps and sends all of them, because each names the one before
 MAX_DEPUTIES = 4
 MAX_CONTRADICTIONS = 16  # statements of one number that a later one replaces
 LARGEST_EPOCH = MAX_STATEMENTS - 1
-_KIND = "foundation"
+KEPT_HEIRS = 8  # per stage, of the newest foundation first
+_KIND, _SUCCESSION_KIND = "foundation", "succession"
 
 
 class FoundationError(DataError):
@@ -113,6 +122,67 @@ class SignedFoundation(Struct, frozen=True, array_like=True, forbid_unknown_fiel
         self.signed.verify(self.signer, _KIND)
 
 
+class HeirNaming(Struct, frozen=True, forbid_unknown_fields=True):
+    """The author, the only seat of a stage, names the wallet that keeps the copy of its state."""
+
+    kind: ClassVar[str] = "heir"
+    statement: HexDigest  # the foundation of the stage
+    stage: StageIndex
+    height: Height  # of the value that carries this
+    heir: NamedWallet
+
+
+class Succession(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An heir continues a stage whose only seat is gone: a node with the copy's state has the only seat now."""
+
+    run_id: NamedRun
+    statement: HexDigest  # the foundation that it continues
+    start: StageStart
+    naming: Annotated[bytes, Meta(max_length=MAX_NAMING_BYTES)]  # a HeirNaming, signed by the seat that is gone
+
+
+class SignedSuccession(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """A succession and the heir's key."""
+
+    signed: Signed[Succession]
+    heir: PublicKey
+
+    @classmethod
+    def sign(cls, heir: Signer, succession: Succession) -> SignedSuccession:
+        """Sign with the key of the heir's wallet."""
+        return cls(sign_message(heir, _SUCCESSION_KIND, succession), heir.public_key)
+
+    @cached_property
+    def succession(self) -> Succession:
+        """The content. Raises MalformedClaimError."""
+        return self.signed.read(Succession)
+
+    @cached_property
+    def id(self) -> str:
+        """Hex hash of the signed bytes without the signature: votes name it like that of a foundation."""
+        return hash_parts("neuroshard/succession", self.signed.body).hex()
+
+    @cached_property
+    def named(self) -> VerifiedClaim[HeirNaming]:
+        """The word of the seat that is gone, verified. It stays valid however old it is. Raises DataError."""
+        claim = read_claim(self.succession.naming, HeirNaming, MAX_NAMING_BYTES)
+        return verify_claim(claim, HeirNaming.kind, claim.issued_at)
+
+    def check(self, run_id: str, founded: StageStart) -> None:
+        """Raise FoundationError, SignatureError or another DataError unless the founded stage's only seat named it."""
+        self.signed.verify(self.heir, _SUCCESSION_KIND)
+        content, named, start = self.succession, self.named, self.succession.start
+        subject = (content.run_id, named.payload.statement, named.payload.stage, named.payload.heir)
+        if subject != (run_id, content.statement, start.stage, wallet_id_of(self.heir)):
+            raise FoundationError("An heir continues a stage for which it was not named.")
+        if founded.committee.is_open or [seat.wallet_id for seat in founded.committee.seats] != [named.wallet_id]:
+            raise FoundationError("An heir was not named by the only seat of its stage.")
+        if len(start.committee.seats) > 1 or start.committee.is_open:
+            raise FoundationError("An heir gives one node the seat of its stage.")
+        if start.height < max(named.payload.height, founded.height) or start.root is None or start.parent is None:
+            raise FoundationError("An heir continues a stage from before its naming, or without a state.")
+
+
 def epoch_parent(foundation_id: str, stage: int) -> str:
     """Hex hash that the first value of a stage in an epoch names as its parent."""
     return hash_parts("neuroshard/first-parent", foundation_id, stage).hex()
@@ -128,6 +198,8 @@ class Founding:
     owner: WalletId
     points: tuple[Point, ...] = ()  # values of this epoch through which the chain must pass
     trusted: tuple[WalletId, ...] = ()  # wallets that may get seats among strangers
+    succeeds: Founding | None = None  # of an heir: the foundation whose seat is gone
+    heir: HeirNaming | None = None  # the word of that seat
 
 
 @dataclass(frozen=True)
@@ -138,9 +210,15 @@ class Foundations:
     owner: bytes  # public key
     known: Mapping[str, SignedFoundation] = field(default_factory=dict[str, SignedFoundation])
     waypoints: Mapping[int, tuple[SignedWaypoint, ...]] = field(default_factory=dict[int, tuple[SignedWaypoint, ...]])
+    successions: Mapping[int, tuple[SignedSuccession, ...]] = field(
+        default_factory=dict[int, tuple[SignedSuccession, ...]]
+    )
 
     def with_statements(
-        self, statements: Iterable[SignedFoundation], waypoints: Iterable[SignedWaypoint] = ()
+        self,
+        statements: Iterable[SignedFoundation],
+        waypoints: Iterable[SignedWaypoint] = (),
+        successions: Iterable[SignedSuccession] = (),
     ) -> Foundations:
         """Add statements in the order of their epochs. Raises FoundationError or SignatureError for the first bad one.
 
@@ -152,7 +230,8 @@ class Foundations:
             if statement.id not in known:
                 self._check(statement, known)
                 known[statement.id] = statement
-        return Foundations(self.run_id, self.owner, self._trusted(known, points), points)
+        trusted = self._trusted(known, points)
+        return Foundations(self.run_id, self.owner, trusted, points, self._with_successions(successions, trusted))
 
     @cached_property
     def points(self) -> Mapping[int, Waypoint]:
@@ -221,9 +300,36 @@ class Foundations:
         epoch replaces a tip whose statement is void or not known: a deputy that is trusted no more signs such a line.
         """
         statements = self.known.values()
-        return tip.foundation.hex() not in self.known and all(
+        heirs = {each.id for stage in self.successions.values() for each in stage}
+        return tip.foundation.hex() not in {*self.known, *heirs} and all(
             each.signer != self.owner or each.foundation.epoch <= tip.epoch for each in statements
         )
+
+    def successors(self, stage: int, statement: str) -> list[SignedSuccession]:
+        """The heirs that continue a stage after a foundation, the one that was named last first."""
+        return [each for each in self.successions.get(stage, ()) if each.succession.statement == statement]
+
+    def _with_successions(
+        self, new: Iterable[SignedSuccession], known: Mapping[str, SignedFoundation]
+    ) -> Mapping[int, tuple[SignedSuccession, ...]]:
+        successions = dict(self.successions)
+
+        def place(one: SignedSuccession) -> tuple[int, str, int, str]:
+            base = known.get(one.succession.statement)
+            epoch = -1 if base is None else base.foundation.epoch
+            return epoch, one.succession.statement, one.named.payload.height, one.id
+
+        for each in new:
+            content = each.succession
+            kept, base = successions.get(content.start.stage, ()), known.get(content.statement)
+            if each in kept or base is None:
+                continue  # a statement that is void has no heirs
+            founded = {start.stage: start for start in base.foundation.stages}.get(content.start.stage)
+            if founded is None:
+                raise FoundationError("An heir continues another foundation than that of its stage.")
+            each.check(self.run_id, founded)
+            successions[content.start.stage] = tuple(sorted((*kept, each), key=place, reverse=True)[:KEPT_HEIRS])
+        return successions
 
     def may_sign(self, key: bytes) -> bool:
         """Whether a key may sign the next statement: the owner's, or that of a deputy."""
@@ -364,9 +470,15 @@ def _is_set_back(
     """Whether a statement continues a stage from below a waypoint that the owner signed on its line."""
     line = {each.id for each in _line(statement, known)} - {statement.id}
     return any(
-        start.height < point.milestone.height
-        or (start.height == point.milestone.height and start.parent != point.milestone.value)
+        is_set_back(start, [point.milestone])
         for start in statement.foundation.stages
         for point in valid_points(points.get(start.stage, ()))
         if point.statement in line
+    )
+
+
+def is_set_back(start: StageStart, passed: Iterable[Milestone]) -> bool:
+    """Whether a stage would continue from below a value through which its chain passes, or from another one there."""
+    return any(
+        start.height < each.height or (start.height == each.height and start.parent != each.value) for each in passed
     )

@@ -26,7 +26,7 @@ from neuroshard.consensus.committee import (
     Height,
     NamedNode,
 )
-from neuroshard.consensus.foundation import SignedFoundation
+from neuroshard.consensus.foundation import HeirNaming, SignedFoundation
 from neuroshard.consensus.slices import AUDITED_BLOCKS, DIGEST_BYTES, MAX_SLICES, Encoded
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError
@@ -174,6 +174,7 @@ Body: TypeAlias = (
     | Silence
     | ReducerFaults
     | VotingKey
+    | HeirNaming
 )
 
 

@@ -97,15 +97,21 @@ class FileChainStore:
 
 
 def proven_chain(store: ChainStore, founding: Founding) -> Chain:
-    """The chain that a store proves from a foundation; one without any value if it proves none. Blocks."""
-    chain, stored = Chain.founded(founding), store.read()
-    if stored is None or stored.statement != chain.statement:
-        return chain
-    try:
-        return chain.proven(stored.proof)
-    except ChainError as error:
-        _LOG.warning("A stored chain is not used: %s", error)
-        return chain
+    """The chain that a store proves from a foundation; one without any value if it proves none. Blocks.
+
+    The chain before an heir's foundation counts if it shows that the foundation is void.
+    """
+    stored, before = store.read(), founding.succeeds
+    if stored is not None:
+        try:
+            if stored.statement == founding.statement:
+                return Chain.founded(founding).proven(stored.proof)
+            if before is not None and stored.statement == before.statement:
+                chain = Chain.founded(before).proven(stored.proof)
+                return chain if chain.refutes(founding) else Chain.founded(founding)
+        except ChainError as error:
+            _LOG.warning("A stored chain is not used: %s", error)
+    return Chain.founded(founding)
 
 
 class StageChain:
@@ -131,6 +137,8 @@ class StageChain:
         founding = self._founding()
         if founding is None:
             return None
+        if founding.succeeds is not None and self._chain is not None and self._chain.refutes(founding):
+            founding = founding.succeeds
         if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
         elif self._chain.points != founding.points:
@@ -171,12 +179,9 @@ class StageChain:
 
     async def load(self) -> None:
         """Read the stored chain."""
-        stored = await self._offload(self._store.read)
-        if stored is not None and self.chain is not None and stored.statement == self.chain.statement:
-            try:
-                self._chain = self.chain.proven(stored.proof)
-            except ChainError as error:
-                _LOG.warning("The stored chain is not used: %s", error)
+        founding = self._founding()
+        if founding is not None:
+            self._chain = await self._offload(partial(proven_chain, self._store, founding))
 
     def step(self, rounds: StageRounds, own: ReplicaStatus) -> Step | None:
         """The step that follows the state of this node's replica; None if the chain does not lead to this state."""

@@ -14,7 +14,7 @@ from math import inf
 import anyio
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.consensus.foundation import Foundations, Founding, SignedFoundation
+from neuroshard.consensus.foundation import Foundations, Founding, SignedFoundation, is_set_back
 from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.identity.invitations import InvitedTip, is_pass_of
@@ -48,9 +48,19 @@ _NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 class RunVersions:
     """The known versions of a run. The trainer reads them at every step: each applies exactly from its outer step."""
 
-    def __init__(self, offer: RunOffer, foundations: Foundations | None = None, tip: InvitedTip | None = None) -> None:
-        """`tip` is that of the invitation with which this node entered: it follows no line without it."""
+    def __init__(
+        self,
+        offer: RunOffer,
+        foundations: Foundations | None = None,
+        tip: InvitedTip | None = None,
+        members: PassRegister | None = None,
+    ) -> None:
+        """`tip` is that of the invitation with which this node entered: it follows no line without it.
+
+        A wallet that is not one of the `members` any more is nobody's heir.
+        """
         self.offer = offer
+        self._members = members
         self.tip = tip
         self.foundations = no_foundations(offer) if foundations is None else foundations
         self.founded = Signal()  # notified after every new foundation
@@ -81,13 +91,24 @@ class RunVersions:
         if found is None:
             return None
         statement, start = found
+        epoch, points = statement.foundation.epoch, self._points_of(stage, statement.id)
+        before = Founding(statement.id, epoch, start, self.offer.owner, points, statement.foundation.trusted)
+        for heir in self.foundations.successors(stage, statement.id):
+            start, named = heir.succession.start, heir.named.payload
+            is_removed = self._members is not None and self._members.is_removed(named.heir)
+            if not is_removed and not is_set_back(start, [point.milestone for point in points]):
+                points = self._points_of(stage, heir.id)
+                return Founding(heir.id, epoch, start, self.offer.owner, points, (), before, named)
+        return before
+
+    def _points_of(self, stage: int, statement: str) -> tuple[Point, ...]:
+        """The values through which a chain of this foundation must pass."""
         points, waypoint, tip = list[Point](), self.foundations.points.get(stage), self.tip
-        if waypoint is not None and waypoint.statement == statement.id:
+        if waypoint is not None and waypoint.statement == statement:
             points.append(Point(waypoint.milestone, NAMED_BY_OWNER))
-        if tip is not None and tip.value is not None and (tip.stage, tip.foundation.hex()) == (stage, statement.id):
+        if tip is not None and tip.value is not None and (tip.stage, tip.foundation.hex()) == (stage, statement):
             points.append(Point(Milestone(tip.height, tip.value.hex()), NAMED_BY_INVITATION))
-        foundation = statement.foundation
-        return Founding(statement.id, foundation.epoch, start, self.offer.owner, tuple(points), foundation.trusted)
+        return tuple(points)
 
     @property
     def lacks_tip(self) -> bool:
@@ -109,6 +130,8 @@ class RunVersions:
         if foundations == self.foundations:
             return False
         new = foundations.known.keys() - self.foundations.known.keys()
+        if foundations.successions != self.foundations.successions:
+            _LOG.info("An heir continues a stage of the run whose only voting node is gone.")
         self.foundations = foundations
         for statement in (foundations.known[key] for key in sorted(new)):
             signer = "owner" if statement.signer == foundations.owner else "deputy"
@@ -174,7 +197,7 @@ class RunExchange:
         If `is_shared`, nodes that ask for any run are offered it. A wallet that asks gets its pass from `members`.
         `tip` is that of this node's invitation.
         """
-        versions = RunVersions(offer, self.store.foundations(offer), tip)
+        versions = RunVersions(offer, self.store.foundations(offer), tip, members)
         self.followed, self._is_shared, self._members = versions, is_shared, members
         return self.followed
 

@@ -13,7 +13,14 @@ from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
 from neuroshard.consensus.committee import MAX_TRUSTED
-from neuroshard.consensus.foundation import MAX_DEPUTIES, MAX_STATEMENTS, Foundations, SignedFoundation
+from neuroshard.consensus.foundation import (
+    KEPT_HEIRS,
+    MAX_DEPUTIES,
+    MAX_STATEMENTS,
+    Foundations,
+    SignedFoundation,
+    SignedSuccession,
+)
 from neuroshard.consensus.waypoints import KEPT_PER_STAGE, MAX_STAGES, SignedWaypoint
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import DataError, StorageError, UsageError
@@ -28,17 +35,19 @@ LEAST_DIGITS = 8  # of a named wallet, to take its name back
 
 
 class FoundationList(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All statements of a run and the owner's waypoints, as nodes send and store them."""
+    """All statements of a run, the owner's waypoints and the heirs', as nodes send and store them."""
 
     statements: Annotated[tuple[SignedFoundation, ...], Meta(max_length=MAX_STATEMENTS)] = ()
     waypoints: Annotated[tuple[SignedWaypoint, ...], Meta(max_length=MAX_STAGES * KEPT_PER_STAGE)] = ()
+    successions: Annotated[tuple[SignedSuccession, ...], Meta(max_length=MAX_STAGES * KEPT_HEIRS)] = ()
 
 
 def encode_foundations(foundations: Foundations) -> bytes:
-    """The statements in the order of their epochs, and the waypoints."""
+    """The statements in the order of their epochs, the waypoints, and the successions."""
     statements = sorted(foundations.known.values(), key=lambda each: (each.foundation.epoch, each.id))
     waypoints = [each for stage in sorted(foundations.waypoints) for each in foundations.waypoints[stage]]
-    return msgspec.msgpack.encode(FoundationList(tuple(statements), tuple(waypoints)))
+    heirs = [each for stage in sorted(foundations.successions) for each in foundations.successions[stage]]
+    return msgspec.msgpack.encode(FoundationList(tuple(statements), tuple(waypoints), tuple(heirs)))
 
 
 def read_foundations(known: Foundations, data: bytes) -> Foundations:
@@ -47,13 +56,14 @@ def read_foundations(known: Foundations, data: bytes) -> Foundations:
         listed = msgpack_decoder(FoundationList).decode(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"Foundations of a run cannot be read: {str(error)[:200]}") from None
-    return known.with_statements(listed.statements, listed.waypoints)
+    return known.with_statements(listed.statements, listed.waypoints, listed.successions)
 
 
 def merged(known: Foundations, others: Foundations) -> Foundations:
-    """All statements and waypoints of both."""
+    """All statements, waypoints and successions of both."""
     waypoints = [each for stage in others.waypoints.values() for each in stage]
-    return known.with_statements(others.known.values(), waypoints)
+    heirs = [each for stage in others.successions.values() for each in stage]
+    return known.with_statements(others.known.values(), waypoints, heirs)
 
 
 def no_foundations(offer: RunOffer) -> Foundations:
