@@ -16,7 +16,9 @@ from msgspec import structs
 from torch import Tensor
 
 from neuroshard.consensus.chain import Chain, Step
+from neuroshard.consensus.committee import NameHeir
 from neuroshard.consensus.effects import Complete, Sign, VoteRecord
+from neuroshard.consensus.foundation import HeirNaming
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote
 from neuroshard.consensus.seat_changes import SeatChanges
@@ -28,7 +30,8 @@ _LOG = logging.getLogger(__name__)
 UNPROVEN = "The certificates of this node's state are lost. If no node has them: `run refound`, or `run branch`."
 LOST_STATE = (
     "Training continues, but no step completes: no node that answers has the run's newest state. Start the node that "
-    "trained last. If it does not come back, the run's owner or a deputy can decide: `neuroshard run refound`. "
+    "trained last. If it does not come back, the run's owner, a deputy, or the node that kept the copy of these layers "
+    "can decide: `neuroshard run refound`. "
     "If these are gone, too, you can continue from your own state: `neuroshard run branch`."
 )
 ROOT_LOOK_SECONDS = 0.02  # while the root of the new state is computed on another thread
@@ -153,8 +156,24 @@ class LoneSteps:
         root = standing.root or self._root_before
         return self._replica.rounds.step(standing.outer_step, root, standing, chain.ledger, chain.owner)
 
+    def _heir(self, step: Step) -> tuple[NameHeir, ...]:
+        """The entry that names the wallet with the copy of this stage, if that is news.
+
+        The stage must have been founded with this seat as the only one: without that, nobody could check the entry.
+        """
+        keeper, chain, own = self._replica.copy_keeper(), self._chain.chain, self._replica.member.wallet_id
+        committee, known = step.committee, step.ledger.heir
+        wallet = None if keeper is None else self._replica.wallet_of(keeper)
+        is_due = wallet is not None and wallet not in committee.wallets and (known is None or known.wallet_id != wallet)
+        is_only = chain is not None and committee.wallets == chain.start.committee.wallets == frozenset({own})
+        if wallet is None or not is_due or not is_only or committee.is_open:
+            return ()
+        naming = HeirNaming(step.standing.statement, step.stage, step.height, wallet)
+        return (NameHeir(wallet, self._sign(naming).claim),)
+
     async def _has_certified(self, step: Step, own: ReplicaStatus) -> bool:
-        value = step.completed(structs.replace(step.first_value(), outer_step=own.outer_step, next_root=own.root))
+        first, heir = step.first_value(), self._heir(step)
+        value = step.completed(structs.replace(first, outer_step=own.outer_step, next_root=own.root, entries=heir))
         vote = self._sign(Vote(step.id, 0, Phase.COMMIT, value.digest))
         complete = Complete(Quorum(value, 0, Phase.COMMIT, (vote,)), ())
         is_stored = await self._keep_end(step.number, complete)

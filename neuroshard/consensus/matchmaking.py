@@ -108,6 +108,7 @@ class Replica:
     is_removed: Callable[[WalletId], bool] = lambda _wallet: False  # whether the owner ended a wallet's membership
     # the owner's newest statement, which names the wallets that may get seats among strangers
     word: Callable[[], SignedFoundation | None] = lambda: None
+    copy_keeper: Callable[[], NodeId | None] = lambda: None  # the other node with the newest copy of the state
 
     @property
     def node_id(self) -> NodeId:

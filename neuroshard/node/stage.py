@@ -197,6 +197,7 @@ def _outer_part(
         swarm.newcomers,
         is_removed=swarm.is_removed,
         word=lambda: swarm.versions.foundations.word,
+        copy_keeper=lambda: progress.copy_keeper,
     )
     rule = VoteRule() if run.parameters.admission == "strangers" else AMONG_FRIENDS
     vote = HeldOutVote(compute, stage.executor, outer, run.parameters.batch_size, rule)

@@ -42,6 +42,7 @@ from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.training.record import TrainingRecord
+from neuroshard.types import NodeId
 from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
@@ -415,6 +416,7 @@ class ReplicaProgress:
         self._record = record
         self._now = now  # seconds since the epoch
         self._copied_at: float | None = None  # time of the newest state of which another node keeps a copy
+        self.copy_keeper: NodeId | None = None  # that node
 
     def status(self) -> ReplicaStatus:
         """Status of the stage, without its place in the matchmaking of its replicas."""
@@ -429,7 +431,8 @@ class ReplicaProgress:
             wallet_rounds=progress.wallet_rounds,
         )
 
-    def note_copy(self, taken_at: float) -> None:
+    def note_copy(self, keeper: NodeId, taken_at: float) -> None:
         """Record that another node keeps a copy of the state of this time; only the newest copy counts."""
         taken_at = min(taken_at, self._now())
-        self._copied_at = taken_at if self._copied_at is None else max(self._copied_at, taken_at)
+        if self._copied_at is None or taken_at >= self._copied_at:
+            self._copied_at, self.copy_keeper = taken_at, keeper

@@ -63,8 +63,7 @@ class StateDonor:
 
     def copied(self, peer: NodeId, taken_at: float) -> None:
         """Record that a peer keeps a copy of the state of this time (seconds since the epoch)."""
-        del peer
-        self._progress.note_copy(taken_at)
+        self._progress.note_copy(peer, taken_at)
 
 
 def adopted_meta(received: ReceivedState, identity: StageIdentity) -> CheckpointMeta:

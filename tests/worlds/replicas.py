@@ -136,6 +136,7 @@ class SimulatedReplica:
     most_members: int = MAX_MEMBERS  # of a round
     removed: frozenset[WalletId] = frozenset()  # wallets whose membership the owner has ended
     word: SignedFoundation | None = None  # the owner's newest statement that it has learned
+    keeper: NodeId | None = None  # the node with the newest copy of its state
     clock_ahead: float = 0.0  # seconds
     outer: OuterOptimization = OUTER
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
@@ -164,6 +165,7 @@ class SimulatedReplica:
             self.most_members,
             lambda wallet: wallet in self.removed,
             lambda: self.word,
+            lambda: self.keeper,
         )
 
         founding = founding_of(self.seats, is_open=self.is_open)
