@@ -14,7 +14,7 @@ from neuroshard.cli.invitations import OwnerToken, RunName, name_voter, node_sta
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
-    from neuroshard.consensus.foundation import Foundation
+    from neuroshard.consensus.foundation import Foundations, StageStart
     from neuroshard.node.branching import Branch
     from neuroshard.runs.foundations import StoredFoundations
     from neuroshard.runs.offer import RunOffer
@@ -38,6 +38,8 @@ def refound(
     nodes come back, or when two statements contradict each other. Other nodes keep their work and get a seat again
     after 30 minutes of accepted work. Steps that only others know are set back, so let your node connect to the others
     first. Your running node does it, or else at its next start.
+
+    If the only node with a stage is gone, a node that kept its copy can continue that stage alone in the same way.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
@@ -46,27 +48,32 @@ def refound(
     from neuroshard.runs.stored_runs import named_offer
 
     loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
-    offer = named_offer(run, loaded.settings.data_dir)
-    stored = StoredFoundations(loaded.settings.data_dir)
-    if not stored.read(offer).may_sign(wallet_of(loaded)[0].public_key):
-        raise UsageError(
-            "Only the run's owner and its deputies can found it again.",
-            "Use the token of one of them. The owner names a deputy with `neuroshard run trust`.",
-        )
+    folder, wallet = loaded.settings.data_dir, wallet_of(loaded)[0]
+    offer, stored = named_offer(run, folder), StoredFoundations(folder)
+    known, heir_of = stored.read(offer), list[int]()
+    if not known.may_sign(wallet.public_key):
+        from neuroshard.node.founding import inherited_stages  # loads PyTorch
+
+        heir_of = inherited_stages(folder, offer, wallet.wallet_id)
+        if not heir_of:
+            raise UsageError(
+                "Only the run's owner and its deputies can found it again.",
+                "Use the token of one of them. The owner names a deputy with `neuroshard run trust`. "
+                "A node that kept the copy of a stage whose only node is gone can continue that stage.",
+            )
+    what = f"of stage {', '.join(str(stage + 1) for stage in heir_of)}" if heir_of else "of the run"
     if not yes:
-        typer.confirm("Your node becomes the only voter of the run. Continue?", abort=True, err=True)
-    epoch = _epoch(stored, offer)
+        typer.confirm(f"Your node becomes the only voter {what}. Continue?", abort=True, err=True)
     stored.request_new(offer)
-    signed = _new_foundation(stored, offer, epoch)
+    starts = _new_starts(stored, offer, known)
     if as_json:
-        starts = [] if signed is None else [{"stage": s.stage, "outer_step": s.outer_step} for s in signed.stages]
-        facts = {"run_id": offer.run_id, "is_founded": signed is not None, "stages": starts}
-        typer.echo(json.dumps(facts))
-    elif signed is None:
+        stages = [{"stage": start.stage, "outer_step": start.outer_step} for start in starts]
+        typer.echo(json.dumps({"run_id": offer.run_id, "is_founded": bool(starts), "stages": stages}))
+    elif not starts:
         typer.echo("Your node founds the run again when it runs and has its state: start it.")
     else:
-        typer.echo(f"Epoch {signed.epoch} of the run begins, with your node as the only voter:")
-        for start in signed.stages:
+        typer.echo(f"Your node is the only voter {what} from now on:")
+        for start in starts:
             typer.echo(f"  stage {start.stage + 1}: from outer step {start.outer_step:,}")
 
 
@@ -186,16 +193,17 @@ def _print_branch(offer: RunOffer, made: Branch, serve: str, *, as_json: bool) -
     typer.echo("Friends join with a new invitation: `neuroshard run invite` makes one for each while your node runs.")
 
 
-def _epoch(stored: StoredFoundations, offer: RunOffer) -> int:
-    return max((each.foundation.epoch for each in stored.read(offer).highest), default=-1)
-
-
-def _new_foundation(stored: StoredFoundations, offer: RunOffer, before: int) -> Foundation | None:
-    """Wait for the statement that the running node signs; None if none comes in time."""
+def _new_starts(stored: StoredFoundations, offer: RunOffer, before: Foundations) -> tuple[StageStart, ...]:
+    """Wait for the statement that the running node signs; no stages if none comes in time."""
     deadline = time.monotonic() + WAIT_SECONDS
+    epoch = max((each.foundation.epoch for each in before.highest), default=-1)
+    inherited = {each.id for heirs in before.successions.values() for each in heirs}
     while time.monotonic() < deadline:
-        current = stored.read(offer).current
-        if current is not None and current.foundation.epoch > before:
-            return current.foundation
+        now = stored.read(offer)
+        if now.current is not None and now.current.foundation.epoch > epoch:
+            return now.current.foundation.stages
+        new = [each for heirs in now.successions.values() for each in heirs if each.id not in inherited]
+        if new:
+            return tuple(each.succession.start for each in new)
         time.sleep(LOOK_SECONDS)
-    return None
+    return ()

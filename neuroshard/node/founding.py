@@ -11,7 +11,7 @@ around this node may hide the seats of others from it, so it never replaces thos
 
 Everything else, such as a lost quorum of a stage that this node holds, is the decision of the owner or of a deputy:
 `neuroshard run refound` leaves a request in the data folder, and this node then founds the stages again from the state
-that it has.
+that it has. A wallet that kept the copy of a stage whose only seat is gone has the same command for that stage alone.
 
 Once per week it signs a waypoint of each stage that it holds: a certified value through which the chain passes.
 """
@@ -22,19 +22,30 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from neuroshard.consensus.chain import Chain, ForkError, Standing
 from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
-from neuroshard.consensus.foundation import Foundations, Founding, StageStart
-from neuroshard.consensus.stage_chain import newest_chain
+from neuroshard.consensus.foundation import Foundations, Founding, SignedSuccession, StageStart, Succession
+from neuroshard.consensus.stage_chain import FileChainStore, newest_chain, proven_chain
+from neuroshard.consensus.vote_log import ROUNDS_FOLDER
 from neuroshard.consensus.waypoints import SignedWaypoint, Waypoint, is_waypoint_due, next_milestone
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity import Wallet
+from neuroshard.model.architecture import plan_of
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.foundations import StoredFoundations, merged
-from neuroshard.state.replica_status import query_statuses
+from neuroshard.runs.offer import RunOffer
+from neuroshard.state.backup_copy import BackupCopy
+from neuroshard.state.checkpoint_store import stage_folder
+from neuroshard.state.disk_space import copy_folder
+from neuroshard.state.replica_status import ReplicaStatus, query_statuses
 from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import sleep_to_tick
 
@@ -55,6 +66,7 @@ class Founder:
     stored: StoredFoundations
     first_seats: int = 1  # nodes to wait for before a stage of a demo is founded
     now: Callable[[], float] = time.time
+    offload: BlockingRunner = anyio.to_thread.run_sync
     _seatless_since: dict[int, float] = field(default_factory=dict[int, float])
 
     async def found_first(self, stages: Iterable[int], *, is_shared: bool) -> None:
@@ -83,6 +95,8 @@ class Founder:
             if self.stored.is_new_requested(self.swarm.versions.offer):
                 if foundations.may_sign(self.wallet.public_key):
                     self._found_again()
+                else:
+                    await self._inherit()
             elif self._is_owners and not foundations.is_contradictory and self._acts():
                 await self._look(anyio.current_time() - began)
                 if self.sign_waypoints(anyio.current_time() - waited_since):
@@ -207,6 +221,58 @@ class Founder:
         if starts and self._sign(starts):
             self.stored.withdraw_request(versions.offer)
 
+    async def _inherit(self) -> None:
+        """Continue the stages whose only seat is gone and whose heir is this wallet, with the node that has the state.
+
+        Until a node has taken a stage over from the copy, nothing is signed. A seat that is here ends the request.
+        """
+        versions, signed = self.swarm.versions, list[SignedSuccession]()
+        for stage in range(len(self.swarm.plan)):
+            chain, holders = await self._inherited_chain(stage), self._holders(stage)
+            if chain is None or chain.ledger.heir is None:
+                continue
+            if any(seat.node_id in holders for seat in chain.ledger.committee.seats):
+                _LOG.error("Stage %d is not continued by its heir: its voting node is here.", stage + 1)
+                self.stored.withdraw_request(versions.offer)
+                return
+            states, place = await self._states(stage, holders), chain.standing
+            if states:
+                best = max(sorted(states), key=lambda node: (states[node].work, node == self.swarm.node_id))
+                state, seats = states[best], self._committee([best])
+                start = StageStart(stage, seats, place.height, state.outer_step, state.root, place.value)
+                content = Succession(versions.offer.run_id, chain.statement, start, chain.ledger.heir.naming)
+                signed.append(SignedSuccession.sign(self.wallet, content))
+        if signed and self._keep_signed(signed):
+            self.stored.withdraw_request(versions.offer)
+
+    async def _inherited_chain(self, stage: int) -> Chain | None:
+        """The chain of a stage held here, or the one next to the copy, if it names this wallet as the heir."""
+        name, founding = self.swarm.name_of(self.swarm.plan[stage]), self.swarm.versions.founding_of(stage)
+        chain, copy = self.swarm.rounds.last_chain(name), self.swarm.donor.local(name)
+        if founding is None:
+            return None
+        if isinstance(copy, BackupCopy):
+            chain = await self.offload(partial(proven_chain, FileChainStore(copy.folder / ROUNDS_FOLDER), founding))
+        if chain is None or chain.statement != founding.statement or chain.ledger.heir is None:
+            return None
+        return chain if chain.ledger.heir.wallet_id == self.wallet.wallet_id else None
+
+    async def _states(self, stage: int, holders: Sequence[NodeId]) -> dict[NodeId, ReplicaStatus]:
+        """The states of a stage at the nodes that train it."""
+        name = self.swarm.name_of(self.swarm.plan[stage])
+        others = [node for node in holders if node != self.swarm.node_id]
+        found, own = await query_statuses(self.swarm.asking, name, others), self.swarm.donor.replica_status(name)
+        found |= {} if own is None else {self.swarm.node_id: own}
+        return {node: status for node, status in found.items() if status.is_live and status.root}
+
+    def _keep_signed(self, successions: Sequence[SignedSuccession]) -> bool:
+        """Store successions. Returns whether nothing is left to do."""
+        try:
+            return self._keep(self.swarm.versions.foundations.with_statements((), (), successions))
+        except NeuroShardError as error:
+            _LOG.error("The stage cannot be continued: %s", error)
+            return True  # asking again changes nothing
+
     def _committee(self, nodes: Sequence[NodeId]) -> Committee:
         seats = dict[str, Seat]()
         for node in nodes:
@@ -237,6 +303,19 @@ class Founder:
             _LOG.error("The foundations of the run are not stored: %s", error)
             return False
         return versions.learn_foundations(known)
+
+
+def inherited_stages(data_dir: Path, offer: RunOffer, wallet: WalletId) -> list[int]:
+    """The stages whose heir a wallet is, by the chains on this computer. Blocks."""
+    versions, found = RunVersions(offer, StoredFoundations(data_dir).read(offer)), list[int]()
+    for stage, layers in enumerate(plan_of(offer.parameters)):
+        own, copied = stage_folder(data_dir, wallet, offer.run_id, layers), copy_folder(data_dir, offer.run_id, layers)
+        founding = versions.founding_of(stage)
+        if founding is not None:
+            chains = [proven_chain(FileChainStore(folder / ROUNDS_FOLDER), founding) for folder in (own, copied)]
+            heirs = [chain.ledger.heir for chain in chains if chain.ledger.heir is not None]
+            found += [stage] if any(heir.wallet_id == wallet for heir in heirs) else []
+    return found
 
 
 def _started(stage: int, committee: Committee, standing: Standing, outer_step: int, root: str) -> StageStart:

@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from neuroshard.consensus.chain import Chain, ForkError
 from neuroshard.consensus.foundation import Founding
-from neuroshard.consensus.stage_chain import FileChainStore, StageChain, StoredChain, newest_chain
+from neuroshard.consensus.stage_chain import FileChainStore, StageChain, StoredChain, newest_chain, proven_chain
 from neuroshard.consensus.sync_strategies import parts_of, snapshot_layout
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.errors import StorageError
@@ -24,6 +24,7 @@ from neuroshard.network.tasks import accompanied
 from neuroshard.node.stage_copies import likely_keepers
 from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
 from neuroshard.runs.exchange import NAMED_BY_INVITATION
+from neuroshard.state.backup_copy import BackupCopy
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
 from neuroshard.state.outer_state import line_from_json, may_download_averaged, outer_root
@@ -154,17 +155,23 @@ class Joining:
 
         Without a foundation nothing can be proven: then the stage's first steps are under way.
         """
-        stored = StageChain(self._founding, self._chain_store, self.offload)
-        await stored.load()
-        known = stored.chain
-        if known is None or (self._chain is not None and self._chain.statement == known.statement):
-            known = self._chain or known
+        known = await self._own_chain()
         if known is None:
             return
         try:
             self._chain = await newest_chain(self.swarm.asking, self._stage, known, peers)
         except ForkError as error:
             self.report(f"{error.message} {error.action}")
+
+    async def _own_chain(self) -> Chain | None:
+        """The chain that this node knows; the one before an heir's foundation if it shows that the heir is none."""
+        founding, known = self._founding(), self._chain
+        if founding is None:
+            return known
+        if known is not None and (known.statement == founding.statement or known.refutes(founding)):
+            return known
+        stored = [await self.offload(partial(proven_chain, store, founding)) for store in self._chain_stores()]
+        return max(stored, key=lambda chain: chain.standing.height)
 
     def _on_chain(self, statuses: Mapping[NodeId, ReplicaStatus]) -> dict[NodeId, ReplicaStatus]:
         """The nodes whose state is certified. Before the first value, those of the first interval.
@@ -182,6 +189,12 @@ class Joining:
 
     def _founding(self) -> Founding | None:
         return self.swarm.versions.founding_of(list(self.swarm.plan).index(self.identity.layers))
+
+    def _chain_stores(self) -> list[FileChainStore]:
+        """The stage's own chain, and the one next to the copy that this node has kept of the stage."""
+        local = self.swarm.donor.local(self._stage)
+        copied = [FileChainStore(local.folder / ROUNDS_FOLDER)] if isinstance(local, BackupCopy) else []
+        return [self._chain_store, *copied]
 
     @property
     def _chain_store(self) -> FileChainStore:
@@ -280,7 +293,11 @@ class Joining:
             self.swarm.asking.report(first, ScoreReason.DIGEST_MISMATCH)
             raise LyingDonorError("Its state does not have the root that it named.")
         chain = self._chain
-        if chain is None or not reported.is_live:
+        if chain is None:
+            return
+        if not reported.is_live:  # a copy may be older than the newest certified state
+            if first == self.swarm.node_id:
+                await self.offload(lambda: self._chain_store.write(StoredChain(chain.statement, chain.proof())))
             return
         if outer_step != chain.standing.outer_step:
             await self._learn_chain([first])

@@ -15,7 +15,9 @@ import anyio.to_thread
 
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.stage_chain import FileChainStore, StageChain
 from neuroshard.consensus.sync_strategies import snapshot_layout
+from neuroshard.consensus.vote_log import ROUNDS_FOLDER
 from neuroshard.errors import StorageError
 from neuroshard.identity import hash_parts
 from neuroshard.network.blocking import BlockingRunner
@@ -114,6 +116,7 @@ class _Duty:
     """State of the copy that this node keeps, or may have to keep, of one stage."""
 
     copy: BackupCopy
+    chain: StageChain  # next to the copy: with it this wallet can show that it is the stage's heir
     stage: StageName
     architecture: Architecture
     outer: OuterOptimization
@@ -152,12 +155,17 @@ class StageCopies:
         self._duties = [
             _Duty(
                 BackupCopy(copy_folder(data_dir, run_id, layers), self.now),
+                StageChain(
+                    partial(self.swarm.versions.founding_of, stage),
+                    FileChainStore(copy_folder(data_dir, run_id, layers) / ROUNDS_FOLDER, data_dir),
+                    self.offload,
+                ),
                 self.swarm.name_of(layers),
                 self.architecture,
                 self.swarm.outer,
                 self.swarm.inner,
             )
-            for layers in self.swarm.plan
+            for stage, layers in enumerate(self.swarm.plan)
         ]
 
     def kept(self, stage: int) -> BackupCopy:
@@ -168,6 +176,7 @@ class StageCopies:
         """Load the copies that an earlier start stored, and offer them to other nodes."""
         for duty in self._duties:
             await self.offload(duty.copy.load)
+            await duty.chain.load()
             if duty.copy.meta is not None:
                 self.swarm.donor.keep(duty.stage, duty.copy)
 
@@ -242,6 +251,7 @@ class StageCopies:
         _LOG.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
         with suppress(DonorError):
             await receiver.report_copied(holder, manifest.meta.time)
+        await duty.chain.learn_from(self.swarm.asking, duty.stage, [holder])
 
     def _is_overtaken(self, duty: _Duty, work: tuple[int, int], holder: NodeId) -> bool:
         """Whether the holder's state may replace the copy: not if it has less work, which would be lost."""

@@ -53,7 +53,7 @@ def test_a_node_continues_after_its_run_is_founded_again(trained: Path, quick: l
         advances(node)
         told = neuroshard("run", "refound", run_id, "--yes", "--data-dir", trained)
         assert told.code == 0, told.err
-        assert "Epoch 1 of the run begins, with your node as the only voter:" in told.out
+        assert "Your node is the only voter of the run from now on:" in told.out
         advances(node)
     assert epochs(trained, run_id) == [0, 1]
 

@@ -1,0 +1,130 @@
+"""The only holder of a stage is lost while the owner is away: the wallet with the copy continues that stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from neuroshard.consensus.chain import Chain
+from neuroshard.consensus.committee import NameHeir
+from neuroshard.consensus.foundation import Foundations, HeirNaming
+from neuroshard.consensus.round_messages import signed_by
+from neuroshard.consensus.stage_chain import FileChainStore, proven_chain
+from neuroshard.consensus.vote_log import ROUNDS_FOLDER
+from neuroshard.node.founding import PATIENCE_SECONDS, Founder, inherited_stages
+from neuroshard.runs.exchange import RunVersions
+from neuroshard.runs.foundations import StoredFoundations
+from tests.consensus.test_heirs import NOW, certified, founded, key_of, lone
+from tests.worlds.clock import at_once
+from tests.worlds.nodes import OFFER, StageNode, StageWorld, living, play
+
+STAGE = 2
+
+
+@dataclass
+class LostStage:
+    """A run whose last stage has one holder, the copy of its state, and the chain that the holder serves."""
+
+    holder: StageNode
+    keeper: StageNode
+    others: list[StageNode]
+    known: Foundations
+    chain: Chain
+
+    @classmethod
+    async def prepared(cls, nodes: list[StageNode]) -> LostStage:
+        """The holder certifies its steps alone. It has named the node that has kept a copy, which has its chain."""
+        await anyio.sleep(30)
+        holder = nodes[STAGE]
+        known = founded(*(lone(node.identity) for node in nodes[:3]))
+        founding = RunVersions(OFFER, known).founding_of(STAGE)
+        assert founding is not None
+        chain = certified(Chain.founded(founding), by=holder.identity)
+        stub = SimpleNamespace(stage=holder.swarm.name_of(STAGE), chain=SimpleNamespace(chain=chain))
+        for node in nodes:
+            node.swarm.versions.learn_foundations(known)
+            StoredFoundations(node.data_dir).write(OFFER, known)
+        holder.swarm.rounds.add(cast("Any", stub))
+        await anyio.sleep(60)
+        (keeper,) = [node for node in nodes if node.copies.kept(STAGE).meta is not None]
+        said = HeirNaming(founding.statement, STAGE, 2, keeper.identity.wallet_id)
+        naming = NameHeir(keeper.identity.wallet_id, signed_by(holder.identity, said, NOW).claim)
+        chain = stub.chain.chain = certified(certified(chain, naming, by=holder.identity), by=holder.identity)
+        await anyio.sleep(60)
+        others = [node for node in nodes if node not in (holder, keeper)]
+        return cls(holder, keeper, others, known, chain)
+
+    async def taken_over(self, world: StageWorld, taker: StageNode) -> None:
+        self.holder.kill()
+        await anyio.sleep(15)
+        world.tasks.start_soon(taker.take, STAGE)
+        while STAGE not in taker.held:
+            await anyio.sleep(1)
+        await anyio.sleep(15)
+
+    async def asked(self, node: StageNode, seconds: float = 20) -> StoredFoundations:
+        """The person at this node types `neuroshard run refound`."""
+        stored = StoredFoundations(node.data_dir)
+        stored.request_new(OFFER)
+        founder = Founder(cast("Any", node.swarm), key_of(node.number), stored, offload=at_once)
+        with anyio.move_on_after(PATIENCE_SECONDS + seconds):
+            await founder.run()
+        return stored
+
+
+def heir_is(node: StageNode) -> list[int]:
+    return inherited_stages(node.data_dir, OFFER, node.identity.wallet_id)
+
+
+@pytest.mark.parametrize("takes_it_over", ["the keeper", "another node"])
+def test_the_keeper_of_the_copy_continues_a_lost_stage(takes_it_over: str, tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2, 0, 1], moves=False) as nodes:
+            lost = await LostStage.prepared(nodes)
+            assert heir_is(lost.keeper) == [STAGE]
+            assert not any(heir_is(node) for node in lost.others)
+            taker = lost.keeper if takes_it_over == "the keeper" else lost.others[0]
+            await lost.taken_over(world, taker)
+            if taker is lost.keeper:  # it has brought the chain along with the state
+                stage = taker.stage
+                founding = taker.swarm.versions.founding_of(STAGE)
+                assert stage is not None
+                assert founding is not None
+                chain = proven_chain(FileChainStore(stage.store.folder / ROUNDS_FOLDER), founding)
+                stub = SimpleNamespace(stage=taker.swarm.name_of(STAGE), chain=SimpleNamespace(last=chain))
+                taker.swarm.rounds.add(cast("Any", stub))
+            stored = await lost.asked(lost.keeper)
+            assert not stored.is_new_requested(OFFER)
+            founding = RunVersions(OFFER, stored.read(OFFER)).founding_of(STAGE)
+            assert founding is not None
+            assert founding.succeeds is not None
+            assert founding.succeeds.statement == lost.chain.statement
+            assert (founding.start.height, founding.start.parent) == (3, lost.chain.standing.value)
+            assert [seat.node_id for seat in founding.start.committee.seats] == [taker.name]
+            assert taker.stage is not None
+            assert founding.start.root == taker.stage.replica_status().root
+            before = RunVersions(OFFER, lost.known)
+            assert [RunVersions(OFFER, stored.read(OFFER)).founding_of(stage) for stage in (0, 1)] == [
+                before.founding_of(stage) for stage in (0, 1)
+            ]
+
+    play(tmp_path, scenario)
+
+
+def test_no_other_wallet_continues_it_and_nobody_while_the_holder_is_here(tmp_path: Path) -> None:
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2, 0, 1], moves=False) as nodes:
+            lost = await LostStage.prepared(nodes)
+            stored = await lost.asked(lost.keeper)
+            assert not stored.is_new_requested(OFFER)  # it does not fire later on its own
+            assert stored.read(OFFER).successions == {}
+            await lost.taken_over(world, lost.others[0])
+            stored = await lost.asked(lost.others[0])
+            assert stored.read(OFFER).successions == {}
+
+    play(tmp_path, scenario)
