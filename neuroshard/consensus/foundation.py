@@ -296,13 +296,13 @@ class Foundations:
     def lacks(self, tip: InvitedTip) -> bool:
         """Whether the statements known here are older than an invitation's tip, or lead elsewhere.
 
-        They contain the tip's statement, even after a later one has replaced it. Only the owner's word of a higher
-        epoch replaces a tip whose statement is void or not known: a deputy that is trusted no more signs such a line.
+        They contain the tip's statement, even after a later one has replaced it. Only the owner's word of its epoch or
+        above replaces a tip whose statement is void or not known: a deputy that is trusted no more signs such a line.
         """
         statements = self.known.values()
         heirs = {each.id for stage in self.successions.values() for each in stage}
         return tip.foundation.hex() not in {*self.known, *heirs} and all(
-            each.signer != self.owner or each.foundation.epoch <= tip.epoch for each in statements
+            each.signer != self.owner or each.foundation.epoch < tip.epoch for each in statements
         )
 
     def successors(self, stage: int, statement: str) -> list[SignedSuccession]:
