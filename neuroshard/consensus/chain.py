@@ -18,10 +18,14 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from neuroshard.consensus.committee import (
+    ADMISSION_SECONDS,
+    LARGEST,
     LARGEST_HEIGHT,
+    SPAN,
     Admit,
     Bar,
     Barred,
+    Candidate,
     Committee,
     Entry,
     EntryRules,
@@ -33,9 +37,10 @@ from neuroshard.consensus.committee import (
     NameHeir,
     Trust,
     barred_after,
+    has_one_node_per_wallet,
 )
 from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
-from neuroshard.consensus.round_messages import LARGEST, MAX_MEMBERS, Phase, Quorum, Value
+from neuroshard.consensus.round_messages import MAX_MEMBERS, Phase, Quorum, Value
 from neuroshard.consensus.strangers import StrangersLedger
 from neuroshard.consensus.waypoints import (
     MAX_MILESTONES,
@@ -47,10 +52,8 @@ from neuroshard.consensus.waypoints import (
 )
 from neuroshard.errors import DataError
 from neuroshard.identity import hash_parts
-from neuroshard.types import HexDigest, NamedWallet, NodeId, RunId, WalletId
+from neuroshard.types import HexDigest, NodeId, RunId, WalletId
 
-ADMISSION_SECONDS = 1800  # of accepted work, as the seats certify it, before a wallet gets a seat
-SPAN = 16  # aggregates; who is in half of them is established
 KEPT_VALUES = 128  # more than the outer steps whose aggregates are kept
 MAX_CHANGES = 4096  # certificates that changed a committee since the foundation
 NO_ROOT = "0" * 64
@@ -102,25 +105,6 @@ class LogStart(NamedTuple):
 
     epoch: int
     height: int
-
-
-class Candidate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A wallet without a seat, and the certified time in which its work was accepted."""
-
-    wallet_id: NamedWallet
-    node_id: NamedNode
-    seconds: _Number
-    accepted: Annotated[int, Meta(ge=0, lt=1 << SPAN)] = 0  # in the last SPAN aggregates, one bit each
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a wallet may get a seat: it has worked for long enough, and is in the newest aggregate."""
-        return self.seconds >= ADMISSION_SECONDS and self.accepted & 1 == 1
-
-    @property
-    def is_established(self) -> bool:
-        """Whether enough of the last aggregates contain its work: then the others are compared with it."""
-        return self.accepted.bit_count() >= SPAN // 2
 
 
 class ReducerShare(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -606,9 +590,3 @@ class Step:
             root=self.root,
             next_root=self.root,
         )
-
-
-def has_one_node_per_wallet(members: Iterable[GroupMember]) -> bool:
-    """Whether every wallet has one node here."""
-    wallets = [member.wallet_id for member in members]
-    return len(set(wallets)) == len(wallets)

@@ -35,6 +35,9 @@ MAX_TRUSTED = 32  # wallets of strangers that may get seats
 SILENT_STEPS = 16  # outer steps in which a reducer without results reduces nothing
 WRONG_STEPS = 100  # and one with false results
 MAX_NAMING_BYTES = 1024
+ADMISSION_SECONDS = 1800  # of accepted work, as the seats certify it, before a wallet gets a seat
+SPAN = 16  # aggregates; who is in half of them is established
+LARGEST = 10**15  # of a number that counts work
 LARGEST_HEIGHT = 1 << 48
 Height = Annotated[int, Meta(ge=0, le=LARGEST_HEIGHT)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_SEATS)]
@@ -49,6 +52,12 @@ class GroupMember(Struct, frozen=True, order=True, array_like=True, forbid_unkno
 
     node_id: NamedNode
     wallet_id: NamedWallet
+
+
+def has_one_node_per_wallet(members: Iterable[GroupMember]) -> bool:
+    """Whether every wallet has one node here."""
+    wallets = [member.wallet_id for member in members]
+    return len(set(wallets)) == len(wallets)
 
 
 class Seat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -119,6 +128,25 @@ class Committee(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     def quorum(self) -> int:
         """Number of votes that always decide."""
         return (len(self.seats) + self.faults) // 2 + 1
+
+
+class Candidate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A wallet without a seat, and the certified time in which its work was accepted."""
+
+    wallet_id: NamedWallet
+    node_id: NamedNode
+    seconds: Annotated[int, Meta(ge=0, le=LARGEST)]
+    accepted: Annotated[int, Meta(ge=0, lt=1 << SPAN)] = 0  # in the last SPAN aggregates, one bit each
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a wallet may get a seat: it has worked for long enough, and is in the newest aggregate."""
+        return self.seconds >= ADMISSION_SECONDS and self.accepted & 1 == 1
+
+    @property
+    def is_established(self) -> bool:
+        """Whether enough of the last aggregates contain its work: then the others are compared with it."""
+        return self.accepted.bit_count() >= SPAN // 2
 
 
 def tolerated_faults(seats: int, *, is_open: bool) -> int:

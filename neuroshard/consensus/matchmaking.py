@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from neuroshard.consensus.chain import Chain, ChainLedger, Step, has_one_node_per_wallet
-from neuroshard.consensus.committee import GroupMember, Seat
+from neuroshard.consensus.chain import Chain, ChainLedger, Step
+from neuroshard.consensus.committee import GroupMember, Seat, has_one_node_per_wallet
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import MAX_MEMBERS
 from neuroshard.consensus.sync_strategies import StageRounds

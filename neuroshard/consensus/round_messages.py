@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from neuroshard.consensus.committee import (
+    LARGEST,
     MAX_ENTRIES,
     MAX_SEATS,
     Committee,
@@ -36,7 +37,6 @@ from neuroshard.types import PRINTABLE, HexDigest, NamedWallet
 
 MAX_MEMBERS = 64  # per round; if there are more replicas, they take turns
 MAX_CALLED = MAX_MEMBERS * 5 // 4  # candidates for these places
-LARGEST = 10**15
 MAX_VIEW = 10_000
 NO_DIGEST = "0" * 64
 MAX_ROUND_CLAIM_BYTES = 16 * 1024  # three times the longest body: many claims are kept

@@ -8,9 +8,7 @@ import pytest
 from msgspec import structs
 
 from neuroshard.consensus.chain import (
-    ADMISSION_SECONDS,
     KEPT_VALUES,
-    SPAN,
     Chain,
     ChainError,
     ChainProof,
@@ -18,7 +16,9 @@ from neuroshard.consensus.chain import (
     Step,
 )
 from neuroshard.consensus.committee import (
+    ADMISSION_SECONDS,
     SILENT_STEPS,
+    SPAN,
     WRONG_STEPS,
     Admit,
     Bar,

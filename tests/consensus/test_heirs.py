@@ -11,8 +11,17 @@ import anyio
 import pytest
 from msgspec import structs
 
-from neuroshard.consensus.chain import ADMISSION_SECONDS, Candidate, Chain, ChainError, Standing
-from neuroshard.consensus.committee import Admit, Committee, EntryRules, InvalidEntryError, NameHeir, Seat
+from neuroshard.consensus.chain import Chain, ChainError, Standing
+from neuroshard.consensus.committee import (
+    ADMISSION_SECONDS,
+    Admit,
+    Candidate,
+    Committee,
+    EntryRules,
+    InvalidEntryError,
+    NameHeir,
+    Seat,
+)
 from neuroshard.consensus.foundation import (
     Foundations,
     Founding,

@@ -8,8 +8,18 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from neuroshard.consensus.chain import SPAN, Chain, ChainError, Step
-from neuroshard.consensus.committee import Admit, Committee, Entry, GroupMember, InvalidEntryError, Remove, Seat, Trust
+from neuroshard.consensus.chain import Chain, ChainError, Step
+from neuroshard.consensus.committee import (
+    SPAN,
+    Admit,
+    Committee,
+    Entry,
+    GroupMember,
+    InvalidEntryError,
+    Remove,
+    Seat,
+    Trust,
+)
 from neuroshard.consensus.entries import entries_objection, merged_evidence, supported_entries
 from neuroshard.consensus.foundation import Foundation, Foundations, Founding, SignedFoundation, StageStart
 from neuroshard.consensus.round_messages import (
