@@ -313,13 +313,21 @@ class Chain:
         seat = self.ledger.committee.seat_of(member.wallet_id)
         return seat is not None and log < (self.epoch, max(seat.seated_at, self.start.height + 1))
 
-    def refutes(self, founding: Founding) -> bool:
-        """Whether this chain shows that an heir's foundation is void: its newest value names another heir, or none."""
-        before, named = founding.succeeds, founding.heir
-        if before is None or named is None or before.statement != self.statement:
-            return False
-        heir = self.ledger.heir
-        return self.standing.height >= named.height and (heir is None or heir.wallet_id != named.heir)
+    def line_in(self, founding: Founding) -> Founding:
+        """The foundation that a node with this chain follows: the present one, or its own if no heir replaces it.
+
+        A line with several seats is not lost with one wallet, whatever that wallet has signed. The only seat of a line
+        replaces its heir by naming another one.
+        """
+        own, heir = founding.line(self.statement), self.ledger.heir
+        by: Founding | None = founding
+        while by is not None and by.heir is not None and by.heir.statement != self.statement:
+            by = founding.line(by.heir.statement)
+        named = None if by is None else by.heir
+        if own is None or len(self.ledger.committee.seats) > 1:
+            return own or founding
+        is_void = named is not None and self.standing.height >= named.height
+        return own if named is not None and is_void and (heir is None or heir.wallet_id != named.heir) else founding
 
     def extended(self, certificate: Quorum) -> Chain:
         """The chain with the next value. Raises ChainError, or ForkError for another value of a height that it has."""

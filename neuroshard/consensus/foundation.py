@@ -23,7 +23,8 @@ list in by an entry whose number is the epoch of the statement, so an old list c
 A stage whose seats are gone may have an heir: the wallet that keeps the copy of the only holder's state, as the only
 seat has named it. Its `Succession` continues this stage alone. It is not in the line of statements, so it contradicts
 none and stops no other stage, and the next statement about the stage replaces it. Only a stage that was founded with
-one seat has heirs. That seat's word proves one; of several heirs, the one that was named last counts.
+one seat has heirs, and the line of an heir is one. That seat's word proves an heir; of several, the one that was named
+last counts. A chain shows more than that word: see `Chain.line_in`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ MAX_DEPUTIES = 4
 MAX_CONTRADICTIONS = 16  # statements of one number that a later one replaces
 LARGEST_EPOCH = MAX_STATEMENTS - 1
 KEPT_HEIRS = 8  # per stage, of the newest foundation first
+KEPT_PER_NAMING = 2  # an heir may have typed the command on two computers
 _KIND, _SUCCESSION_KIND = "foundation", "succession"
 
 
@@ -198,8 +200,12 @@ class Founding:
     owner: WalletId
     points: tuple[Point, ...] = ()  # values of this epoch through which the chain must pass
     trusted: tuple[WalletId, ...] = ()  # wallets that may get seats among strangers
-    succeeds: Founding | None = None  # of an heir: the foundation whose seat is gone
-    heir: HeirNaming | None = None  # the word of that seat
+    heir: HeirNaming | None = None  # of an heir: the word of the seat that is gone
+    others: tuple[Founding, ...] = ()  # other lines of the stage since the statement: its own, and those of heirs
+
+    def line(self, statement: str) -> Founding | None:
+        """This foundation or another line, by its hash."""
+        return next((each for each in (self, *self.others) if each.statement == statement), None)
 
 
 @dataclass(frozen=True)
@@ -306,30 +312,45 @@ class Foundations:
         )
 
     def successors(self, stage: int, statement: str) -> list[SignedSuccession]:
-        """The heirs that continue a stage after a foundation, the one that was named last first."""
-        return [each for each in self.successions.get(stage, ()) if each.succession.statement == statement]
+        """The heirs that continue a stage after a statement or after one another. The one that was named last is the
+        first, and each comes before the one that it continues.
+        """
+        lines, found = {statement}, list[SignedSuccession]()
+        for each in reversed(self.successions.get(stage, ())):
+            if each.succession.statement in lines:
+                lines.add(each.id)
+                found.append(each)
+        return found[::-1]
 
     def _with_successions(
         self, new: Iterable[SignedSuccession], known: Mapping[str, SignedFoundation]
     ) -> Mapping[int, tuple[SignedSuccession, ...]]:
-        successions = dict(self.successions)
-
-        def place(one: SignedSuccession) -> tuple[int, str, int, str]:
-            base = known.get(one.succession.statement)
-            epoch = -1 if base is None else base.foundation.epoch
-            return epoch, one.succession.statement, one.named.payload.height, one.id
-
-        for each in new:
-            content = each.succession
-            kept, base = successions.get(content.start.stage, ()), known.get(content.statement)
-            if each in kept or base is None:
-                continue  # a statement that is void has no heirs
-            founded = {start.stage: start for start in base.foundation.stages}.get(content.start.stage)
-            if founded is None:
-                raise FoundationError("An heir continues another foundation than that of its stage.")
-            each.check(self.run_id, founded)
-            successions[content.start.stage] = tuple(sorted((*kept, each), key=place, reverse=True)[:KEPT_HEIRS])
-        return successions
+        """The successions with new ones. An heir of a line that is void or not known is ignored."""
+        kept = {each.id: each for stage in self.successions.values() for each in stage}
+        waiting = kept | {each.id: each for each in new if each.id not in kept}
+        starts = {(key, start.stage): start for key, each in known.items() for start in each.foundation.stages}
+        ranks: dict[str, tuple[tuple[int, str], ...]] = {
+            key: ((each.foundation.epoch, key),) for key, each in known.items()
+        }
+        found = dict[int, list[SignedSuccession]]()
+        while ready := [each for each in waiting.values() if each.succession.statement in ranks]:
+            for each in ready:
+                del waiting[each.id]
+                content = each.succession
+                stage, founded = content.start.stage, starts.get((content.statement, content.start.stage))
+                if founded is None:
+                    raise FoundationError("An heir continues another foundation than that of its stage.")
+                if each.id not in kept:
+                    each.check(self.run_id, founded)
+                others = found.setdefault(stage, [])
+                if sum(each.named.payload == other.named.payload for other in others) < KEPT_PER_NAMING:
+                    others.append(each)
+                    starts[each.id, stage] = content.start
+                    ranks[each.id] = (*ranks[content.statement], (each.named.payload.height, each.id))
+        for stage, heirs in found.items():
+            heirs.sort(key=lambda each: (-ranks[each.id][0][0], each.id not in kept))  # a line comes before its heirs
+            found[stage] = sorted(heirs[:KEPT_HEIRS], key=lambda each: ranks[each.id], reverse=True)
+        return {stage: tuple(heirs) for stage, heirs in found.items()}
 
     def may_sign(self, key: bytes) -> bool:
         """Whether a key may sign the next statement: the owner's, or that of a deputy."""

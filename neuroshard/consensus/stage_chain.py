@@ -99,18 +99,17 @@ class FileChainStore:
 def proven_chain(store: ChainStore, founding: Founding) -> Chain:
     """The chain that a store proves from a foundation; one without any value if it proves none. Blocks.
 
-    The chain before an heir's foundation counts if it shows that the foundation is void.
+    A chain of another line counts if it shows that no heir replaces that line.
     """
-    stored, before = store.read(), founding.succeeds
-    if stored is not None:
+    stored = store.read()
+    line = None if stored is None else founding.line(stored.statement)
+    if stored is not None and line is not None:
         try:
-            if stored.statement == founding.statement:
-                return Chain.founded(founding).proven(stored.proof)
-            if before is not None and stored.statement == before.statement:
-                chain = Chain.founded(before).proven(stored.proof)
-                return chain if chain.refutes(founding) else Chain.founded(founding)
+            chain = Chain.founded(line).proven(stored.proof)
         except ChainError as error:
             _LOG.warning("A stored chain is not used: %s", error)
+        else:
+            return chain if chain.line_in(founding) is line else Chain.founded(founding)
     return Chain.founded(founding)
 
 
@@ -137,8 +136,8 @@ class StageChain:
         founding = self._founding()
         if founding is None:
             return None
-        if founding.succeeds is not None and self._chain is not None and self._chain.refutes(founding):
-            founding = founding.succeeds
+        if founding.others and self._chain is not None:
+            founding = self._chain.line_in(founding)
         if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
         elif self._chain.points != founding.points:

@@ -29,12 +29,16 @@ def verified_tip(data_dir: Path, offer: RunOffer, wallet: WalletId) -> InvitedTi
         founding = versions.founding_of(stage)
         if founding is not None:
             folder = stage_folder(data_dir, wallet, offer.run_id, layers)
-            tips.append(_tip_of(proven_chain(FileChainStore(folder / ROUNDS_FOLDER), founding)))
+            chain = proven_chain(FileChainStore(folder / ROUNDS_FOLDER), founding)
+            line = founding.line(chain.statement)
+            # the statement that an heir continues does not replace its line; the next one of the owner does
+            epoch = chain.epoch + 1 if line is not None and line.heir is not None else chain.epoch
+            tips.append(_tip_of(chain, epoch))
     return max(tips, key=lambda tip: (tip.epoch, tip.height, -tip.stage), default=None)
 
 
-def _tip_of(chain: Chain) -> InvitedTip:
+def _tip_of(chain: Chain, epoch: int) -> InvitedTip:
     milestone, foundation = lasting_milestone(chain.ledger.milestones), bytes.fromhex(chain.statement)
     if milestone is None:
-        return InvitedTip(chain.start.stage, chain.epoch, foundation)
-    return InvitedTip(chain.start.stage, chain.epoch, foundation, milestone.height, bytes.fromhex(milestone.value))
+        return InvitedTip(chain.start.stage, epoch, foundation)
+    return InvitedTip(chain.start.stage, epoch, foundation, milestone.height, bytes.fromhex(milestone.value))

@@ -67,6 +67,7 @@ class Joining:
     _turns: int = 0  # candidates that have had their turn to be asked
     _waits_since: float | None = None  # start of the wait for the next averaged step
     _chain: Chain | None = None  # the newest that any node proved; None while the stage has no foundation here
+    _has_followed: bool = False  # whether the disk has certified values of the present line
 
     def __post_init__(self) -> None:
         layers = self.identity.layers
@@ -153,25 +154,42 @@ class Joining:
     async def _learn_chain(self, peers: Sequence[NodeId]) -> None:
         """Ask for the newest certified state, starting from the one that this disk knows. A fork is only reported.
 
-        Without a foundation nothing can be proven: then the stage's first steps are under way.
+        Without a foundation nothing can be proven: then the stage's first steps are under way. The naming of an heir
+        does not show whether it was the last one, so this also asks for the other lines of the stage.
         """
-        known = await self._own_chain()
+        known, founding = await self._own_chain(), self._founding()
         if known is None:
             return
+        lines = () if founding is None or known.statement != founding.statement else self._rival_lines(founding)
         try:
             self._chain = await newest_chain(self.swarm.asking, self._stage, known, peers)
+            for line in lines:
+                chain = await newest_chain(self.swarm.asking, self._stage, Chain.founded(line), peers)
+                if chain.tip is not None and founding is not None and chain.line_in(founding) is line:
+                    await self.offload(partial(self._chain_store.write, StoredChain(chain.statement, chain.proof())))
+                    self._chain = chain
+                    return
         except ForkError as error:
             self.report(f"{error.message} {error.action}")
 
+    def _rival_lines(self, founding: Founding) -> tuple[Founding, ...]:
+        """The lines that may show that an heir's line is void; none if this node has followed it, or its inviter."""
+        tip = self.swarm.versions.tip
+        invited = None if tip is None else founding.line(tip.foundation.hex())
+        is_known = self._has_followed or (invited is not None and invited.heir is not None)
+        return () if is_known else founding.others
+
     async def _own_chain(self) -> Chain | None:
-        """The chain that this node knows; the one before an heir's foundation if it shows that the heir is none."""
+        """The chain that this node knows, also of an older line if no heir replaces it."""
         founding, known = self._founding(), self._chain
         if founding is None:
             return known
-        if known is not None and (known.statement == founding.statement or known.refutes(founding)):
+        if known is not None and founding.line(known.statement) in (founding, known.line_in(founding)):
             return known
         stored = [await self.offload(partial(proven_chain, store, founding)) for store in self._chain_stores()]
-        return max(stored, key=lambda chain: chain.standing.height)
+        best = max(stored, key=lambda chain: (chain.statement != founding.statement, chain.standing.height))
+        self._has_followed = best.tip is not None
+        return best
 
     def _on_chain(self, statuses: Mapping[NodeId, ReplicaStatus]) -> dict[NodeId, ReplicaStatus]:
         """The nodes whose state is certified. Before the first value, those of the first interval.

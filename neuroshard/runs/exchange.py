@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -91,15 +91,28 @@ class RunVersions:
         if found is None:
             return None
         statement, start = found
-        epoch, points = statement.foundation.epoch, self._points_of(stage, statement.id)
-        before = Founding(statement.id, epoch, start, self.offer.owner, points, statement.foundation.trusted)
-        for heir in self.foundations.successors(stage, statement.id):
-            start, named = heir.succession.start, heir.named.payload
-            is_removed = self._members is not None and self._members.is_removed(named.heir)
-            if not is_removed and not is_set_back(start, [point.milestone for point in points]):
-                points = self._points_of(stage, heir.id)
-                return Founding(heir.id, epoch, start, self.offer.owner, points, (), before, named)
-        return before
+        points, epoch, owner = self._points_of(stage, statement.id), statement.foundation.epoch, self.offer.owner
+        lines = [Founding(statement.id, epoch, start, owner, points, statement.foundation.trusted)]
+        valid = {statement.id: lines[0]}  # by hash, the last one applies
+        for each in reversed(self.foundations.successors(stage, statement.id)):
+            start, before = each.succession.start, valid.get(each.succession.statement)
+            line = Founding(each.id, epoch, start, owner, self._points_of(stage, each.id), heir=each.named.payload)
+            lines.append(line)
+            is_removed = self._members is not None and self._members.is_removed(each.named.payload.heir)
+            if before and not is_removed and not is_set_back(start, [point.milestone for point in before.points]):
+                valid[each.id] = line
+        present = self._invited_line(valid) or list(valid.values())[-1]
+        return replace(present, others=tuple(each for each in lines if each is not present))
+
+    def _invited_line(self, valid: Mapping[str, Founding]) -> Founding | None:
+        """The line of an heir that the invitation names, or the last one that continues it."""
+        named = None if self.tip is None else valid.get(self.tip.foundation.hex())
+        if named is None or named.heir is None:
+            return None
+        for each in valid.values():
+            if each.heir is not None and each.heir.statement == named.statement:
+                named = each
+        return named
 
     def _points_of(self, stage: int, statement: str) -> tuple[Point, ...]:
         """The values through which a chain of this foundation must pass."""

@@ -179,7 +179,7 @@ def test_an_heir_does_not_set_its_stage_back_below_the_owners_waypoint_or_the_ti
 
 def test_the_tip_of_an_invitation_may_be_on_the_line_of_an_heir() -> None:
     signed = succession()
-    tip = InvitedTip(STAGE, 0, bytes.fromhex(signed.id))
+    tip = InvitedTip(STAGE, 1, bytes.fromhex(signed.id))
     assert RunVersions(OFFER, KNOWN, tip).founding_of(STAGE) is None
     found = RunVersions(OFFER, KNOWN.with_statements((), (), [signed]), tip).founding_of(STAGE)
     assert found is not None

@@ -102,8 +102,8 @@ def test_the_keeper_of_the_copy_continues_a_lost_stage(takes_it_over: str, tmp_p
             assert not stored.is_new_requested(OFFER)
             founding = RunVersions(OFFER, stored.read(OFFER)).founding_of(STAGE)
             assert founding is not None
-            assert founding.succeeds is not None
-            assert founding.succeeds.statement == lost.chain.statement
+            assert founding.heir is not None
+            assert founding.heir.statement == lost.chain.statement
             assert (founding.start.height, founding.start.parent) == (3, lost.chain.standing.value)
             assert [seat.node_id for seat in founding.start.committee.seats] == [taker.name]
             assert taker.stage is not None

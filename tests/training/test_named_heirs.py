@@ -62,7 +62,7 @@ def inherited(base: Founding, replica: SimulatedReplica) -> Founding:
     place = chain.standing
     start = StageStart(0, committee, place.height, own.outer_step, own.root, place.value)
     named = HeirNaming(base.statement, 0, place.height, chain.ledger.heir.wallet_id)
-    return Founding("e" * 64, 0, start, base.owner, succeeds=base, heir=named)
+    return Founding("e" * 64, 0, start, base.owner, heir=named, others=(base,))
 
 
 def test_the_heir_completes_steps_again_and_the_seat_that_comes_back_follows_it() -> None:
