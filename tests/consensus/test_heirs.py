@@ -23,6 +23,7 @@ from neuroshard.consensus.committee import (
     Seat,
 )
 from neuroshard.consensus.foundation import (
+    KEPT_HEIRS,
     Foundations,
     Founding,
     HeirNaming,
@@ -37,6 +38,7 @@ from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity, TokenSecret, Wallet
 from neuroshard.identity.invitations import InvitedTip
 from neuroshard.identity.pass_register import PassRegister
+from neuroshard.node.invited_tip import verified_tip
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.types import RunId, WalletId
@@ -272,38 +274,139 @@ def inherited(chain: Chain, height: int) -> SignedSuccession:
     return succession(naming(height=height), height=max(height, chain.standing.height))
 
 
-@pytest.mark.parametrize(
-    ("own", "is_followed"),
-    [
-        (line(None, heir(height=2), None), True),
-        (line(None), True),  # it was behind when the heir was named
-        (line(None, heir(height=2), heir(OTHER, height=3)), False),
-        (line(None, None, None), False),  # an heir of another line
-    ],
-    ids=["its heir", "behind", "another heir since", "no heir"],
-)
-def test_a_node_leaves_its_line_for_the_heir_that_its_own_chain_names(own: Chain, is_followed: bool) -> None:
-    signed = inherited(own, 2)
-    foundings = [founding(KNOWN)]
-    store = InMemoryChainStore()
+def with_second_seat(chain: Chain, other: NodeIdentity = OTHER, by: NodeIdentity = HOLDER) -> Chain:
+    """The chain after a value that gives another wallet a seat."""
+    worked = Candidate(other.wallet_id, other.node_id, ADMISSION_SECONDS, 1)
+    ready = replace(chain, ledger=structs.replace(chain.ledger, candidates=(worked,)))
+    return certified(ready, Admit(other.wallet_id, other.node_id), by=by)
+
+
+async def followed(own: Chain, before: Founding, after: Founding) -> Chain:
+    """The chain that a node with this one follows after it learned of an heir, and also after a restart."""
+    foundings, store = [before], InMemoryChainStore()
     store.stored = StoredChain(own.statement, own.proof())
+    node = StageChain(lambda: foundings[0], store, at_once)
+    await node.load()
+    assert node.chain is not None
+    assert node.chain.standing == own.standing
+    foundings[0] = after
+    started = StageChain(lambda: foundings[0], store, at_once)
+    await started.load()
+    assert node.chain is not None
+    assert started.chain is not None
+    assert started.chain.standing == node.chain.standing
+    return node.chain
 
-    async def scenario() -> None:
-        node = StageChain(lambda: foundings[0], store, at_once)
-        await node.load()
-        assert node.chain is not None
-        assert node.chain.standing == own.standing
-        foundings[0] = founding(KNOWN.with_statements((), (), [signed]))
-        started = StageChain(lambda: foundings[0], store, at_once)
-        await started.load()  # also after a restart
-        for each in (node, started):
-            chain = each.chain
-            assert chain is not None
-            assert chain.statement == (signed.id if is_followed else own.statement)
-            if not is_followed:
-                assert chain.standing == own.standing
 
-    anyio.run(scenario)
+@pytest.mark.parametrize(
+    ("own", "named_at", "is_followed"),
+    [
+        (line(None, heir(height=2), None), 2, True),
+        (line(None), 2, True),  # it was behind when the heir was named
+        (line(None, heir(height=2), heir(OTHER, height=3)), 2, False),
+        (line(None, None, None), 2, False),  # an heir of another line
+        (with_second_seat(line(None, heir(height=2))), 2, False),
+        (with_second_seat(line(None, heir(height=2))), 10**6, False),
+    ],
+    ids=["its heir", "behind", "another heir since", "no heir", "another seat since", "named by one seat of two"],
+)
+def test_a_node_leaves_its_line_for_the_heir_that_its_own_chain_names(
+    own: Chain, named_at: int, is_followed: bool
+) -> None:
+    signed = inherited(own, named_at)
+    after = founding(KNOWN.with_statements((), (), [signed]))
+    chain = anyio.run(followed, own, founding(KNOWN), after)
+    assert chain.statement == (signed.id if is_followed else own.statement)
+    if not is_followed:
+        assert chain.standing == own.standing
+
+
+# Heirs that contradict each other, and heirs of heirs
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_an_heir_that_continues_twice_takes_no_line_from_the_others_that_vote_on_it(is_shared: bool) -> None:
+    """Of two lines of one heir the one with the higher hash counts, so it can make that the later one."""
+    known, more = KNOWN.with_statements((), (), [inherited(line(heir(height=1)), 1)]), KNOWN
+    for height in range(20, 90):
+        more = known.with_statements((), (), [succession(naming(height=1), height=height)])
+        if founding(more) != founding(known) and founding(more).start.height == height:
+            break
+    own = certified(Chain.founded(founding(known)), by=HEIR)
+    own = with_second_seat(own, by=HEIR) if is_shared else own
+    chain = anyio.run(followed, own, founding(known), founding(more))
+    assert chain.statement == (own.statement if is_shared else founding(more).statement)
+
+
+def test_the_seat_that_was_lost_takes_no_line_from_its_heir_and_those_that_vote_with_it() -> None:
+    """Its key names another heir, at a greater height."""
+    known = KNOWN.with_statements((), (), [inherited(line(heir(height=1)), 1)])
+    own = with_second_seat(certified(Chain.founded(founding(known)), by=HEIR), by=HEIR)
+    later = succession(naming(heir=OTHER, height=10**6), key_of(3), height=10**6)
+    more = founding(known.with_statements((), (), [later]))
+    assert more.statement == later.id
+    assert anyio.run(followed, own, founding(known), more).standing == own.standing
+
+
+def test_an_heir_is_followed_by_the_heir_that_it_has_named() -> None:
+    first = inherited(line(heir(height=1)), 1)
+    said = naming(HEIR, OTHER, height=9, of=first.id)
+    second = succession(said, key_of(3), of=first.id, height=9, committee=lone(OTHER))
+    for order in permutations([first, second]):  # alone, the second one continues nothing that is known
+        known = KNOWN.with_statements((), (), order)
+        assert founding(known).statement == second.id
+        assert known == KNOWN.with_statements((), (), [first]).with_statements((), (), [second])
+    assert KNOWN.with_statements((), (), [second]) == KNOWN
+    known = KNOWN.with_statements((), (), [first, second])
+    chain = anyio.run(followed, line(heir(height=1)), founding(KNOWN), founding(known))
+    assert chain.statement == second.id
+    own = line(heir(height=1), heir(OTHER, height=2))  # the first one was no heir any more, so the second one is none
+    assert anyio.run(followed, own, founding(KNOWN), founding(known)).standing == own.standing
+    by_another = succession(naming(HOLDER, OTHER, height=9, of=first.id), key_of(3), of=first.id, height=9)
+    with pytest.raises(DataError, match="not named by the only seat"):
+        KNOWN.with_statements((), (), [first, by_another])
+
+
+def test_an_heir_that_signs_many_lines_displaces_no_line() -> None:
+    first = [succession(naming(height=5), height=height) for height in (10, 11)]
+    known = KNOWN.with_statements((), (), first)
+    for height in range(12, 40):
+        known = known.with_statements((), (), [succession(naming(height=5), height=height)])
+    assert set(known.successors(STAGE, FIRST.id)) == set(first)
+    heirs = [identity_of(number) for number in range(10, 30)]
+    for each in heirs:
+        known = known.with_statements((), (), [succession(naming(heir=each, height=6), key_of(each_number(each)))])
+    kept = known.successors(STAGE, FIRST.id)
+    assert len(kept) == KEPT_HEIRS
+    assert set(first) <= set(kept)
+
+
+def each_number(identity: NodeIdentity) -> int:
+    return next(number for number in range(64) if key_of(number).wallet_id == identity.wallet_id)
+
+
+def test_a_newcomer_follows_the_heir_whose_line_its_invitation_names() -> None:
+    signed = inherited(line(heir(height=1)), 1)
+    known = KNOWN.with_statements((), (), [signed])
+    tip = InvitedTip(STAGE, 1, bytes.fromhex(signed.id))
+    later = succession(naming(heir=OTHER, height=50), key_of(3), height=50)
+    more = known.with_statements((), (), [later])
+    assert founding(more).statement == later.id
+    found = RunVersions(OFFER, more, tip).founding_of(STAGE)
+    assert found is not None
+    assert found.statement == signed.id
+
+
+def test_the_tip_of_an_heirs_line_is_not_replaced_by_the_statement_that_it_continues(tmp_path: Path) -> None:
+    signed = inherited(line(heir(height=1)), 1)
+    known = KNOWN.with_statements((), (), [signed])
+    StoredFoundations(tmp_path).write(OFFER, known)
+    tip = verified_tip(tmp_path, OFFER, HEIR.wallet_id)
+    assert tip is not None
+    assert tip.foundation.hex() == signed.id
+    assert KNOWN.lacks(tip)
+    assert not known.lacks(tip)
+    assert not founded(lone(OTHER), lone(OTHER), before=KNOWN).lacks(tip)  # the owner's next word
 
 
 def test_the_heir_certifies_the_next_steps_alone() -> None:
