@@ -12,14 +12,17 @@ import pytest
 
 from neuroshard.consensus.chain import Chain
 from neuroshard.consensus.committee import NameHeir
-from neuroshard.consensus.foundation import Foundations, HeirNaming
+from neuroshard.consensus.foundation import Foundations, HeirNaming, SignedSuccession, StageStart, Succession
 from neuroshard.consensus.round_messages import signed_by
 from neuroshard.consensus.stage_chain import FileChainStore, proven_chain
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER
+from neuroshard.identity.invitations import InvitedTip
 from neuroshard.node.founding import PATIENCE_SECONDS, Founder, inherited_stages
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.foundations import StoredFoundations
 from tests.consensus.test_heirs import NOW, certified, founded, key_of, lone
+from tests.node.test_invited_tips import Donor, has_joined, invited
+from tests.node.test_invited_tips import certified as stage_line
 from tests.worlds.clock import at_once
 from tests.worlds.nodes import OFFER, StageNode, StageWorld, living, play
 
@@ -126,5 +129,36 @@ def test_no_other_wallet_continues_it_and_nobody_while_the_holder_is_here(tmp_pa
             await lost.taken_over(world, lost.others[0])
             stored = await lost.asked(lost.others[0])
             assert stored.read(OFFER).successions == {}
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_invited", [False, True], ids=["no tip", "a tip on the heir's line"])
+def test_a_newcomer_asks_whether_an_heir_was_replaced(is_invited: bool, tmp_path: Path) -> None:
+    """An old claim of the holder names a node that is its heir no more. The holder is here and certifies steps."""
+
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2, 0], moves=False) as nodes:
+            holder, former = await Donor.trained(nodes[0]), await Donor.trained(nodes[3])
+            base = founded(lone(nodes[0].identity))
+            said = HeirNaming(base.highest[0].id, 0, 5, nodes[3].identity.wallet_id)
+            claim = signed_by(nodes[0].identity, said, NOW).claim
+            start = StageStart(0, lone(nodes[3].identity), 10**6, 1, former.root, "b" * 64)
+            signed = SignedSuccession.sign(key_of(3), Succession(OFFER.run_id, said.statement, start, claim))
+            known = base.with_statements((), (), [signed])
+            founding = RunVersions(OFFER, known).founding_of(0)
+            assert founding is not None
+            assert founding.statement == signed.id
+            former.offer(known, Chain.founded(founding))
+            holder.offer(known, stage_line(base, holder.root, 20))
+            tip = InvitedTip(0, 1, bytes.fromhex(signed.id)) if is_invited else None
+            newcomer = invited(world, known, tip)
+            assert await has_joined(newcomer, former if is_invited else holder)
+            assert newcomer.stage is not None
+            stored = FileChainStore(newcomer.stage.store.folder / ROUNDS_FOLDER).read()
+            assert stored is not None
+            assert stored.statement == (signed.id if is_invited else said.statement)
+            chain = proven_chain(FileChainStore(newcomer.stage.store.folder / ROUNDS_FOLDER), founding)
+            assert chain.statement == stored.statement  # also after a restart
 
     play(tmp_path, scenario)
