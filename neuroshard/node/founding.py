@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -228,7 +228,8 @@ class Founder:
         """
         versions, signed = self.swarm.versions, list[SignedSuccession]()
         for stage in range(len(self.swarm.plan)):
-            chain, holders = await self._inherited_chain(stage), self._holders(stage)
+            holders = self._holders(stage)
+            chain = await self._inherited_chain(stage, holders)
             if chain is None or chain.ledger.heir is None:
                 continue
             if any(seat.node_id in holders for seat in chain.ledger.committee.seats):
@@ -237,7 +238,7 @@ class Founder:
                 return
             states, place = await self._states(stage, holders), chain.standing
             if states:
-                best = max(sorted(states), key=lambda node: (states[node].work, node == self.swarm.node_id))
+                best = best_state(states, chain, self.swarm.node_id)
                 state, seats = states[best], self._committee([best])
                 start = StageStart(stage, seats, place.height, state.outer_step, state.root, place.value)
                 content = Succession(versions.offer.run_id, chain.statement, start, chain.ledger.heir.naming)
@@ -245,8 +246,11 @@ class Founder:
         if signed and self._keep_signed(signed):
             self.stored.withdraw_request(versions.offer)
 
-    async def _inherited_chain(self, stage: int) -> Chain | None:
-        """The chain of a stage held here, or the one next to the copy, if it names this wallet as the heir."""
+    async def _inherited_chain(self, stage: int, holders: Sequence[NodeId]) -> Chain | None:
+        """The newest chain of a stage, known here or to a holder, if it names this wallet as the heir.
+
+        It may be the one next to the copy that this node keeps.
+        """
         name, founding = self.swarm.name_of(self.swarm.plan[stage]), self.swarm.versions.founding_of(stage)
         chain, copy = self.swarm.rounds.last_chain(name), self.swarm.donor.local(name)
         if founding is None:
@@ -255,7 +259,14 @@ class Founder:
             chain = await self.offload(partial(proven_chain, FileChainStore(copy.folder / ROUNDS_FOLDER), founding))
         if chain is None or chain.statement != founding.statement or chain.ledger.heir is None:
             return None
-        return chain if chain.ledger.heir.wallet_id == self.wallet.wallet_id else None
+        others = [node for node in holders if node != self.swarm.node_id]
+        try:
+            chain = await newest_chain(self.swarm.asking, name, chain, others)
+        except ForkError as error:
+            _LOG.error("%s %s", error.message, error.action)
+            return None
+        heir = chain.ledger.heir
+        return chain if heir is not None and heir.wallet_id == self.wallet.wallet_id else None
 
     async def _states(self, stage: int, holders: Sequence[NodeId]) -> dict[NodeId, ReplicaStatus]:
         """The states of a stage at the nodes that train it."""
@@ -267,11 +278,16 @@ class Founder:
 
     def _keep_signed(self, successions: Sequence[SignedSuccession]) -> bool:
         """Store successions. Returns whether nothing is left to do."""
+        known = self.swarm.versions.foundations
         try:
-            return self._keep(self.swarm.versions.foundations.with_statements((), (), successions))
+            more = known.with_statements((), (), successions)
         except NeuroShardError as error:
             _LOG.error("The stage cannot be continued: %s", error)
             return True  # asking again changes nothing
+        if more == known:
+            _LOG.error("The stage cannot be continued: this wallet has continued it already. The run's owner can help.")
+            return True
+        return self._keep(more)
 
     def _committee(self, nodes: Sequence[NodeId]) -> Committee:
         seats = dict[str, Seat]()
@@ -303,6 +319,16 @@ class Founder:
             _LOG.error("The foundations of the run are not stored: %s", error)
             return False
         return versions.learn_foundations(known)
+
+
+def best_state(states: Mapping[NodeId, ReplicaStatus], chain: Chain, own: NodeId) -> NodeId:
+    """The node with a state that the chain certifies, or else with the most work, by its own word."""
+
+    def rank(node: NodeId) -> tuple[bool, tuple[int, int], bool]:
+        state = states[node]
+        return chain.place_of(state.root, state.outer_step) is not None, state.work, node == own
+
+    return max(sorted(states), key=rank)
 
 
 def inherited_stages(data_dir: Path, offer: RunOffer, wallet: WalletId) -> list[int]:

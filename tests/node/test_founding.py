@@ -50,7 +50,9 @@ class NamedHolders:
     wallet_id: WalletId = OWNER.wallet_id
     plan: StagePlan = field(default_factory=lambda: StagePlan.even(SHAPE.layer_count, 3))
     membership: Any = field(default_factory=lambda: SimpleNamespace(view=SimpleNamespace(members={})))
-    donor: Any = field(default_factory=lambda: SimpleNamespace(replica_status=lambda _name: None))
+    donor: Any = field(
+        default_factory=lambda: SimpleNamespace(replica_status=lambda _name: None, local=lambda _name: None)
+    )
     asking: Any = None
     rounds: Any = field(default_factory=lambda: SimpleNamespace(last_chain=lambda _name: None))
 
@@ -112,7 +114,9 @@ def test_a_deputy_founds_on_request_only_while_the_owner_trusts_it(
     versions.learn_foundations(known)
     state = ReplicaStatus(True, 30, 3, "3" * 64)
     swarm = NamedHolders(versions, {}, SECOND, DEPUTY.wallet_id)
-    swarm.donor = SimpleNamespace(replica_status=lambda name: state if name.start == 0 else None)
+    swarm.donor = SimpleNamespace(
+        replica_status=lambda name: state if name.start == 0 else None, local=lambda _name: None
+    )
     stored.request_new(versions.offer)
     assert seats_after(swarm, tmp_path, DEPUTY) == {0: voters}
     assert stored.is_new_requested(versions.offer) == (not deputies)
@@ -128,7 +132,9 @@ def test_a_deputy_waits_until_its_chain_has_reached_the_point_that_it_knows(
     versions.learn_foundations(known.with_statements([known.next(OWNER, [start], (DEPUTY.public_key,))]))
     state = ReplicaStatus(True, 30, 3, "3" * 64)
     swarm = NamedHolders(versions, {}, SECOND, DEPUTY.wallet_id)
-    swarm.donor = SimpleNamespace(replica_status=lambda name: state if name.start == 0 else None)
+    swarm.donor = SimpleNamespace(
+        replica_status=lambda name: state if name.start == 0 else None, local=lambda _name: None
+    )
     standing, point = SimpleNamespace(height=height, outer_step=3, value="a" * 64), Point(Milestone(128, "a" * 64), "")
     chain = SimpleNamespace(standing=standing, points=(point,))
     swarm.rounds = SimpleNamespace(last_chain=lambda name: chain if name.start == 0 else None)

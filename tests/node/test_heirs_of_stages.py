@@ -17,10 +17,12 @@ from neuroshard.consensus.round_messages import signed_by
 from neuroshard.consensus.stage_chain import FileChainStore, proven_chain
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER
 from neuroshard.identity.invitations import InvitedTip
-from neuroshard.node.founding import PATIENCE_SECONDS, Founder, inherited_stages
+from neuroshard.node.founding import PATIENCE_SECONDS, Founder, best_state, inherited_stages
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.runs.foundations import StoredFoundations
-from tests.consensus.test_heirs import NOW, certified, founded, key_of, lone
+from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.types import NodeId
+from tests.consensus.test_heirs import HOLDER, NOW, certified, founded, key_of, lone
 from tests.node.test_invited_tips import Donor, has_joined, invited
 from tests.node.test_invited_tips import certified as stage_line
 from tests.worlds.clock import at_once
@@ -162,3 +164,19 @@ def test_a_newcomer_asks_whether_an_heir_was_replaced(is_invited: bool, tmp_path
             assert chain.statement == stored.statement  # also after a restart
 
     play(tmp_path, scenario)
+
+
+def test_an_heir_continues_from_a_certified_state_before_one_with_more_work() -> None:
+    founding = RunVersions(OFFER, founded(lone(HOLDER))).founding_of(0)
+    assert founding is not None
+    chain = certified(certified(Chain.founded(founding)))
+    root = chain.standing.root
+    assert root is not None
+    states = {
+        NodeId("liar"): ReplicaStatus(True, 10**6, 10**6, "f" * 64),
+        NodeId("honest"): ReplicaStatus(True, 30, 2, root),
+        NodeId("older"): ReplicaStatus(True, 20, 1, chain.recent[0].value.next_root),
+    }
+    assert best_state(states, chain, NodeId("older")) == "honest"
+    del states[NodeId("honest")], states[NodeId("older")]
+    assert best_state(states, chain, NodeId("me")) == "liar"
