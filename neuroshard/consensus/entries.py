@@ -9,6 +9,7 @@
     MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new
     Trust     a statement of the owner with a greater number than the last one in the chain
     Bar       ReducerFaults of a quorum for this step, which name the node
+    NameHeir  none that others can check: only a step of the only seat alone carries it
 
 Statements of seats name the step, which names the value before it, so nobody can use them at another height.
 """

@@ -127,6 +127,7 @@ class StageChain:
         self._store = store
         self._offload = offload
         self._chain: Chain | None = None
+        self._refuted = ""  # the last line of an heir that the chain here has shown to be void
         self.fork: ForkError | None = None  # this node votes for nothing and follows nothing until a foundation
         self.changed = Signal()
 
@@ -137,12 +138,24 @@ class StageChain:
         if founding is None:
             return None
         if founding.others and self._chain is not None:
-            founding = self._chain.line_in(founding)
+            founding = self._line(self._chain, founding)
         if self._chain is None or self._chain.statement != founding.statement:
             self._chain, self.fork = Chain.founded(founding), None
         elif self._chain.points != founding.points:
             self._chain = self._bound(self._chain, founding)
         return self._chain
+
+    def _line(self, chain: Chain, founding: Founding) -> Founding:
+        line = chain.line_in(founding)
+        if line is not founding and self._refuted != founding.statement:
+            self._refuted = founding.statement
+            _LOG.error(
+                "An heir continues stage %d on a line that this node does not follow: the chain here has another heir, "
+                "or several seats. Whoever follows that line trains apart. The run's owner can end it: "
+                "`neuroshard run refound`.",
+                chain.start.stage + 1,
+            )
+        return line
 
     @staticmethod
     def _bound(chain: Chain, founding: Founding) -> Chain:

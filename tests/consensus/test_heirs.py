@@ -311,11 +311,12 @@ async def followed(own: Chain, before: Founding, after: Founding) -> Chain:
     ids=["its heir", "behind", "another heir since", "no heir", "another seat since", "named by one seat of two"],
 )
 def test_a_node_leaves_its_line_for_the_heir_that_its_own_chain_names(
-    own: Chain, named_at: int, is_followed: bool
+    own: Chain, named_at: int, is_followed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     signed = inherited(own, named_at)
     after = founding(KNOWN.with_statements((), (), [signed]))
     chain = anyio.run(followed, own, founding(KNOWN), after)
+    assert ("trains apart" not in caplog.text) == is_followed
     assert chain.statement == (signed.id if is_followed else own.statement)
     if not is_followed:
         assert chain.standing == own.standing
