@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from neuroshard.consensus.committee import Committee, NameHeir, Seat
 from neuroshard.consensus.foundation import Founding, HeirNaming, StageStart
+from neuroshard.consensus.stage_chain import InMemoryChainStore
 from neuroshard.network import InMemoryNetwork
-from neuroshard.types import WalletId
+from neuroshard.types import NodeId, WalletId
 from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, founding_of, play, wallet_of
 
 
@@ -53,12 +56,12 @@ def test_a_seat_among_others_names_nobody() -> None:
     play(scenario)
 
 
-def inherited(base: Founding, replica: SimulatedReplica) -> Founding:
-    """The foundation in which a replica's wallet, as the heir, continues from its own state."""
+def inherited(base: Founding, replica: SimulatedReplica, heir: NodeId = B) -> Founding:
+    """The foundation in which an heir continues from the state and the chain of a replica."""
     chain, own = replica.group.chain.chain, replica.replica_status()
     assert chain is not None
     assert chain.ledger.heir is not None
-    committee = Committee.founded([Seat(replica.member.wallet_id, replica.name, 0)], is_open=False)
+    committee = Committee.founded([Seat(wallet_of(heir), heir, 0)], is_open=False)
     place = chain.standing
     start = StageStart(0, committee, place.height, own.outer_step, own.root, place.value)
     named = HeirNaming(base.statement, 0, place.height, chain.ledger.heir.wallet_id)
@@ -100,5 +103,38 @@ def test_the_heir_completes_steps_again_and_the_seat_that_comes_back_follows_it(
         assert back.group.chain.chain is not None
         assert back.group.chain.chain.statement == foundings[0].statement
         assert back.group.chain.fork is None
+
+    play(scenario)
+
+
+def test_a_seat_that_went_on_and_its_former_heir_stay_apart_until_the_owner_decides() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        base = founding_of([A])
+        foundings = [base]
+        seat = SimulatedReplica(A, network, 0, may_be_alone=True, founding=lambda: foundings[0], keeper=B)
+        await for_seconds(4 * DUE_SECONDS, seat)
+        state, kept, by_heir = replace(seat.state), InMemoryChainStore(), inherited(base, seat)
+        kept.stored = seat.store.read()
+        seat.keeper = C
+        await for_seconds(3 * DUE_SECONDS, seat)
+        assert heir_of(seat) == wallet_of(C)
+        foundings[0] = by_heir
+        heir = SimulatedReplica(
+            B, network, 1, may_be_alone=True, state=state, founding=lambda: foundings[0], store=kept
+        )
+        made = [each.state.outer_step for each in (seat, heir)]
+        await for_seconds(4 * DUE_SECONDS, seat, heir)
+        lines = [line for each in (seat, heir) if (line := each.group.chain.chain) is not None]
+        assert [line.statement for line in lines] == [base.statement, "e" * 64]
+        assert all(each.state.outer_step > before for each, before in zip((seat, heir), made, strict=True))
+        assert seat.group.chain.fork is heir.group.chain.fork is None
+        own, place = seat.replica_status(), lines[0].standing
+        start = StageStart(0, base.start.committee, place.height, own.outer_step, own.root, place.value)
+        foundings[0] = Founding("d" * 64, 1, start, base.owner)
+        await for_seconds(4 * DUE_SECONDS, seat, heir)
+        assert seat.state.outer_step > own.outer_step
+        assert heir.group.must_follow.is_set()
+        assert heir.group.chain.chain is not None
+        assert heir.group.chain.chain.statement == "d" * 64
 
     play(scenario)
