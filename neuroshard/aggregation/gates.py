@@ -113,8 +113,7 @@ def capped_weights(declared: Sequence[float], established: Sequence[bool]) -> tu
     Work is self-declared. A value that is not finite, negative or beyond 2^53 counts as none. If no established
     member did any work, all weights are equal.
     """
-    work = _believed(declared)
-    middle = _median_work(work, established)
+    work, middle = _believed(declared, established)
     return (1.0,) * len(work) if middle == 0 else tuple(min(amount, MAX_WEIGHT_RATIO * middle) for amount in work)
 
 
@@ -124,22 +123,18 @@ def abstaining(declared: Sequence[float], established: Sequence[bool], *, are_fr
     Their contributions would be mostly noise. Among friends only a member without any work abstains. If no
     established member did any work, none abstains.
     """
-    work = _believed(declared)
-    middle = _median_work(work, established)
+    work, middle = _believed(declared, established)
     if middle == 0:
         return ()
     fewest = 0.0 if are_friends else MIN_WORK_RATIO * middle
     return tuple(row for row, amount in enumerate(work) if amount < fewest or amount == 0)
 
 
-def _believed(declared: Sequence[float]) -> list[float]:
-    return [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # both comparisons are false for NaN
-
-
-def _median_work(work: Sequence[float], established: Sequence[bool]) -> float:
-    """Zero if no established member did any."""
+def _believed(declared: Sequence[float], established: Sequence[bool]) -> tuple[list[float], float]:
+    """The work that counts, and the median of the established members that did any; zero if none did."""
+    work = [amount if 0 < amount <= MOST_WORK else 0.0 for amount in declared]  # both comparisons are false for NaN
     done = [amount for amount, is_established in zip(work, established, strict=True) if amount > 0 and is_established]
-    return median_low(done) if done else 0.0
+    return work, median_low(done) if done else 0.0
 
 
 def judge_statistics(
