@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from operator import attrgetter
 
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
 from neuroshard.consensus.effects import (
@@ -46,7 +47,6 @@ from neuroshard.consensus.round_messages import (
     StatisticsDigests,
     VerifiedBody,
     commitment_of,
-    members_of,
 )
 from neuroshard.consensus.slices import (
     Block,
@@ -82,7 +82,7 @@ class AllReduce:
     ) -> None:
         """`own` is this node's contribution, None if it is not a member of the round."""
         self.round_id = round_id
-        self.members = members_of(intents)
+        self.members = tuple(sorted(map(attrgetter("member"), intents)))  # in the order of the rows
         self.verdict: GateVerdict | None = None
         self._setting = setting
         self._own = own

@@ -6,7 +6,7 @@ other bytes for the same content are refused. Reading a message verifies every s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -584,8 +584,3 @@ def round_id_of(step_id: str, view: int, intents: Sequence[VerifiedBody[Intent]]
         for one in sorted(intents, key=attrgetter("member.node_id"))
     ]
     return hash_parts("neuroshard/certified-round", step_id, view, *parts).hex()
-
-
-def members_of(intents: Collection[VerifiedBody[Intent]]) -> tuple[GroupMember, ...]:
-    """Contributors of a round, in row order."""
-    return tuple(sorted(map(attrgetter("member"), intents)))

@@ -101,18 +101,6 @@ class StatusAnswer(Struct, frozen=True, forbid_unknown_fields=True):
 
 STATUS_REQUEST = FrameLimits(max_header_bytes=1024, message=StatusRequest)
 STATUS_ANSWER = FrameLimits(max_header_bytes=1024, message=StatusAnswer)
-
-
-def status_request(stage: StageName) -> Frame:
-    """Return the request as a frame."""
-    return Frame(REPLICA_STATUS, StatusRequest(stage))
-
-
-def status_answer(status: ReplicaStatus | None) -> Frame:
-    """Return the answer as a frame."""
-    return Frame(REPLICA_STATUS, StatusAnswer(status))
-
-
 STATUS_SECONDS = 5.0
 
 
@@ -127,5 +115,6 @@ async def query_statuses(
 async def query_status(asking: ReplicaClient, stage: StageName, peer: NodeId) -> ReplicaStatus | None:
     """Query the status of a stage at one node; None: it has no state of it. Raises DonorError."""
     with asking.blaming(peer):
-        answer = await asking.ask(peer, status_request(stage), STATUS_ANSWER, STATUS_SECONDS)
+        request = Frame(REPLICA_STATUS, StatusRequest(stage))
+        answer = await asking.ask(peer, request, STATUS_ANSWER, STATUS_SECONDS)
         return answer.read(StatusAnswer).status

@@ -20,7 +20,7 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, decode_manifest
-from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST, ReplicaStatus, StatusRequest, status_answer
+from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST, ReplicaStatus, StatusAnswer, StatusRequest
 from neuroshard.state.transfer_messages import (
     ANY_AGE,
     CHUNK,
@@ -197,7 +197,7 @@ class SnapshotServer:
 
     async def give_status(self, _sender: NodeId, frame: Frame) -> Frame:
         """Answer with the status of a stage on this node."""
-        return status_answer(self.replica_status(frame.read(StatusRequest).stage))
+        return Frame(REPLICA_STATUS, StatusAnswer(self.replica_status(frame.read(StatusRequest).stage)))
 
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""

@@ -13,7 +13,7 @@ from neuroshard.consensus.message_queue import PART, PART_LIMITS
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainAnswer, chain_answer
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork
-from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST, ReplicaStatus, status_answer
+from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST, ReplicaStatus, StatusAnswer
 from neuroshard.types import NodeId
 
 
@@ -38,7 +38,7 @@ class FreeName:
         status = self.status()
         if status is None:
             await anyio.sleep_forever()
-        return status_answer(status)
+        return Frame(REPLICA_STATUS, StatusAnswer(status))
 
     async def _give_chain(self, _sender: NodeId, _frame: Frame) -> Frame:
         proof = self.proof()
