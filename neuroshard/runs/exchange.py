@@ -92,27 +92,28 @@ class RunVersions:
             return None
         statement, start = found
         points, epoch, owner = self._points_of(stage, statement.id), statement.foundation.epoch, self.offer.owner
-        lines = [Founding(statement.id, epoch, start, owner, points, statement.foundation.trusted)]
-        valid = {statement.id: lines[0]}  # by hash, the last one applies
+        first = Founding(statement.id, epoch, start, owner, points, statement.foundation.trusted)
+        lines = {statement.id: first}  # by hash; of those that are valid the last one applies
         for each in reversed(self.foundations.successors(stage, statement.id)):
-            start, before = each.succession.start, valid.get(each.succession.statement)
-            line = Founding(each.id, epoch, start, owner, self._points_of(stage, each.id), heir=each.named.payload)
-            lines.append(line)
-            is_removed = self._members is not None and self._members.is_removed(each.named.payload.heir)
-            if before and not is_removed and not is_set_back(start, [point.milestone for point in before.points]):
-                valid[each.id] = line
-        present = self._invited_line(valid) or list(valid.values())[-1]
-        return replace(present, others=tuple(each for each in lines if each is not present))
+            start, before = each.succession.start, lines.get(each.succession.statement)
+            if before is not None and not is_set_back(start, [point.milestone for point in before.points]):
+                points = self._points_of(stage, each.id)
+                lines[each.id] = Founding(each.id, epoch, start, owner, points, heir=each.named.payload)
+        present = self._invited_line(lines) or [each for each in lines.values() if not self._is_removed(each)][-1]
+        return replace(present, others=tuple(each for each in lines.values() if each is not present))
 
-    def _invited_line(self, valid: Mapping[str, Founding]) -> Founding | None:
+    def _is_removed(self, line: Founding) -> bool:
+        return line.heir is not None and self._members is not None and self._members.is_removed(line.heir.heir)
+
+    def _invited_line(self, lines: Mapping[str, Founding]) -> Founding | None:
         """The line of an heir that the invitation names, or the last one that continues it."""
-        named = None if self.tip is None else valid.get(self.tip.foundation.hex())
+        named = None if self.tip is None else lines.get(self.tip.foundation.hex())
         if named is None or named.heir is None:
             return None
-        for each in valid.values():
-            if each.heir is not None and each.heir.statement == named.statement:
+        for each in lines.values():
+            if each.heir is not None and each.heir.statement == named.statement and not self._is_removed(each):
                 named = each
-        return named
+        return None if self._is_removed(named) else named
 
     def _points_of(self, stage: int, statement: str) -> tuple[Point, ...]:
         """The values through which a chain of this foundation must pass."""

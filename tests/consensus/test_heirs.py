@@ -172,7 +172,10 @@ def test_an_heir_does_not_set_its_stage_back_below_the_owners_waypoint_or_the_ti
     known = KNOWN.with_statements((), (), [succession(height=127)])
     assert founding(known).statement != FIRST.id
     waypoint = Waypoint(RUN, STAGE, FIRST.id, 0, Milestone(128, "a" * 64), 7)
-    assert founding(known.with_statements((), [SignedWaypoint.sign(OWNER, waypoint)])).statement == FIRST.id
+    found = founding(known.with_statements((), [SignedWaypoint.sign(OWNER, waypoint)]))
+    assert found.statement == FIRST.id
+    shared = with_second_seat(certified(Chain.founded(founding(known)), by=HEIR), by=HEIR)
+    assert anyio.run(followed, shared, founding(known), found).statement == FIRST.id  # however many vote there
     tip = InvitedTip(STAGE, 0, bytes.fromhex(FIRST.id), 128, b"v" * 32)
     found = RunVersions(OFFER, known, tip).founding_of(STAGE)
     assert found is not None
@@ -196,8 +199,13 @@ class Removed(PassRegister):
 
 
 def test_a_wallet_that_the_owner_has_removed_is_nobodys_heir() -> None:
-    known = KNOWN.with_statements((), (), [succession()])
-    assert founding(known, members=Removed(RUN, OWNER.public_key)).statement == FIRST.id
+    known, members = KNOWN.with_statements((), (), [succession()]), Removed(RUN, OWNER.public_key)
+    found = founding(known, members=members)
+    assert found.statement == FIRST.id
+    own = certified(Chain.founded(founding(known)), by=HEIR)
+    assert anyio.run(followed, own, founding(known), found).statement == FIRST.id
+    shared = with_second_seat(own, by=HEIR)  # those that vote with it go on: its seat can be removed
+    assert anyio.run(followed, shared, founding(known), found).standing == shared.standing
 
 
 def test_heirs_are_stored_and_sent_with_the_statements(tmp_path: Path) -> None:
