@@ -166,6 +166,7 @@ class GroupRounds:
             is_ready=self._replica.may_take_part(),
             in_round=self.in_round or self.due is not None,
             height=0 if chain is None else chain.standing.height,
+            kept=self.actor.kept_before(own.root),
         )
 
     @property
@@ -352,10 +353,9 @@ class GroupRounds:
 
     def knows(self, node: NodeId) -> bool:
         """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
-        chain = self.chain.chain
-        return node in self._replica.peers() or (
-            chain is not None and any(node == seat.node_id for seat in chain.ledger.committee.seats)
-        )
+        ledger = self.chain.ledger
+        seats = () if ledger is None else ledger.committee.seats
+        return node in self._replica.peers() or any(node == seat.node_id for seat in seats)
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """Run the round of one outer step; implements RunRound."""

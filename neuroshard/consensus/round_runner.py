@@ -180,6 +180,15 @@ class RoundRunner:
         """Whether this node knows the end of a step."""
         return step_id in self._archive
 
+    def kept_before(self, root: str) -> int:
+        """Number of steps, one after the other up to the state with this root, whose aggregates are kept here."""
+        count = 0
+        for certificate in reversed(self._archive.values()):
+            value = certificate.value
+            if value.next_root == root and value.round_id is not None:
+                root, count = value.root, count + 1
+        return count
+
     def has_voted_in(self, step_id: str) -> bool:
         """Whether this node has voted for a value of this step, so that the value may become its end."""
         record = self._records.get(step_id)

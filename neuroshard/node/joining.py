@@ -221,15 +221,19 @@ class Joining:
     async def _may_go_on(self, own: ReplicaStatus | None, best: ReplicaStatus) -> bool:
         """Whether this node can keep its own state and catch up with the rounds between it and the best state.
 
-        This requires that other nodes still keep these rounds and that a certificate in the vote log here leads to or
-        from the own state. Otherwise the node downloads the best state.
+        This requires that the rounds after those on this disk are still kept by other nodes, and that a certificate in
+        the vote log here leads to or from the own state. Otherwise the node downloads the best state.
         """
-        if own is None or not self.may_catch_up or not best.is_live:
-            return False
-        kept = KEPT_STEPS * parts_of(self.swarm.versions.at(own.outer_step).outer)
-        if not 0 < best.outer_step - own.outer_step <= kept:
+        if own is None or not self.may_catch_up or not best.is_live or best.outer_step <= own.outer_step:
             return False
         ended = await self.offload(FileVoteLog(self.store.folder / ROUNDS_FOLDER).ended)
+        root, reached = own.root, own.outer_step
+        for value in (each.value for each in ended):
+            if value.root == root and value.round_id is not None:
+                root, reached = value.next_root, value.outer_step
+        kept = max(KEPT_STEPS * parts_of(self.swarm.versions.at(own.outer_step).outer), best.kept)
+        if best.outer_step - reached > kept:
+            return False
         stored = StageChain(self._founding, self._chain_store, self.offload)
         await stored.load()
         is_tip = stored.is_newest(own)

@@ -37,6 +37,7 @@ class ReplicaStatus:
     is_ready: bool = True  # the node could enter a round now
     height: Count = 0  # of the newest value of the stage's chain
     wallet_rounds: Count = 0  # certified contributions to this state so far, one per wallet and round
+    kept: Count = 0  # outer steps before this state whose aggregates the node can send
 
     @property
     def line(self) -> tuple[int, str]:

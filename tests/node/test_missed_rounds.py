@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -17,25 +18,30 @@ from tests.worlds.nodes import StageWorld, living, play, root_on_disk
 from tests.worlds.rounds import value_of
 
 
-def end_of(root: str, next_root: str, identity: NodeIdentity) -> Complete:
+def end_of(root: str, next_root: str, identity: NodeIdentity, outer_step: int = 3) -> Complete:
     member = GroupMember(identity.node_id, identity.wallet_id)
     digests, accepted = (digest_of(b"").hex(),), (member.node_id,)
-    value = value_of(root=root, next_root=next_root, aggregate=digests, members=(member,), accepted=accepted)
+    contents = {"aggregate": digests, "members": (member,), "accepted": accepted}
+    value = value_of(root=root, next_root=next_root, outer_step=outer_step, **contents)
     return Complete(Quorum(value, 0, Phase.COMMIT, ()), (b"",))
 
 
 @pytest.mark.parametrize(
-    ("missed", "certificate", "may_catch_up", "is_fetched"),
+    ("missed", "kept", "own_ends", "may_catch_up", "is_fetched"),
     [
-        (KEPT_STEPS, "before", True, False),
-        (KEPT_STEPS + 1, "before", True, True),  # so many aggregates nobody keeps
-        (1, "end", True, False),  # it has the aggregate itself
-        (1, "", True, True),  # without a certificate it knows nobody who votes
-        (1, "before", False, True),  # it was tried in vain
+        (KEPT_STEPS, 0, 0, True, False),
+        (KEPT_STEPS + 1, 0, 0, True, True),  # nobody keeps that many aggregates
+        (KEPT_STEPS + 9, KEPT_STEPS + 9, 0, True, False),  # another node does
+        (KEPT_STEPS + 9, KEPT_STEPS + 8, 0, True, True),
+        (1, 0, 1, True, False),  # it has the aggregate itself
+        (KEPT_STEPS + 9, 0, 9, True, False),  # it has the first 9 of them itself
+        (KEPT_STEPS + 9, 0, 8, True, True),
+        (1, 0, None, True, True),  # without a certificate it knows nobody who votes
+        (1, 0, 0, False, True),  # it was tried in vain
     ],
 )
 def test_who_missed_few_rounds_goes_on_from_its_own_state(
-    tmp_path: Path, missed: int, certificate: str, may_catch_up: bool, is_fetched: bool
+    tmp_path: Path, missed: int, kept: int, own_ends: int | None, *, may_catch_up: bool, is_fetched: bool
 ) -> None:
     async def scenario(world: StageWorld) -> None:
         async with living(world, [0, 0, 1, 2], moves=False) as nodes:
@@ -46,11 +52,13 @@ def test_who_missed_few_rounds_goes_on_from_its_own_state(
             away.stage.save()
             own_steps, own_root, folder = away.stage.steps, root_on_disk(away.stage), away.stage.store.folder
             away.kill()
-            if certificate:
-                roots = (own_root, "5" * 64) if certificate == "end" else ("5" * 64, own_root)
-                FileVoteLog(folder / ROUNDS_FOLDER).end(2, end_of(*roots, away.identity))
+            if own_ends is not None:
+                roots = ["5" * 64, own_root, *(f"{number:064x}" for number in range(own_ends))]
+                log = FileVoteLog(folder / ROUNDS_FOLDER)
+                for number, (root, next_root) in enumerate(pairwise(roots), 2):
+                    log.end(number, end_of(root, next_root, away.identity, number + 1), kept=len(roots))
             assert other.stage is not None
-            other.stage.outer_step = 3 + missed
+            other.stage.outer_step, other.stage.kept = 3 + missed, kept
             await anyio.sleep(60)
             again = world.add_again(away)
             again.may_catch_up = may_catch_up

@@ -185,6 +185,7 @@ def test_members_that_are_killed_at_once_reach_the_newest_state_from_their_disks
         while replicas[0].state.outer_step < steps:
             await for_seconds(DUE_SECONDS, *replicas)
         before = certified(replicas[0])
+        assert replicas[0].group.replica_status().kept == before[0]
         for name in names:
             network.kill(name)
         replicas = [from_checkpoint(replica, start) for replica in replicas]

@@ -102,6 +102,7 @@ class HeldStage:
     inner: InnerOptimization | None = None
     steps: int = 0
     outer_step: int = 0
+    kept: int = 0  # aggregates before its state
     is_wanted: bool = False
     copied_at: float | None = None
     may_be_taken: Callable[[float], bool] = lambda _waited_seconds: True
@@ -146,7 +147,8 @@ class HeldStage:
 
     def replica_status(self) -> ReplicaStatus:
         copied = None if self.copied_at is None else self.clock() - self.copied_at
-        return ReplicaStatus(True, self.steps, self.outer_step, f"{self.outer_step:064x}", copied_seconds=copied)
+        root = f"{self.outer_step:064x}"
+        return ReplicaStatus(True, self.steps, self.outer_step, root, copied_seconds=copied, kept=self.kept)
 
     def newest(self) -> CheckpointGeneration | None:
         generations = self.store.generations()
