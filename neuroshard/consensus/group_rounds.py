@@ -307,7 +307,7 @@ class GroupRounds:
         self._behind_since = now if self._behind_since is None else self._behind_since
         if now - self._behind_since < self._matchmaking.times.behind_seconds and chain.has_aggregate(own.root):
             return True
-        if not self._matchmaking.has_newer(chain, look):
+        if not self._matchmaking.has_newer(chain, look, self._asking.failed.doubted(now)):
             self._lost_state = LOST_STATE if self.lone.after_lost_state() is None else ""
             has_waited = now - self._behind_since >= self._matchmaking.times.absent_seconds
             self._replaces_lost_state = has_waited and self._lost_state == ""

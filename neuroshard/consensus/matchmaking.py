@@ -263,10 +263,11 @@ class Matchmaking:
         """Some of the replicas that report a greater height than this node's."""
         return self._some([node for node, other in look.others.items() if other.height > look.own.height], ledger)
 
-    def has_newer(self, chain: Chain, look: Look) -> bool:
+    def has_newer(self, chain: Chain, look: Look, doubted: Collection[NodeId]) -> bool:
         """Whether a replica that counts reports the newest certified state, or one from which aggregates lead to it."""
         for node, other in look.others.items():
-            after = chain.values_after(other.root, other.outer_step) if chain.ledger.counts(node) else None
+            is_source = node not in doubted and chain.ledger.counts(node)
+            after = chain.values_after(other.root, other.outer_step) if is_source else None
             if after is not None and not any(value.is_lone for value in after):
                 return True
         return False

@@ -136,10 +136,11 @@ class Joining:
 
     def _choose_donor(self, statuses: Mapping[NodeId, ReplicaStatus], own: ReplicaStatus | None) -> NodeId | None:
         """A donor that has not failed since all were tried: an established member if possible, as others may be names
-        that cost nothing.
+        that cost nothing. A node with a state of its own does not insist on a donor that has failed for long.
         """
+        doubted = frozenset[NodeId]() if own is None else self.swarm.asking.failed.doubted(anyio.current_time())
         established = frozenset[NodeId]() if self._chain is None else self._chain.ledger.established
-        honest = {node: status for node, status in statuses.items() if node not in self._liars}
+        honest = {node: status for node, status in statuses.items() if node not in self._liars | doubted}
         live = {node: status for node, status in honest.items() if status.is_live and status.steps > 0}
         for failed in (self._failed, ()):
             left = {node: status for node, status in (live or honest).items() if node not in failed}
@@ -273,12 +274,15 @@ class Joining:
             await self.offload(partial(install, received, self.identity, self.store))
         except LyingDonorError as error:
             self._liars.add(first)
+            self.swarm.asking.failed.note(first, anyio.current_time())
             _LOG.warning("Node %s sent an unusable state of %s: %s", first, _named(self.identity.layers), error)
         except DonorError as error:
             self._failed.add(first)
+            self.swarm.asking.failed.note(first, anyio.current_time())
             self.report(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
             _LOG.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
         else:
+            self.swarm.asking.failed.forget(first)
             step = received.manifest.meta.step
             _LOG.info("%s were downloaded from node %s at step %s.", _named(self.identity.layers), first, f"{step:,}")
             return True

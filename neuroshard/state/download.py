@@ -255,6 +255,39 @@ class DownloadProgress:
     bytes_done: int = 0
 
 
+DONOR_PATIENCE_SECONDS = 180.0  # an honest donor may be busy
+LONGEST_DOUBT_SECONDS = 3600.0
+
+
+class FailedDonors:
+    """Nodes that report a state and do not deliver it, so that a false report costs this node less and less time.
+
+    A node that has failed for DONOR_PATIENCE_SECONDS is not believed for as long, and after each further failure for
+    twice the time. A delivery ends this, and so does an hour without a failure.
+    """
+
+    def __init__(self) -> None:
+        # by node: the first failure, the number of times that it was doubted, and the end of the last one
+        self._failing: dict[NodeId, tuple[float, int, float]] = {}
+
+    def note(self, donor: NodeId, now: float) -> None:
+        """Record that a download from this donor has failed."""
+        recent = {node: one for node, one in self._failing.items() if now - one[2] < LONGEST_DOUBT_SECONDS}
+        since, times, until = recent.get(donor, (now, 0, now))
+        if times > 0 or now - since >= DONOR_PATIENCE_SECONDS:
+            until = now + min(DONOR_PATIENCE_SECONDS * 2.0 ** min(times, 10), LONGEST_DOUBT_SECONDS)
+            times += 1
+        self._failing = {**recent, donor: (since, times, max(now, until))}
+
+    def forget(self, donor: NodeId) -> None:
+        """Believe a donor again: it has delivered its state."""
+        self._failing.pop(donor, None)
+
+    def doubted(self, now: float) -> frozenset[NodeId]:
+        """The nodes whose reports do not count now."""
+        return frozenset(node for node, (_, _, until) in self._failing.items() if now < until)
+
+
 @dataclass(frozen=True)
 class ReplicaClient:
     """Sends requests to donors. `report` is called with their offences, `offload` runs blocking calls."""
@@ -262,6 +295,7 @@ class ReplicaClient:
     requester: Requester
     report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
     offload: BlockingRunner = anyio.to_thread.run_sync
+    failed: FailedDonors = field(default_factory=FailedDonors)  # whatever the stage
 
     async def ask(self, peer: NodeId, request: Frame, limits: FrameLimits, seconds: float) -> Frame:
         """Return the answer to a request. Raises DonorError; LyingDonorError for an answer that breaks the limits."""

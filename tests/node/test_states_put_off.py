@@ -8,9 +8,11 @@ import anyio
 import pytest
 
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.node.joining import PARTIAL_NAME
+from neuroshard.node.joining import LOOK_SECONDS, PARTIAL_NAME
 from neuroshard.state.checkpoint_store import stage_folder
+from neuroshard.state.download import DONOR_PATIENCE_SECONDS, LONGEST_DOUBT_SECONDS, FailedDonors
 from neuroshard.state.replica_status import ReplicaStatus
+from neuroshard.types import NodeId
 from tests.worlds.nodes import SAVE_STEPS, StageWorld, living, play
 
 
@@ -51,6 +53,42 @@ def test_a_state_comes_also_when_it_cannot_be_noted_which_one(tmp_path: Path) ->
     play(tmp_path, scenario)
 
 
+def test_a_node_with_a_state_does_not_insist_on_a_donor_that_never_delivers(tmp_path: Path) -> None:
+    """A lying friend reports the newest state and refuses every download."""
+
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 0, 1, 2], moves=False) as nodes:
+            await anyio.sleep(30)
+            liar, away = nodes[:2]
+            assert liar.stage is not None
+            assert away.stage is not None
+            away.stage.save()
+            away.kill()
+            liar.stage.outer_step = 3
+            liar.stage.may_be_taken = lambda _waited_seconds: False
+            again = world.add_again(away)
+            world.tasks.start_soon(lambda: again.live(moves=False))
+            await anyio.sleep(5)  # it has heard of the others
+            seconds = list[float]()
+            for pause in (1.0, DONOR_PATIENCE_SECONDS, 1.0, DONOR_PATIENCE_SECONDS, DONOR_PATIENCE_SECONDS):
+                began = anyio.current_time()
+                await again.take(0)  # as when its chain is ahead
+                seconds.append(anyio.current_time() - began)
+                assert again.stage is not None
+                assert again.stage.outer_step == 0
+                await anyio.sleep(pause)
+            assert seconds[0] == pytest.approx(DONOR_PATIENCE_SECONDS, abs=2 * LOOK_SECONDS)
+            assert max(seconds[1:]) <= LOOK_SECONDS  # one try for each doubt that ends
+
+            liar.stage.may_be_taken = lambda _waited_seconds: True
+            await anyio.sleep(LONGEST_DOUBT_SECONDS)
+            await again.take(0)
+            assert again.stage.outer_step == 3
+            assert not again.swarm.asking.failed.doubted(anyio.current_time())
+
+    play(tmp_path, scenario)
+
+
 AVERAGED = OuterOptimization(strategy="averaging", aggregator="mean", codec="fp32", averaged_sequences=100)
 
 
@@ -81,3 +119,24 @@ def test_an_averaged_state_of_a_group_is_fetched_in_a_young_step_and_that_of_a_l
             assert newcomer.stage is not None
 
     play(tmp_path, scenario, outer=AVERAGED)
+
+
+def test_a_donor_that_fails_on_is_doubted_for_twice_the_time_and_believed_again_after_a_delivery() -> None:
+    failed, donor, now = FailedDonors(), NodeId("donor"), 0.0
+    while not failed.doubted(now):
+        failed.note(donor, now)
+        now += LOOK_SECONDS
+    assert now == pytest.approx(DONOR_PATIENCE_SECONDS, abs=2 * LOOK_SECONDS)
+    doubts = list[float]()
+    for _ in range(8):
+        began = now
+        while failed.doubted(now):
+            now += LOOK_SECONDS
+        doubts.append(now - began)
+        failed.note(donor, now)
+    assert doubts == pytest.approx([180, 360, 720, 1440, 2880, 3600, 3600, 3600], abs=2 * LOOK_SECONDS)
+    failed.forget(donor)
+    assert not failed.doubted(now)
+    failed.note(donor, now)
+    failed.note(donor, now + 2 * LONGEST_DOUBT_SECONDS)  # two failures, hours apart
+    assert not failed.doubted(now + 2 * LONGEST_DOUBT_SECONDS)

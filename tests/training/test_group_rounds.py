@@ -18,6 +18,7 @@ from neuroshard.consensus.sync_strategies import Abandoned, Agreed
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
 from neuroshard.optim.outer import OuterState
+from neuroshard.state.download import DONOR_PATIENCE_SECONDS
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.types import NodeId
 from tests.worlds.replicas import (
@@ -159,6 +160,28 @@ def test_a_replica_of_another_line_is_left_out_and_must_follow() -> None:
         assert not b.group.must_follow.is_set()
         assert torch.equal(c.state.anchor, a.state.anchor)
         assert c.outcomes
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("doubted", [(A,), (A, B)])
+def test_a_replica_follows_no_donor_that_has_failed_until_the_doubt_ends(doubted: tuple[NodeId, ...]) -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        a.is_idle = b.is_idle = True
+        c = SimulatedReplica(C, network, 3, steps=5, state=OuterState(torch.ones(LENGTH), torch.zeros(LENGTH), 0))
+        began = anyio.current_time()
+        for donor in doubted:
+            c.asking.failed.note(donor, began - DONOR_PATIENCE_SECONDS)
+            c.asking.failed.note(donor, began)
+        async with anyio.create_task_group() as tasks:
+            for replica in (a, b, c):
+                tasks.start_soon(replica.live)
+            await c.group.must_follow.wait()
+            tasks.cancel_scope.cancel()
+        waited = anyio.current_time() - began
+        assert waited < 30 if len(doubted) == 1 else DONOR_PATIENCE_SECONDS <= waited < DONOR_PATIENCE_SECONDS + 15
 
     play(scenario)
 

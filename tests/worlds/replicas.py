@@ -169,9 +169,10 @@ class SimulatedReplica:
         )
 
         founding = founding_of(self.seats, is_open=self.is_open)
+        self.asking = ReplicaClient(transport, offload=at_once)
         self.group = GroupRounds(
             replica,
-            ReplicaClient(transport, offload=at_once),
+            self.asking,
             self._alone,
             self.signed,
             AcceptanceCheck(self._root_after, self._candidates, self._object, self._choose),
