@@ -3,15 +3,8 @@
 This file makes no decision. A completed exchange yields an aggregate to vote on.
 
 The parts decide, never a majority of reducers. A member that must know the truth about a slice *checks* it: it fetches
-the parts, which the intents name by their hash, and computes the slice itself. Its own result then counts for it.
-
-    reducers of a slice differ, or a seat contradicts them    every member checks the slice
-    a slice has no result when half of the view is over,      every member checks the slice
-    or no statistics, without which there is no verdict
-    members may lie                                           each seat checks one slice of its own secret choice
-    among friends                                             each seat compares blocks of its own secret choice, and
-                                                              checks the slices in which they differ
-    statistics contain another norm of a contribution         its author, then every member checks the slice
+the parts, which the intents name by their hash, and computes the slice itself. Its own result then counts for it. The
+section "The parts decide" of docs/ROUNDS.md lists when it does so.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 
-from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction, statistics_size
+from neuroshard.aggregation import GateVerdict, Reduction, statistics_size
 from neuroshard.consensus.effects import (
     Accuse,
     CompareBlocks,
@@ -58,6 +51,7 @@ from neuroshard.consensus.slices import (
     in_messages,
     reducers_of,
 )
+from neuroshard.consensus.views import facts_of
 from neuroshard.identity import hash_parts
 from neuroshard.types import NodeId
 
@@ -67,9 +61,7 @@ SERVED = 2  # times that a part is sent to the same member
 
 
 class AllReduce:
-    """The exchange of one view at one member: received parts and results, and the messages and jobs that follow from
-    them.
-    """
+    """The exchange of one view at one member: what it has received, and the messages and jobs that follow from it."""
 
     def __init__(
         self,
@@ -92,13 +84,7 @@ class AllReduce:
         # the other participants, which get all public messages
         self.others = (setting.others | set(self._order)) - {setting.self_id}
         step = setting.step
-        commitments = [one.body.commitment for one in intents]
-        self.facts = MemberFacts(
-            work=tuple(float(one.body.sequences) for one in intents),
-            established=tuple(step.ledger.counts(one.member.node_id) for one in intents),
-            originals=tuple(map(commitments.index, commitments)),
-            are_friends=not step.committee.is_open,
-        )
+        self.facts = facts_of(step, intents)
         upload = {node: intent.upload for node, intent in self.intents.items() if step.may_reduce(node)}
         barred = {one.node_id for one in step.ledger.barred}
         reducers = reducers_of(setting.plan, upload, barred, step.ledger.seed, is_open=step.committee.is_open)
@@ -119,6 +105,10 @@ class AllReduce:
         # blocks by the row of their member, while this node waits for all of them and for the aggregate
         self._blocks_of_rows: dict[int, bytes] | None = None
         self.is_audited = True  # False until the blocks are compared
+        self._bases: dict[NodeId, str] = {}  # digests of the statistics on which members have judged
+        # statements that count here and were not shown to the others yet, by their claims
+        self._statements: dict[bytes, VerifiedBody[StatisticsDigests]] = {}
+        self._is_split = False  # whether a reducer has signed different statistics of one slice
         self._asked_for_blocks = set[NodeId]()  # the members that this node has sent its blocks
         self._asked_at: float | None = None  # for parts
         self._redo_at = -inf
@@ -144,7 +134,7 @@ class AllReduce:
         for said in (self._slices[index].statements for index in self._contradicted):
             if step.committee.is_open or step.is_quorum([node for node in said if said[node] == said[own]]):
                 return True
-        return False
+        return self._is_split
 
     @property
     def contents(self) -> Mapping[str, Encoded]:
@@ -218,10 +208,13 @@ class AllReduce:
     def wrong(self, certified: tuple[str, ...]) -> set[NodeId]:
         """Members whose statistics or results are false, if these are the certified digests of this round.
 
-        An honest reducer never contradicts what is certified of its slice. Another seat may: it has checked the slice,
-        and two lying reducers were faster. So it is wrong only if this node has computed the slice, too.
+        An honest reducer never contradicts what is certified of its slice. A seat that has checked the slice may,
+        if two lying reducers were faster. Where members were shown different statistics, honest results differ.
         """
+        if self._is_split:
+            return set(self.lied)
         found = self.lied | (self._wrong if self.digests == certified else set[NodeId]())
+        found |= self._judged_otherwise() - self._doubts.keys()  # nobody has shown it what it has judged on
         for one, digest in zip(self._slices, certified, strict=True):
             found.update(node for node in one.reducers if one.results.get(node, digest) != digest)
         return found
@@ -242,11 +235,8 @@ class AllReduce:
             self.late = self._without_result()
         if now < self._redo_at:
             return []
-        late = [
-            one
-            for one in self._slices
-            if not one.is_overdue and one.agreed(one.results if is_judged else one.statements) not in one.content
-        ]
+        on_time = [one.agreed(one.results if is_judged else one.statements) in one.content for one in self._slices]
+        late = [one for one, is_here in zip(self._slices, on_time, strict=True) if not (is_here or one.is_overdue)]
         for one in late:
             one.is_overdue, one.is_checked = True, self._setting.self_id not in one.reducers
         if not is_judged:
@@ -317,10 +307,8 @@ class AllReduce:
 
     def _blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
         """Send a seat blocks of this node's contribution, once per round."""
-        own, setting = self._own, self._setting
-        are_fit = sender in setting.step.seats and all(
-            block < setting.plan.blocks(index) for index, block in wanted.blocks
-        )
+        own, setting, blocks = self._own, self._setting, self._setting.plan.blocks
+        are_fit = sender in setting.step.seats and all(block < blocks(index) for index, block in wanted.blocks)
         if own is None or setting.excerpts is None or not are_fit or sender in self._asked_for_blocks:
             return []
         self._asked_for_blocks.add(sender)
@@ -350,8 +338,7 @@ class AllReduce:
 
     def check(self, indices: Iterable[int]) -> list[Effect]:
         """Begin to compute slices that others reduce."""
-        slices = [self._slices[index] for index in indices]
-        fresh = [one for one in slices if not one.is_checked and self._setting.self_id not in one.reducers]
+        fresh = [one for index in indices if not (one := self._slices[index]).is_computed]
         for one in fresh:
             one.is_checked = True
         return [*self._ask(), *self._state()] if fresh else []
@@ -378,6 +365,7 @@ class AllReduce:
             return []
         disputed = [self._slices[index] for index in sorted(self._disputed)]
         doubtful = {node for one in disputed for node in (*one.reducers, *one.statements, *one.results)}
+        doubtful |= self._judged_otherwise()
         for index in wanted.slices:
             served, is_own = self._served[sender, author], author == self._setting.self_id
             one = self._slices[index] if index < len(self._slices) else None
@@ -392,15 +380,15 @@ class AllReduce:
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
         """Store a member's parts. Parts that differ from the author's intent count as absent."""
-        intent, digests, self_id = self.intents.get(message.author), message.digests, self._setting.self_id
+        intent, digests = self.intents.get(message.author), message.digests
         if intent is None:
             return []
         if len(digests) != len(self._slices) or commitment_of(digests) != intent.commitment:
             return self._accuse(sender, "It sent another contribution than was promised.")
         self._digests[message.author] = digests
-        mine = {index for index, one in enumerate(self._slices) if one.is_checked or self_id in one.reducers}
-        wanted = {index: part for index, part in message.slices.items() if index in mine}
-        for index, part in by_themselves(wanted, message.slices).items():
+        parts = message.slices
+        wanted = {index: parts[index] for index, one in enumerate(self._slices) if one.is_computed and index in parts}
+        for index, part in by_themselves(wanted, parts).items():
             if digest_of(part) != digests[index] or not self._setting.is_part(index, part):
                 return self._accuse(sender, "It sent a part that is not the one that was promised.")
             self._slices[index].parts[message.author] = part
@@ -411,14 +399,21 @@ class AllReduce:
         reducer = message.signed.member.node_id
         if not message.signed.body.digests:
             self._waiting.add(reducer)
+        effects = list[Effect]()
         for index, one, digest in self._said_by(reducer, message.signed.body):
-            statistics = message.statistics.get(index, b"")
+            statistics, known = message.statistics.get(index, b""), one.statements.get(reducer, digest)
+            claim = self._claims.get((reducer, index, known))  # none for this node's own statistics
+            if known != digest and claim is not None:
+                self._is_split, proof = True, (claim, message.signed.claim)
+                self.lied.add(reducer)
+                effects += self._accuse(reducer, f"It has signed two statistics of slice {index}.", proof)
             is_short = len(statistics) <= statistics_size(len(self._order), with_gram=True)
             if is_short and reducer not in one.statements and digest_of(statistics).hex() == digest:
                 one.content[digest] = statistics
                 self._note(one.statements, reducer, index, digest)
                 self._claims[reducer, index, digest] = message.signed.claim
-        return [*self._look_for_lies(), *self._judge()]
+                self._statements[message.signed.claim] = message.signed
+        return [*effects, *self._look_for_lies(), *self._judge()]
 
     def _note(self, said: dict[NodeId, str], author: NodeId, index: int, digest: str) -> None:
         """Store what a member says about a slice, the first time."""
@@ -437,6 +432,7 @@ class AllReduce:
         reducer, contents = message.signed.member.node_id, by_themselves(fitting, message.slices)
         for index, one, digest in self._said_by(reducer, message.signed.body):
             self._note(one.results, reducer, index, digest)
+            self._bases.setdefault(reducer, message.signed.body.basis)
             if one.results[reducer] == digest:
                 self._claims[reducer, index, digest] = message.signed.claim
                 if index in contents:
@@ -477,8 +473,7 @@ class AllReduce:
     def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
         """Continue with this node's finished results. Those of checked slices are said if they contradict others.
 
-        When the last of several jobs is done, the digests of all go ahead: large results travel for long, and audits
-        begin meanwhile.
+        When the last of several jobs is done, all digests go ahead, so that audits begin while the results travel.
         """
         self_id, said, sent = self._setting.self_id, dict[int, str](), dict[int, Encoded]()
         for index, made in results.items():
@@ -489,8 +484,7 @@ class AllReduce:
                 sent[index] = made
             elif self_id in one.reducers or index in self._disputed:
                 said[index] = digest
-        mine = [index for index, one in enumerate(self._slices) if self_id in one.reducers]
-        own = {index: self._slices[index].results.get(self_id, "") for index in mine}
+        own = {i: one.results.get(self_id, "") for i, one in enumerate(self._slices) if self_id in one.reducers}
         if len(results) < len(own) and all(own.values()) and own.keys() & results.keys():
             said |= own
         effects = self._say_results(said, {}) if said else []
@@ -500,7 +494,8 @@ class AllReduce:
 
     def _say_results(self, digests: Mapping[int, str], contents: Mapping[int, Encoded]) -> list[Effect]:
         """Sign digests and send them, with the contents to the members that do not compute these slices themselves."""
-        signed = self._setting.sign(ResultDigests(self.round_id, tuple(sorted(digests.items()))))
+        basis = self._bases[self._setting.self_id]
+        signed = self._setting.sign(ResultDigests(self.round_id, tuple(sorted(digests.items())), basis))
         receivers, effects = defaultdict[tuple[int, ...], set[NodeId]](set), list[Effect]()
         for node in sorted(self.others):
             receivers[tuple(index for index in contents if node not in self._slices[index].reducers)].add(node)
@@ -511,23 +506,16 @@ class AllReduce:
     def _state(self) -> list[Effect]:
         """Start the statistics of own slices whose parts are complete, while other parts are under way.
 
-        Only one such job runs at a time. Slices that complete meanwhile go into the next job, so there are few
-        messages.
+        One such job runs at a time, so there are few messages: slices that complete meanwhile go into the next one.
         """
-        whole = [
-            (index, one)
-            for index, one in enumerate(self._slices)
-            if not one.is_stated and len(one.parts) == len(self._order)
-        ]
-        if not whole or self._is_stating:
+        rows = dict[int, Sequence[Encoded]]()
+        for index, one in enumerate(self._slices if not self._is_stating else ()):
+            if not one.is_stated and len(one.parts) == len(self._order):
+                one.is_stated, rows[index] = True, one.rows(self._order)
+        if not rows:
             return []
         self._is_stating = True
-        for _, one in whole:
-            one.is_stated = True
-        return [MakeStatistics(self.round_id, {index: self._rows(one) for index, one in whole}, self.facts)]
-
-    def _rows(self, one: SliceState) -> Sequence[Encoded]:
-        return tuple(map(one.parts.__getitem__, self._order))
+        return [MakeStatistics(self.round_id, rows, self.facts)]
 
     def _judge(self) -> list[Effect]:
         if self._is_judging:
@@ -536,6 +524,7 @@ class AllReduce:
         statistics = [one for one in agreed if one is not None]
         if len(statistics) < len(agreed):
             return []
+        self._bases[self._setting.self_id] = digest_of(b"".join(statistics)).hex()
         self._is_judging, self._judged_on = True, dict(enumerate(statistics))
         return [Judge(self.round_id, statistics, self.facts)]
 
@@ -551,7 +540,7 @@ class AllReduce:
             one = self._slices[index]
             (sent if one.reducers[0] == self._setting.self_id else told)[index] = one.parts[self._order[0]]
         return [
-            Reduce(self.round_id, {index: self._rows(self._slices[index]) for index in some}, self._reduction)
+            Reduce(self.round_id, {index: self._slices[index].rows(self._order) for index in some}, self._reduction)
             for some in (*in_messages(sent), told)
             if some
         ]
@@ -570,31 +559,42 @@ class AllReduce:
                 yield index, one, digest
 
     def _look_for_lies(self) -> list[Effect]:
-        """Check the slices about which members disagree. Accuse those that contradict what this node has computed, and
-        check all slices that they reduce.
+        """Check the slices about which members disagree, and all slices of members that contradict this node's results.
+
+        Members that have judged on different statistics show each other what the reducers have signed. Their results
+        differ without a lie, and count for nothing here.
         """
-        if not self._disputed:
-            return []
+        effects, elsewhere = list[Effect](), set[NodeId]()
+        if len(set(self._bases.values())) > 1 and (elsewhere := self._judged_otherwise()):
+            effects += [Say(self.others, StatementSaid(signed, {})) for signed in self._statements.values()]
+            self._statements.clear()
+        elif not self._disputed:
+            return effects
         is_malice = self._setting.step.committee.is_open  # among friends it is bad memory, of that node or of this one
-        effects = list[Effect]()
         for index in sorted(self._disputed):
             one = self._slices[index]
             what = f"Its computation of slice {index} does not follow from the parts."
             for said in (one.statements, one.results):
                 own = said.get(self._setting.self_id)
                 for node, digest in said.items() if own is not None else ():
-                    if digest == own:
+                    if digest == own or (said is one.results and node in elsewhere):
                         continue
                     if node not in self._wrong:
                         effects.append(Accuse(node, what, (self._claims[node, index, digest],), is_malice=is_malice))
                     self._wrong.add(node)
                     if said is one.statements:
                         self.lied.add(node)
-        doubtful = (index for index, one in enumerate(self._slices) if self._wrong.intersection(one.reducers))
+        others = self._wrong | elsewhere
+        doubtful = (index for index, one in enumerate(self._slices) if others.intersection(one.reducers))
         return [*effects, *self.check(sorted(self._disputed.union(doubtful)))]
 
-    def _accuse(self, node: NodeId, what: str) -> list[Effect]:
+    def _judged_otherwise(self) -> set[NodeId]:
+        """Members whose results follow from other statistics than those on which this node has judged."""
+        own = self._bases.get(self._setting.self_id)
+        return {node for node, basis in self._bases.items() if own not in {None, basis}}
+
+    def _accuse(self, node: NodeId, what: str, proof: tuple[bytes, ...] = ()) -> list[Effect]:
         if node in self._accused:
             return []
         self._accused.add(node)
-        return [Accuse(node, what)]
+        return [Accuse(node, what, proof)]

@@ -142,6 +142,7 @@ class ResultDigests(DigestsOfSlices, frozen=True, forbid_unknown_fields=True):
     """Digests of the slices of the aggregate that the author has computed."""
 
     kind: ClassVar[str] = "round/result"
+    basis: HexDigest  # digest of the statistics of all slices, from which the author's verdict follows
 
 
 class OuterChoice(Struct, frozen=True, forbid_unknown_fields=True):
@@ -341,7 +342,10 @@ else:  # a received slice is a view of its message, not a copy
 
 
 class AuthoredMessage(Struct, Generic[AnyBody_co], frozen=True, forbid_unknown_fields=True):
-    """A message with a claim of its author, who must send it itself. Any node may forward other messages."""
+    """A message with a claim of its author, who must send it itself, except a StatementSaid.
+
+    Any node may forward other messages.
+    """
 
     form: ClassVar[type[Body]]
     signed: VerifiedBody[AnyBody_co]
@@ -440,7 +444,7 @@ class BlocksSent(Struct, frozen=True, tag="blocks", forbid_unknown_fields=True):
 
 
 class StatementSaid(AuthoredMessage[StatisticsDigests], frozen=True, tag="statement", forbid_unknown_fields=True):
-    """A reducer's statistics with their signed digests, sent to all participants."""
+    """A reducer's statistics with their signed digests, sent to all participants. Others show the digests if needed."""
 
     form = StatisticsDigests
     statistics: Slices

@@ -48,6 +48,7 @@ from neuroshard.consensus.round_messages import (
     NewViewSaid,
     ProposalSaid,
     Quorum,
+    StatementSaid,
     VoteSaid,
     encode_round_message,
     read_round_message,
@@ -295,7 +296,8 @@ class RoundRunner:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._around.report(sender, ScoreReason.MALFORMED_FRAME)
             return
-        if isinstance(message, AuthoredMessage) and message.signed.member.node_id != sender:
+        author = message.signed.member.node_id if isinstance(message, AuthoredMessage) else sender
+        if author != sender and not isinstance(message, StatementSaid):
             self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
             return
         await self._help(sender, message)

@@ -160,9 +160,18 @@ class SliceState:
     is_checked: bool = False  # whether this node computes the slice although it is not a reducer of it
     is_overdue: bool = False  # whether parts have not come in time
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether this node computes the slice."""
+        return self.is_checked or self.self_id in self.reducers
+
+    def rows(self, order: Sequence[NodeId]) -> tuple[Encoded, ...]:
+        """The parts of these members, all of which have come."""
+        return tuple(map(self.parts.__getitem__, order))
+
     def agreed(self, said: Mapping[NodeId, str]) -> str:
         """The digest that counts at this node: its own if it computes the slice, else that of all reducers; or ""."""
-        if self.is_checked or self.self_id in self.reducers:
+        if self.is_computed:
             return said.get(self.self_id, "")
         first = said.get(self.reducers[0], "")
         return first if list(map(said.get, self.reducers)).count(first) == len(self.reducers) else ""

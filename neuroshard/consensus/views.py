@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median_low
 
-from neuroshard.aggregation import statistics_size
+from neuroshard.aggregation import MemberFacts, statistics_size
+from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import RoundConfig
 from neuroshard.consensus.round_messages import (
@@ -224,6 +225,17 @@ class Views:
         """Members that were missing, in any view so far, at more voters than may lie."""
         tolerated = self._setting.step.committee.faults
         return {node for node, accusers in self._accusers.items() if len(accusers) > tolerated}
+
+
+def facts_of(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
+    """What the judgement of contributions needs of their authors, in row order."""
+    commitments = [one.body.commitment for one in intents]
+    return MemberFacts(
+        work=tuple([float(one.body.sequences) for one in intents]),
+        established=tuple([step.ledger.counts(one.member.node_id) for one in intents]),
+        originals=tuple(map(commitments.index, commitments)),
+        are_friends=not step.committee.is_open,
+    )
 
 
 def medians_of_claims(

@@ -95,7 +95,7 @@ def round_message_seeds() -> tuple[bytes, ...]:
         ProposalSaid(signed_by(NODES[0], RoundProposal(HASH, 4, HASH, None), NOW), (intent,)),
         ContributionSent(HASH, MEMBERS[0].node_id, (bytes(32), b"x" * 32), slices),
         StatementSaid(signed_by(NODES[0], StatisticsDigests(HASH, ((0, HASH), (5, HASH))), NOW), slices),
-        ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),)), NOW), slices),
+        ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),), HASH), NOW), slices),
         EvidenceSaid(
             EntryEvidence(
                 (signed_by(NODES[0], Departure(HASH), NOW),),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from torch import Tensor
 
 from neuroshard.aggregation import SliceRows, TrimmedMean, WeightedSum, reduce_slice
@@ -21,7 +22,6 @@ from neuroshard.consensus.round_messages import (
     ContributionSent,
     MalformedMessageError,
     PartsWanted,
-    ResultDigests,
     ResultSaid,
     StatementSaid,
     StatisticsDigests,
@@ -68,7 +68,7 @@ def lies_about_first_slice(liars: Iterable[NodeId], *, of_statistics: bool = Fal
             case Say(to, ResultSaid(signed, slices)) if not of_statistics and 0 in dict(signed.body.digests):
                 false = b"lie" + sha256(b"lie").digest()
                 digests = tuple((i, digest_of(false).hex() if i == 0 else d) for i, d in signed.body.digests)
-                said = one.signed(ResultDigests(signed.body.round_id, digests))
+                said = one.signed(structs.replace(signed.body, digests=digests))
                 return [Say(to, ResultSaid(said, {i: false if i == 0 else made for i, made in slices.items()}))]
             case Say(to, StatementSaid(signed, statistics)) if of_statistics and 0 in statistics:
                 lies = {i: b"lie" if i == 0 else made for i, made in statistics.items()}
@@ -142,7 +142,7 @@ def test_a_seat_that_contradicts_an_honest_reducer_is_accused_itself() -> None:
         match effect:
             case Say(to, ResultSaid(signed)):
                 digests = tuple((index, sha256(b"no").hexdigest()) for index in range(3))
-                return [effect, Say(to, ResultSaid(one.signed(ResultDigests(signed.body.round_id, digests)), {}))]
+                return [effect, Say(to, ResultSaid(one.signed(structs.replace(signed.body, digests=digests)), {}))]
             case _:
                 return [effect]
 

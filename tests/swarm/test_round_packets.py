@@ -94,7 +94,7 @@ MESSAGES: list[Message] = [
     ProposalSaid(signed_by(NODES[0], RoundProposal(STEP.id, 4, HASH, VALUE.digest), NOW), (), votes(Phase.PREPARE)),
     ContributionSent(HASH, NODES[0].node_id, (sha256(b"1").digest(), sha256(b"2").digest()), SLICES),
     StatementSaid(signed_by(NODES[0], StatisticsDigests(HASH, ((0, HASH), (5, OTHER))), NOW), SLICES),
-    ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),)), NOW), SLICES),
+    ResultSaid(signed_by(NODES[0], ResultDigests(HASH, ((0, HASH),), HASH), NOW), SLICES),
     VoteSaid(signed_by(NODES[0], Vote(STEP.id, 0, Phase.COMMIT, HASH), NOW)),
     CertificateSaid(votes(Phase.COMMIT)),
     AggregateWanted(STEP.id, HASH, (0, 3)),
@@ -235,7 +235,7 @@ BODIES: list[Body] = [
     NewView(STEP.id, 1, ()),
     RoundProposal(STEP.id, 4, HASH, None),
     StatisticsDigests(HASH, ((0, HASH),)),
-    ResultDigests(HASH, ((0, HASH),)),
+    ResultDigests(HASH, ((0, HASH),), HASH),
     Vote(STEP.id, 0, Phase.COMMIT, HASH),
 ]
 
@@ -257,7 +257,7 @@ def test_a_body_with_a_flipped_byte_or_of_another_kind_is_refused(body: Body) ->
 
 
 def test_a_slice_named_twice_is_refused() -> None:
-    for body in (StatisticsDigests(HASH, ((3, HASH), (3, OTHER))), ResultDigests(HASH, ((0, HASH), (0, HASH)))):
+    for body in (StatisticsDigests(HASH, ((3, HASH), (3, OTHER))), ResultDigests(HASH, ((0, HASH), (0, HASH)), HASH)):
         with pytest.raises(MalformedMessageError, match="names a slice twice"):
             read_signed(signed_by(NODES[0], body, NOW).claim, type(body))
 
@@ -289,7 +289,7 @@ def test_the_longest_claims_are_read_and_padded_ones_are_not() -> None:
     longest: list[Body] = [
         NewView(STEP.id, MAX_VIEW, everybody),
         StatisticsDigests(HASH, digests),
-        ResultDigests(HASH, digests),
+        ResultDigests(HASH, digests, HASH),
     ]
     for body in longest:
         claim = signed_by(NODES[0], body, NOW).claim

@@ -65,7 +65,6 @@ from neuroshard.consensus.round_messages import (
     Phase,
     ProposalSaid,
     ReducerFaults,
-    ResultDigests,
     ResultSaid,
     RoundProposal,
     StatementSaid,
@@ -427,7 +426,7 @@ def wrong_results(one: Liar, effect: Effect) -> list[Effect]:
             digests = tuple(
                 (index, sha256(f"lie {digest}".encode()).hexdigest()) for index, digest in signed.body.digests
             )
-            return [Say(to, ResultSaid(one.signed(ResultDigests(signed.body.round_id, digests)), lies))]
+            return [Say(to, ResultSaid(one.signed(structs.replace(signed.body, digests=digests)), lies))]
         case _:
             return [effect]
 
