@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from neuroshard.config.loading import source_name
@@ -56,7 +57,11 @@ RETRY_SECONDS = 600.0  # if the word cannot be stored
 
 
 class RunDesk:
-    """Answers commands about runs. The files are read and written in a worker thread."""
+    """Answers commands about runs. The files are read and written in a worker thread.
+
+    One command at a time, as each changes what it has read in a file before: otherwise one of two invitations that are
+    made at once is not listed, and nobody can revoke it.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class RunDesk:
         self._board = board
         self._stop = stop
         self._is_demo = is_demo
+        self._files = anyio.Lock()  # while they are read and changed
 
     @property
     def _data_dir(self) -> Path:
@@ -97,7 +103,8 @@ class RunDesk:
                 work = partial(self._answer_knock, command)
             case JoinRun():
                 work = partial(self._join, command)
-        result = await anyio.to_thread.run_sync(work)
+        async with self._files:
+            result = await anyio.to_thread.run_sync(work)
         self.show_knocks()
         if isinstance(command, JoinRun):
             self._stop.ask_restart("joining another run")
@@ -106,7 +113,7 @@ class RunDesk:
     async def run(self) -> None:
         """Show the owner who asks to join, and settle who has the last place of an invitation, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir)
+            tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir, self._files)
             while True:
                 await self._peer_network.knocked.wait()
                 self.show_knocks()
@@ -122,17 +129,18 @@ class RunDesk:
 
     def _answer_knock(self, command: AnswerKnock) -> CommandResult:
         door, offer = self._peer_network.door, self._offer()
-        found = None if door is None else door.knocks.find(command.wallet)
+        # The event loop takes knocks at the same time, so only it may read and change the list.
+        found = None if door is None else anyio.from_thread.run_sync(door.knocks.find, command.wallet)
         if door is None or found is None:
             raise UsageError("This computer does not ask any more.", "Let it try again.")
         if not command.is_allowed:
-            door.knocks.answer(found.wallet, None)
+            anyio.from_thread.run_sync(door.knocks.answer, found.wallet, None)
             return self._result(f"{found.name or 'The computer'} is not let in.")
         stored, now = StoredPasses(self._data_dir, offer), time.time()
         label = _free_label(found.name[:24] or "computer", stored)
         terms = InvitationTerms(now + DAY_SECONDS, 1, label, tip=self._tip(offer))
         invitation = stored.issue(self._wallet, terms, InvitedPlaces(""))
-        door.knocks.answer(found.wallet, invitation.pass_for(found.wallet, now))
+        anyio.from_thread.run_sync(door.knocks.answer, found.wallet, invitation.pass_for(found.wallet, now))
         return self._result(f"{found.name or 'The computer'} may join now.")
 
     def _offer(self) -> RunOffer:
@@ -234,8 +242,8 @@ class RunDesk:
         return CommandResult(self._board.current().state, message, details)
 
 
-async def settle_places(peer_network: PeerNetwork, owner: Wallet, data_dir: Path) -> None:
-    """Void the places of wallets beyond the uses of an invitation, until cancelled.
+async def settle_places(peer_network: PeerNetwork, owner: Wallet, data_dir: Path, files: anyio.Lock) -> None:
+    """Void the places of wallets beyond the uses of an invitation, until cancelled. `files` guards the stored ones.
 
     Such wallets were admitted by members that had no connection to this node. Of several nodes of the owner the one
     with the lowest id acts: after PATIENCE_SECONDS it knows the others.
@@ -253,7 +261,8 @@ async def settle_places(peer_network: PeerNetwork, owner: Wallet, data_dir: Path
         if due and me == min([me, *(node.node_id for node in nodes if node.wallet_id == owner.wallet_id)]):
             due_at |= {each.wallet_id: now + RETRY_SECONDS for each in due}
             try:
-                await anyio.to_thread.run_sync(StoredPasses(data_dir, followed.offer).void_places, owner, due)
+                async with files:
+                    await anyio.to_thread.run_sync(StoredPasses(data_dir, followed.offer).void_places, owner, due)
             except NeuroShardError as error:
                 _LOG.error("The places of an invitation are not settled: %s", error)
 

@@ -44,7 +44,7 @@ def members_at(node: PeerNetwork, newcomers: Collection[PeerNetwork]) -> set[Wal
 async def friends_of(world: Friends, tasks: Any) -> list[PeerNetwork]:
     """The owner and three friends; the owner's node settles the places."""
     friends = await serving(world, tasks, range(4))
-    tasks.start_soon(settle_places, friends[0], OWNER, friends[0].settings.data_dir)
+    tasks.start_soon(settle_places, friends[0], OWNER, friends[0].settings.data_dir, anyio.Lock())
     await anyio.sleep(30)
     return friends
 
