@@ -158,6 +158,15 @@ def stored_token(data_dir: Path) -> SecretStr | None:
     return read_token_file(file)[0] if file.exists() else None
 
 
+def store_first_token(first: FirstSettings) -> None:
+    """Store the token; no start uses it before the settings are stored, too. Raises StorageError, ConflictError.
+
+    So a folder of another wallet is refused before anything in it changes.
+    """
+    prepare_data_dir(first.data_dir)
+    _store_token(first.data_dir, first.token.get_secret_value())
+
+
 def store_first_settings(first: FirstSettings, home: Path | None = None) -> None:
     """Store the token, then the settings, then the location of the data folder.
 
@@ -167,8 +176,7 @@ def store_first_settings(first: FirstSettings, home: Path | None = None) -> None
     when the folder contains another token: a wallet is never overwritten.
     """
     home = home_data_dir().absolute() if home is None else home
-    prepare_data_dir(first.data_dir)
-    _store_token(first.data_dir, first.token.get_secret_value())
+    store_first_token(first)
     save_settings(first.data_dir, {**first.settings, "token_file": TOKEN_FILE})
     if first.data_dir != home:
         _name_data_dir(home, first.data_dir)

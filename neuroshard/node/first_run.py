@@ -21,7 +21,7 @@ from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings, read_config
-from neuroshard.config.saving import store_first_settings
+from neuroshard.config.saving import store_first_settings, store_first_token
 from neuroshard.config.settings import SECRET_KEYS, Settings
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
 from neuroshard.host.autostart import Place, places_of_this_computer, read_autostart, start_command, turn_on
@@ -182,7 +182,6 @@ def _text_in(folder: Path) -> TextFolder:
 
 def _store_run(data_dir: Path, invitation: Invitation | None) -> None:
     """Choose the run of an invitation for the next start, or a run of this computer's own. Raises StorageError."""
-    prepare_data_dir(data_dir)
     if invitation is None:
         RunChoice(data_dir).leave()
     else:
@@ -245,6 +244,9 @@ class _FirstRun:
         kept = {key: value for key, value in carried.items() if key not in NOT_CARRIED}
         lock = self.lock if first.data_dir == folder else _locked(first.data_dir)
         try:
+            # The settings come last: they make the rest effective, so after a kill the next start asks again.
+            # The token comes first: the run of a folder that belongs to another wallet must stay.
+            store_first_token(first)
             _store_run(first.data_dir, choices.invitation)
             store_first_settings(replace(first, settings={**kept, **first.settings}))
             stored = self._load()

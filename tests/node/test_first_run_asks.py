@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from neuroshard.api.setup import SetupChoices
+from neuroshard.config.folders import home_data_dir
+from neuroshard.config.instance_lock import InstanceLock
 from neuroshard.config.loading import load_settings
+from neuroshard.config.saving import FirstSettings, store_first_token
+from neuroshard.errors import ConflictError
 from neuroshard.host.autostart import places_here
 from neuroshard.host.desktop import has_desktop, is_service
+from neuroshard.node import first_run
 from neuroshard.node.first_run import asks_first, surroundings_of
+from neuroshard.runs.chosen_run import ChosenRun, RunChoice
 
 
 @pytest.mark.parametrize(
@@ -59,3 +69,51 @@ def test_a_broken_file_of_autostart_is_told_and_keeps_nobody_from_the_wizard(tmp
     broken = surroundings_of(places)
     assert not broken.autostart_possible
     assert str(entry) in broken.autostart_how
+
+
+TOKEN = "correct horse battery staple correct horse battery staple"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return home_data_dir()
+
+
+def finish(home: Path, first: FirstSettings) -> None:
+    """Store the answers of a wizard that was opened in the home folder, without an invitation."""
+    lock = InstanceLock.acquire(home)
+    with ExitStack() as stack:
+        stack.callback(lock.release)
+        load = partial(load_settings, {}, {})
+        run = first_run._FirstRun(load(), load, lock, ("127.0.0.1", 8080))  # pyright: ignore[reportPrivateUsage]
+        with run.waker:
+            run._finish(SetupChoices(first))  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("killed_at", ["store_first_token", "_store_run", "store_first_settings", None])
+def test_after_a_kill_before_the_last_write_of_the_wizard_the_next_start_asks_again(
+    killed_at: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    if killed_at is not None:
+        monkeypatch.setattr(first_run, killed_at, kill)
+    with suppress(Killed):
+        finish(home, FirstSettings(home, SecretStr(TOKEN), {"memory": 900}))
+    stored, is_whole = load_settings({}, {}).settings, killed_at is None
+    assert (stored.token_file is not None, stored.memory == 900) == (is_whole, is_whole)
+
+
+def test_the_run_of_a_folder_that_belongs_to_another_wallet_stays(home: Path, tmp_path: Path) -> None:
+    other, chosen = tmp_path / "other", ChosenRun("5" * 64, "theirs")
+    store_first_token(FirstSettings(other, SecretStr(TOKEN)))
+    RunChoice(other).choose(chosen)
+    with pytest.raises(ConflictError):
+        finish(home, FirstSettings(other, SecretStr(f"another {TOKEN}")))
+    assert RunChoice(other).current() == chosen
