@@ -13,6 +13,9 @@ Everything else, such as a lost quorum of a stage that this node holds, is the d
 `neuroshard run refound` leaves a request in the data folder, and this node then founds the stages again from the state
 that it has. A wallet that kept the copy of a stage whose only seat is gone has the same command for that stage alone.
 
+If the owner's first steps were founded on two computers that could not reach each other, the one that has certified
+nothing gives its foundation up, and the chain of the other one continues.
+
 Once per week it signs a waypoint of each stage that it holds: a certified value through which the chain passes.
 """
 
@@ -30,7 +33,15 @@ import anyio.to_thread
 
 from neuroshard.consensus.chain import Chain, ForkError, Standing
 from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
-from neuroshard.consensus.foundation import Foundations, Founding, SignedSuccession, StageStart, Succession
+from neuroshard.consensus.foundation import (
+    Foundation,
+    Foundations,
+    Founding,
+    SignedFoundation,
+    SignedSuccession,
+    StageStart,
+    Succession,
+)
 from neuroshard.consensus.stage_chain import FileChainStore, newest_chain, proven_chain
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER
 from neuroshard.consensus.waypoints import SignedWaypoint, Waypoint, is_waypoint_due, next_milestone
@@ -68,6 +79,7 @@ class Founder:
     now: Callable[[], float] = time.time
     offload: BlockingRunner = anyio.to_thread.run_sync
     _seatless_since: dict[int, float] = field(default_factory=dict[int, float])
+    _contradicted_since: float | None = None  # since when another first foundation contradicts this node's
 
     async def found_first(self, stages: Iterable[int], *, is_shared: bool) -> None:
         """Found the stages that this node is about to train, so that its first steps already belong to a chain.
@@ -97,7 +109,9 @@ class Founder:
                     self._found_again()
                 else:
                     await self._inherit()
-            elif self._is_owners and not foundations.is_contradictory and self._acts():
+            elif self._is_owners and foundations.is_contradictory:
+                self._give_up_own(foundations)
+            elif self._is_owners and self._acts():
                 await self._look(anyio.current_time() - began)
                 if self.sign_waypoints(anyio.current_time() - waited_since):
                     waited_since = anyio.current_time()
@@ -125,6 +139,41 @@ class Founder:
                     starts.append(start)
         if starts:
             self._sign(starts)
+
+    def _give_up_own(self, foundations: Foundations) -> None:
+        """Sign that the stages continue by the owner's other first foundation, if nothing is certified by that of this
+        node.
+
+        This node is the only seat of its own, so nobody else can have certified anything. If both nodes could give up,
+        the one with the higher statement does, and the other one only if that has not happened within GONE_SECONDS.
+        """
+        mine = [each for each in foundations.highest if self._is_own_and_unused(each)]
+        others = [each for each in foundations.highest if each not in mine]
+        if len(mine) != 1 or len(others) != 1 or others[0].signer != self.wallet.public_key:
+            self._contradicted_since = None
+            return
+        now, other = anyio.current_time(), others[0]
+        self._contradicted_since = now if self._contradicted_since is None else self._contradicted_since
+        if mine[0].id > other.id or now - self._contradicted_since >= GONE_SECONDS:
+            named = other.foundation.deputies, other.foundation.trusted
+            follows = Foundation(foundations.run_id, 1, (), other.id, (mine[0].id,), *named)
+            if self._keep(foundations.with_statements([SignedFoundation.sign(self.wallet, follows)])):
+                _LOG.info("The run was founded on another computer, too: this one follows.")
+
+    def _is_own_and_unused(self, statement: SignedFoundation) -> bool:
+        """Whether this node has signed a first foundation with itself as the only seat, and has certified nothing."""
+        foundation = statement.foundation
+        if statement.signer != self.wallet.public_key or foundation.epoch > 0 or not foundation.stages:
+            return False
+        for start in foundation.stages:
+            name = self.swarm.name_of(self.swarm.plan[start.stage])
+            chain, own = self.swarm.rounds.last_chain(name), self.swarm.donor.replica_status(name)
+            is_mine = [seat.node_id for seat in start.committee.seats] == [self.swarm.node_id]
+            if not is_mine or chain is None or chain.statement != statement.id or own is None:
+                return False
+            if (chain.standing.height, own.outer_step) != (start.height, start.outer_step):
+                return False
+        return True
 
     def sign_waypoints(self, waited_seconds: float) -> bool:
         """Sign a waypoint of each stage held here for which one is due. Returns whether new ones are on the disk."""

@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.chain import Chain
 from neuroshard.consensus.committee import Committee, Seat
-from neuroshard.consensus.foundation import StageStart
+from neuroshard.consensus.foundation import Foundation, SignedFoundation, StageStart
 from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.model.architecture import StagePlan
@@ -179,3 +180,36 @@ def test_damaged_foundations_are_set_aside_and_lost_by_no_later_write(tmp_path: 
     assert not stored.read(offer).known
     stored.write(offer, stored.read(offer))
     assert file.with_name(f"{file.name}.damaged").read_bytes() == b"damaged"
+
+
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("wallet", [OWNER, DEPUTY])
+@pytest.mark.parametrize("seconds", [PATIENCE_SECONDS + 10, GONE_SECONDS + 20])
+def test_of_two_first_foundations_of_the_owner_the_unused_one_yields(
+    wallet: Wallet, step: int, seconds: float, tmp_path: Path
+) -> None:
+    """The owner's node has founded alone and meets the foundation of the owner's second one. A person decides if it has
+    made a step. A deputy's node signs nothing on its own.
+    """
+    versions = versions_of("friends")
+    own, other = (
+        SignedFoundation.sign(signer, Foundation(versions.offer.run_id, 0, (StageStart(0, committee),)))
+        for signer, committee in (
+            (OWNER, Committee.founded([Seat(OWNER.wallet_id, OWN, 0)], is_open=False)),
+            (OWNER, Committee.founded([Seat(OWNER.wallet_id, SECOND, 0)], is_open=False)),
+        )
+    )
+    versions.learn_foundations(versions.foundations.with_statements([own]))
+    founding = versions.founding_of(0)
+    assert founding is not None
+    chain, state = Chain.founded(founding), ReplicaStatus(True, 30, step, "3" * 64)
+    versions.learn_foundations(versions.foundations.with_statements([other]))
+    swarm = NamedHolders(versions, {0: [OWN, SECOND]}, wallet_id=wallet.wallet_id)
+    swarm.donor = SimpleNamespace(replica_status=lambda _name: state)
+    swarm.rounds = SimpleNamespace(last_chain=lambda _name: chain)
+    # if both are unused, the one with the higher hash yields, so that not both do
+    yields = wallet is OWNER and step == 0 and (own.id > other.id or seconds > GONE_SECONDS)
+    seats_after(swarm, tmp_path, wallet, seconds=seconds)
+    assert versions.foundations.is_contradictory == (not yields)
+    after = versions.founding_of(0)
+    assert (None if after is None else after.statement) == (other.id if yields else None)
