@@ -13,17 +13,19 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -197,6 +199,20 @@ def block_while_threads_work() -> None:
     anyio.to_thread.run_sync = run_sync
 
 
+class UnshuffledTasks(Random):
+    """Leaves the tasks of the event loop in the order in which they were started."""
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        """Change nothing."""
+
+
+def run_tasks_in_order() -> None:
+    """Let all tasks that are ready at one moment run in a fixed order. Trio's is random, so messages would overtake."""
+    schedule: Any = sys.modules["trio._core._run"]  # its plugin for Hypothesis sets the same two names
+    schedule._ALLOW_DETERMINISTIC_SCHEDULING = True
+    schedule._r = UnshuffledTasks(0)
+
+
 def awaited_compute_thread() -> ComputeThread:
     """A compute thread for each of whose jobs the event loop waits."""
     from neuroshard.pipeline.executor import ComputeThread, Priority
@@ -217,11 +233,12 @@ RECORDED_OUTER_STEP = 2  # the rounds before it also open connections and files
 def one_certified_round() -> Walk:
     """A round of two trainers, from the moment both enter it until both have made the outer step and rest.
 
-    The walk does not depend on the speed of the machine: time is virtual, the event loop waits for the jobs of all
-    threads, and both trainers enter the round only when nothing else is under way.
+    The walk does not depend on chance or on the speed of the machine: time is virtual, tasks run in a fixed order, the
+    event loop waits for the jobs of all threads, and both trainers enter the round only when nothing else is under way.
     """
     recorder = Recorder()
     block_while_threads_work()
+    run_tasks_in_order()
     from neuroshard.network import InMemoryNetwork, Link
     from tests.worlds.trainers import NAMES, Node, node_of, trained_until
 
@@ -314,7 +331,8 @@ def recorded(name: str) -> Walk:
     Raises CalledProcessError if the process fails.
     """
     command = [sys.executable, "-m", "tests.meta.walks", name, "--json"]
-    output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240).stdout
+    environment = os.environ | {"PYTHONHASHSEED": "0"}  # sets have the same order each time
+    output = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, timeout=240).stdout
     return Walk(**{field: tuple(names) for field, names in json.loads(output).items()})
 
 
