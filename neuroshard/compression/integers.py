@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import TypeAlias
 
@@ -88,12 +89,13 @@ class Blocks:
         The piece is one of `pieces`.
         """
         # PyTorch's: NumPy repeatedly copies a factor that is the same for a whole row
-        blocks, factors = (torch.from_numpy(one) for one in (codes, scales))  # pyright: ignore[reportUnknownMemberType]
-        blocks = blocks.view(-1, min(self.size, len(codes)))
+        numbers = torch.from_numpy(codes)  # pyright: ignore[reportUnknownMemberType]
+        factors = torch.from_numpy(scales)  # pyright: ignore[reportUnknownMemberType]
+        blocks = numbers.view(-1, min(self.size, len(codes)))
         of_piece = factors[begin // self.size - start // self.size :][: len(blocks), None]
         torch.mul(blocks, of_piece, out=blocks)
 
-    @property
+    @cached_property
     def _largest_scale(self) -> float:
         """The largest scale: just below the limit where scale times the largest code could overflow fp32."""
         limit = np.float32(torch.finfo(torch.float32).max / self.largest_code)
@@ -217,8 +219,9 @@ class Int4Codec(Codec):
             part = numbers[begin - start : end - start].numpy()
             halves = self._halves_of(data, begin // 2, ceil(end / 2), length)
             skipped = begin % 2  # the piece starts in the middle of a byte
-            np.copyto(part[skipped::2], _low(halves[skipped:])[: ceil((len(part) - skipped) / 2)])
-            np.copyto(part[1 - skipped :: 2], _high(halves)[: ceil((len(part) - 1 + skipped) / 2)])
+            low, high = _codes_in(halves)
+            np.copyto(part[skipped::2], low[skipped:][: ceil((len(part) - skipped) / 2)])
+            np.copyto(part[1 - skipped :: 2], high[: ceil((len(part) - 1 + skipped) / 2)])
             _INT4_BLOCKS.multiply(part, scales, begin, start)
         return numbers
 
@@ -228,7 +231,7 @@ class Int4Codec(Codec):
 
     def decode_excerpts(self, data: bytes) -> Tensor:
         scales, halves = _INT4_BLOCKS.excerpts(data, self.encoded_size(EXCERPT))
-        codes = np.stack((_low(halves), _high(halves)), axis=-1).reshape(-1, EXCERPT)
+        codes = np.stack(_codes_in(halves), axis=-1).reshape(-1, EXCERPT)
         return torch.from_numpy(codes) * scales  # pyright: ignore[reportUnknownMemberType]
 
     def rounded_like(self, data: bytes, numbers: Tensor) -> Tensor:
@@ -254,11 +257,6 @@ class Int4Codec(Codec):
         return halves
 
 
-def _low(halves: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-    """Codes of the low halves."""
-    return (halves << 4).view(np.int8) >> 4
-
-
-def _high(halves: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-    """Codes of the high halves."""
-    return halves.view(np.int8) >> 4
+def _codes_in(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes in the low and in the high halves of bytes."""
+    return (halves << 4).view(np.int8) >> 4, halves.view(np.int8) >> 4
