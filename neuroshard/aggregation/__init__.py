@@ -7,7 +7,6 @@ from neuroshard.aggregation.gates import (
     RejectionReason,
     abstaining,
     capped_weights,
-    finds_near_copies,
     judge_statistics,
 )
 from neuroshard.aggregation.reduction import (
@@ -63,7 +62,6 @@ __all__ = [
     "aggregator_name",
     "capped_weights",
     "check_krum_count",
-    "finds_near_copies",
     "judge_statistics",
     "needs_gram",
     "read_statistics",

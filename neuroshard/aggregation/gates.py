@@ -8,7 +8,7 @@ All medians and deviations are those of the established members. The others are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
@@ -158,7 +158,12 @@ def judge_statistics(
     abstained = abstaining(members.work, members.established, are_friends=members.are_friends)
     counted = members.counted
     norms = {row: sqrt(square) for row, square in enumerate(total.squared_norms) if row not in abstained}
-    refused = _broken(total, norms.keys())
+    refused = dict[int, RejectionReason]()
+    for row, norm in norms.items():
+        if not total.finite[row]:
+            refused[row] = RejectionReason.NOT_FINITE
+        elif norm == 0.0:
+            refused[row] = RejectionReason.ZERO
     judges = [row for row in _left(norms, refused) if counted[row]]
     is_robust, median_norm = len(judges) >= MIN_ROBUST_MEMBERS, 0.0
     if is_robust:
@@ -175,16 +180,6 @@ def judge_statistics(
     clusters = _clusters(total, members, accepted)
     others = frozenset(row for row, is_established in enumerate(members.established) if not is_established)
     return GateVerdict(accepted, refused, factors, clusters, is_robust, abstained, others)
-
-
-def _broken(total: SliceStatistics, rows: Iterable[int]) -> dict[int, RejectionReason]:
-    refused: dict[int, RejectionReason] = {}
-    for row in rows:
-        if not total.finite[row]:
-            refused[row] = RejectionReason.NOT_FINITE
-        elif total.squared_norms[row] == 0.0:
-            refused[row] = RejectionReason.ZERO
-    return refused
 
 
 def _refuse_directions(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation.gates import MAX_OTHERS_SHARE, Cluster, GateVerdict
+from neuroshard.aggregation.gates import MAX_OTHERS_SHARE, Cluster, GateVerdict, MemberFacts, finds_near_copies
 from neuroshard.aggregation.slice_statistics import MIN_ROBUST_MEMBERS, GramMatrix, SliceStatistics
 from neuroshard.aggregation.slices import Doubles, Floats, SliceRows, middle_mean, weighted_middle_mean
 from neuroshard.config.run_parameters import OuterOptimization
@@ -29,9 +29,6 @@ class TrimmedMean:
     """Coordinate-wise mean without the extremes at either end."""
 
     trim_fraction: float = 0.1
-
-    def __post_init__(self) -> None:
-        trim_count(1, self.trim_fraction)
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ AggregatorConfig: TypeAlias = TrimmedMean | Median | Mean | Krum | CentredClippi
 
 
 def aggregator_config(parameters: OuterOptimization) -> AggregatorConfig:
-    """The aggregator named in a run's parameters. Raises ValueError for a trim fraction outside [0, 0.5)."""
+    """The aggregator named in a run's parameters."""
     match parameters.aggregator:
         case "trimmed_mean":
             return TrimmedMean(parameters.trim_fraction)
@@ -91,9 +88,9 @@ def aggregator_name(config: AggregatorConfig) -> str:
             assert_never(config)
 
 
-def needs_gram(config: AggregatorConfig) -> bool:
-    """Whether it needs the dot products of the contributions with each other."""
-    return isinstance(config, Krum | CentredClipping)
+def needs_gram(config: AggregatorConfig, members: MemberFacts) -> bool:
+    """Whether the dot products of the contributions with each other are needed: by the aggregator or by the gates."""
+    return isinstance(config, Krum | CentredClipping) or finds_near_copies(members)
 
 
 def trim_count(count: int, trim_fraction: float) -> int:

@@ -7,7 +7,7 @@ machine.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import copysign, fsum
@@ -57,7 +57,8 @@ class SliceStatistics:
             raise ValueError("statistics need one finite flag, norm and dot product for each contribution")
         if min(self.squared_norms) < 0 or self.center_squared_norm < 0:
             raise ValueError("a squared norm is not negative")
-        if not all(abs(value) <= LARGEST_SUM for value in self._values()):  # the comparison is also false for NaN
+        values = chain(self.squared_norms, self.center_dots, (self.center_squared_norm,), *(self.gram or ()))
+        if not all(abs(value) <= LARGEST_SUM for value in values):  # the comparison is also false for NaN
             raise ValueError("statistics hold a number that no sum of products of contributions can be")
         if any(self.squared_norms[i] or self.center_dots[i] for i in range(count) if not self.finite[i]):
             raise ValueError("a row that is not finite has no norm and no dot product")
@@ -68,9 +69,6 @@ class SliceStatistics:
     def count(self) -> int:
         """Number of contributions."""
         return len(self.finite)
-
-    def _values(self) -> Iterable[float]:
-        return chain(self.squared_norms, self.center_dots, (self.center_squared_norm,), *(self.gram or ()))
 
     def _check_gram(self, gram: GramMatrix) -> None:
         if [len(row) for row in gram] != [self.count] * self.count:

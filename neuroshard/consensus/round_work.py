@@ -14,11 +14,9 @@ from neuroshard.aggregation import (
     AggregatorConfig,
     GateVerdict,
     MalformedStatisticsError,
-    MemberFacts,
     SliceRows,
     TooFewContributionsError,
     aggregator_config,
-    finds_near_copies,
     judge_statistics,
     needs_gram,
     read_statistics,
@@ -109,18 +107,15 @@ class RoundWork:
         """Compute a MakeStatistics job."""
         made = partial(
             slice_statistics,
-            with_gram=self._needs_gram(job.members),
+            with_gram=needs_gram(self.aggregator, job.members),
             is_sparse=is_sparse(self.codec),
             established=job.members.counted,
         )
         return {index: statistics_bytes(made(self._rows(index, parts))) for index, parts in job.rows.items()}
 
-    def _needs_gram(self, members: MemberFacts) -> bool:
-        return needs_gram(self.aggregator) or finds_near_copies(members)
-
     def judged(self, job: Judge) -> Judged:
         """Compute a Judge job."""
-        count, with_gram = len(job.members.work), self._needs_gram(job.members)
+        count, with_gram = len(job.members.work), needs_gram(self.aggregator, job.members)
         try:
             total = sum_statistics([read_statistics(one, count, with_gram=with_gram) for one in job.statistics])
         except MalformedStatisticsError as error:  # two reducers of a slice lie together
@@ -164,7 +159,7 @@ class RoundWork:
 
     def norms_compared(self, job: CompareNorms) -> frozenset[int]:
         """Compute a CompareNorms job: the norm of a row is the same, bit for bit, next to any other rows."""
-        count, with_gram, differing = len(job.members.work), self._needs_gram(job.members), set[int]()
+        count, with_gram, differing = len(job.members.work), needs_gram(self.aggregator, job.members), set[int]()
         for index, part in job.parts.items():
             stated = read_statistics(job.statistics[index], count, with_gram=with_gram)
             own = slice_statistics(self._rows(index, (part,)))

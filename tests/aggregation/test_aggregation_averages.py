@@ -20,6 +20,7 @@ from neuroshard.aggregation import (
     Krum,
     Mean,
     Median,
+    MemberFacts,
     TrimmedMean,
     aggregator_config,
     aggregator_name,
@@ -85,7 +86,7 @@ def test_trimming_never_takes_all_and_takes_enough(count: int, fraction: float) 
 @pytest.mark.parametrize("fraction", [-0.1, 0.5, 1.0, math.nan])
 def test_an_impossible_trim_fraction_is_refused(fraction: float) -> None:
     with pytest.raises(ValueError, match="trim_fraction"):
-        TrimmedMean(fraction)
+        trim_count(1, fraction)
 
 
 @settings(max_examples=50, deadline=None)
@@ -230,7 +231,13 @@ def test_a_runs_parameters_name_the_aggregator() -> None:
     names = {"median": Median(), "mean": Mean(), "krum": Krum(), "centred_clipping": CentredClipping()}
     for name, config in names.items():
         assert aggregator_config(OuterOptimization(aggregator=name)) == config  # type: ignore[arg-type]
-    assert [needs_gram(config) for config in ALL] == [False] * 4 + [True] * 2
+
+
+def test_some_aggregators_and_the_search_for_near_copies_need_a_gram_matrix() -> None:
+    few, many = MemberFacts.of_equals(7), MemberFacts.of_equals(8)
+    assert [needs_gram(config, few) for config in ALL] == [False] * 4 + [True] * 2
+    assert all(needs_gram(config, many) for config in ALL)
+    assert not needs_gram(Mean(), MemberFacts.of_equals(8, are_friends=True))
 
 
 @pytest.mark.parametrize("count", range(1, 11))

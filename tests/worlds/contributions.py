@@ -96,7 +96,7 @@ def aggregated(
     rows: torch.Tensor, config: AggregatorConfig, *, verdict: GateVerdict | None = None, tolerated: int = 0
 ) -> torch.Tensor:
     """The aggregate of whole contributions (n, d); without a verdict all of them count as they are."""
-    whole = SliceRows.of(rows)
-    total = slice_statistics(whole, with_gram=needs_gram(config))
+    whole, friends = SliceRows.of(rows), MemberFacts.of_equals(len(rows), are_friends=True)
+    total = slice_statistics(whole, with_gram=needs_gram(config, friends))
     verdict = accepting_all(rows.shape[0]) if verdict is None else verdict
     return reduce_slice(whole, reduction_by(config, total, verdict, tolerated=tolerated))
