@@ -104,7 +104,7 @@ class Arm:
         outer = self.outer or OuterOptimization()
         if self.is_earlier:
             momentum = 0.5 + (outer.momentum - 0.5) * min(1.0, state.outer_step / 5)
-            whole, decay = Fragment.whole(schema.total_size), residual_decay(outer.codec)
+            whole, decay = Fragment.whole(schema.total_size), residual_decay(make_codec(outer.codec))
             return FragmentStep(whole, (Nesterov(outer.learning_rate, momentum),), decay)
         step = strategy_at(outer, schema, state.outer_step, state.line.sequences // BATCH)
         assert isinstance(step, FragmentStep)

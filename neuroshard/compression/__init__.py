@@ -4,7 +4,6 @@ from neuroshard.compression.codec import EXCERPT, Bf16Codec, Codec, Fp32Codec, M
 from neuroshard.compression.integers import BLOCK, INT4_BLOCK, Int4Codec, Int8Codec
 from neuroshard.compression.named import (
     aggregate_codec,
-    has_outer_momentum,
     is_sparse,
     make_codec,
     next_residual,
@@ -24,7 +23,6 @@ __all__ = [
     "MalformedVectorError",
     "aggregate_codec",
     "checked_vector",
-    "has_outer_momentum",
     "is_sparse",
     "make_codec",
     "next_residual",

@@ -45,20 +45,12 @@ def aggregate_codec(codec: Codec) -> Codec:
     return SparseCodec() if is_sparse(codec) else codec
 
 
-def residual_decay(name: CodecName) -> float:
+def residual_decay(codec: Codec) -> float:
     """The factor by which a codec's error is multiplied before it is added to the next contribution.
 
     Top-k loses most of a contribution: numbers that wait for long come from outdated weights.
     """
-    return TOP_K_DECAY if is_sparse(make_codec(name)) else 1.0
-
-
-def has_outer_momentum(name: CodecName) -> bool:
-    """Whether the outer step has momentum.
-
-    With top-k, held-back numbers would count in the velocity and in the residual.
-    """
-    return not is_sparse(make_codec(name))
+    return TOP_K_DECAY if is_sparse(codec) else 1.0
 
 
 def with_residual(contribution: Tensor, residual: Tensor | None) -> Tensor:

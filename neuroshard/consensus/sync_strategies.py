@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config, aggregator_name
-from neuroshard.compression import has_outer_momentum, make_codec, next_residual, residual_decay, with_residual
+from neuroshard.compression import is_sparse, make_codec, next_residual, residual_decay, with_residual
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
@@ -37,7 +37,6 @@ from neuroshard.optim.outer import (
     interval_at,
     layered_fragment,
     nesterov_outer_step,
-    pseudo_gradient,
     strided_slice,
 )
 from neuroshard.state.stage_tensors import stage_tensors
@@ -155,7 +154,7 @@ class FragmentStep:
     def contribution(self, state: OuterState, local: Tensor, residual: Tensor | None) -> Tensor:
         """The pseudo-gradient anchor - local, plus the residual."""
         part = self.fragment.of
-        moved = pseudo_gradient(part(state.anchor), part(local))
+        moved = torch.sub(part(state.anchor), part(local))
         return with_residual(moved, None if residual is None else part(residual))
 
     def next_state(self, state: OuterState, aggregate: Tensor, choice: int) -> OuterState:
@@ -204,8 +203,10 @@ def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step:
     `certified_steps` are the line's inner steps per member, from which the candidates follow. Raises ValueError for a
     stage with fewer numbers than fragments, and for gradient averaging.
     """
-    length, decay = schema.total_size, residual_decay(parameters.codec)
-    momentum = parameters.momentum if has_outer_momentum(parameters.codec) else 0.0
+    length, codec = schema.total_size, make_codec(parameters.codec)
+    decay = residual_decay(codec)
+    # numbers that a sparse codec holds back would count in the velocity and in the residual
+    momentum = 0.0 if is_sparse(codec) else parameters.momentum
     is_measured = parameters.choice == "measured"
     candidates = candidates_at(certified_steps, parameters.learning_rate, momentum, measured=is_measured)
     match parameters.strategy:
@@ -253,13 +254,6 @@ def part_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int
             return AveragingPhase.at(factor_plan(parameters, schema), outer_step).words
         case _:
             assert_never(parameters.strategy)
-
-
-def exchanged_at(parameters: OuterOptimization, schema: TensorSchema, outer_step: int) -> Exchanged:
-    """The exchange of a stage at one outer step, for any strategy."""
-    if parameters.strategy == "averaging":
-        return AveragingPhase.at(factor_plan(parameters, schema), outer_step)
-    return strategy_at(parameters, schema, outer_step, 0)  # the exchange does not depend on the step's momentum
 
 
 def sequences_to_round(
@@ -391,7 +385,10 @@ class StageRounds:
 
     def exchanged_at(self, outer_step: int) -> Exchanged:
         """The exchange of the round that completes this outer step."""
-        return exchanged_at(self.parameters_at(outer_step), self.schema, outer_step)
+        parameters = self.parameters_at(outer_step)
+        if parameters.strategy == "averaging":
+            return AveragingPhase.at(factor_plan(parameters, self.schema), outer_step)
+        return strategy_at(parameters, self.schema, outer_step, 0)  # whatever the momentum, the exchange is the same
 
     def kept_steps(self, outer_step: int) -> int:
         """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates.

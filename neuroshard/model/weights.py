@@ -83,7 +83,7 @@ class TensorSchema:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Numbers in each tensor."""
-        return tuple(prod(shape) for shape in self.shapes)
+        return tuple(map(prod, self.shapes))
 
     @property
     def total_size(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from math import ceil, floor, log
 from statistics import median_low
 from typing import TypeAlias
@@ -95,11 +96,6 @@ class OuterState:
 def fresh_outer_state(anchor: Tensor) -> OuterState:
     """The state before the first round: this anchor (d,), no velocity."""
     return OuterState(anchor, torch.zeros(anchor.shape, dtype=anchor.dtype, device=anchor.device), 0)
-
-
-def pseudo_gradient(anchor: Tensor, weights: Tensor) -> Tensor:
-    """anchor - weights (d,): descent subtracts it from the anchor to reach the local weights."""
-    return torch.sub(anchor, weights)
 
 
 def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, momentum: float) -> OuterState:
@@ -197,7 +193,7 @@ class Fragment:
     stretches: tuple[Stretch, ...]
 
     def __post_init__(self) -> None:
-        places = [place for stretch in self.stretches for place in stretch]
+        places = list(chain.from_iterable(self.stretches))
         if places != sorted(places) or not places or not 0 <= places[0] < places[-1] <= self.length:
             raise ValueError("a fragment has stretches of the vector, in order and apart, and at least one number")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -73,7 +74,7 @@ def count_of(value: object) -> int:
 
 
 def _head(outer_step: int, line: LineProgress) -> bytes:
-    codes = bytes(code for pair in line.durations for code in pair)
+    codes = bytes(chain.from_iterable(line.durations))
     chosen = bytes([line.choice]) + line.chosen_at.to_bytes(8, "big") if line.choice or line.chosen_at else b""
     counts = outer_step.to_bytes(8, "big") + line.sequences.to_bytes(8, "big")
     return ROOT_LABEL + counts + bytes([len(codes)]) + codes + chosen

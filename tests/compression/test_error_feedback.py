@@ -10,7 +10,6 @@ import torch
 from neuroshard.compression import (
     Codec,
     aggregate_codec,
-    has_outer_momentum,
     is_sparse,
     make_codec,
     next_residual,
@@ -51,11 +50,11 @@ def test_what_was_sent_and_the_residual_are_what_was_contributed(name: str) -> N
 
 def test_of_what_top_k_holds_back_a_part_is_forgotten_every_round() -> None:
     codec, vector = make_codec("topk"), contribution(0)
-    decay, sent = residual_decay("topk"), codec.round_trip(vector)
+    decay, sent = residual_decay(codec), codec.round_trip(vector)
     residual = next_residual(vector, sent, decay)
     assert residual is not None
     torch.testing.assert_close(residual, 0.95 * (vector - sent))
-    assert residual_decay("int4") == 1.0
+    assert residual_decay(make_codec("int4")) == 1.0
     for _ in range(60):  # everything has its turn: 5,000 numbers, 64 + 64 of them a round
         residual = next_residual(residual, codec.round_trip(residual), 1.0)
         assert residual is not None
@@ -63,10 +62,10 @@ def test_of_what_top_k_holds_back_a_part_is_forgotten_every_round() -> None:
 
 
 @pytest.mark.parametrize("name", get_args(CodecName))
-def test_what_is_sparse_forgets_has_no_momentum_and_adds_up_to_something_else(name: CodecName) -> None:
+def test_what_is_sparse_forgets_and_adds_up_to_something_else(name: CodecName) -> None:
     codec = make_codec(name)
     assert is_sparse(codec) == (name == "topk")
-    assert (residual_decay(name) < 1.0) == is_sparse(codec) == (not has_outer_momentum(name))
+    assert (residual_decay(codec) < 1.0) == is_sparse(codec)
     assert (aggregate_codec(codec).name != codec.name) == is_sparse(codec)
 
 

@@ -23,7 +23,7 @@ from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES
 from neuroshard.model.transformer import KeyValueCache, StageModel
 from neuroshard.model.weights import flatten, initialise, load_vector
 from neuroshard.optim.inner_optimizer import make_inner_optimizer
-from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step, pseudo_gradient
+from neuroshard.optim.outer import OuterState, fresh_outer_state, nesterov_outer_step
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.pipeline.microbatch import MicrobatchKey
 from neuroshard.pipeline.stage_server import StageServer
@@ -50,7 +50,7 @@ def train_step(model: StageModel, optimizer: torch.optim.AdamW, batch: int, bf16
 def run_round(model: StageModel, state: OuterState) -> OuterState:
     """Local weights, contribution, received and aggregated vector, new state: all alive at once."""
     local = flatten(model)
-    contribution = pseudo_gradient(state.anchor, local)
+    contribution = state.anchor - local
     received = torch.frombuffer(bytearray(contribution.numpy().data), dtype=torch.float32)
     aggregate = received.clone()
     after = nesterov_outer_step(state, aggregate, 0.7, 0.5)
