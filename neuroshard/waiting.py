@@ -18,19 +18,14 @@ class Signal:
     """
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0  # changes so far
         self._event: anyio.Event | None = None  # exists while a task waits
         self._interruptible: set[anyio.CancelScope] = set()
         self._fed: list[Signal] = []
 
-    @property
-    def count(self) -> int:
-        """Number of changes so far."""
-        return self._count
-
     def notify(self) -> None:
         """Wake all tasks that wait now, and cancel the work that must not outlast a change."""
-        self._count += 1
+        self.count += 1
         event, self._event = self._event, None
         if event is not None:
             event.set()
@@ -49,7 +44,7 @@ class Signal:
         Note the count before you read the state if you do anything asynchronous in between. Otherwise a change that
         falls in between is missed.
         """
-        if after is not None and after != self._count:
+        if after is not None and after != self.count:
             await anyio.lowlevel.checkpoint()
             return
         if self._event is None:

@@ -108,11 +108,6 @@ class Delegation:
         """Read a delegation without verifying it. Raises MalformedClaimError."""
         return cls(signed, signed.read(DelegationGrant))
 
-    @property
-    def expires_at(self) -> int:
-        """Seconds since 1970."""
-        return self.grant.expires_at
-
     @cached_property
     def node_id(self) -> NodeId:
         """The node that may act for the wallet."""
@@ -132,7 +127,7 @@ class Delegation:
             self.signed.verify(self.grant.wallet_public_key, "delegation")
             if known is not None:
                 known.add(self)
-        if now >= self.expires_at:
+        if now >= self.grant.expires_at:
             raise DelegationExpiredError(f"The delegation of node {self.node_id} expired.")
 
 

@@ -129,7 +129,7 @@ class ClaimCache(Generic[T]):
         if fault:
             return Refusal(f"A claim of node {delegation.node_id} is false: {fault}.", ScoreReason.MALFORMED_CLAIM)
         node_id, wallet_id = delegation.node_id, delegation.wallet_id
-        return _Known(claim, Statement(node_id, wallet_id, claim.issued_at, delegation.expires_at, value))
+        return _Known(claim, Statement(node_id, wallet_id, claim.issued_at, delegation.grant.expires_at, value))
 
 
 def _memory_of(data: bytes) -> int:

@@ -91,7 +91,7 @@ class RecordTable:
             return False
         if known is None and len(records) >= self._max_records:
             del records[min(records, key=lambda node: records[node].issued_at)]
-        expires_at = min(claim.issued_at + RECORD_SECONDS, read_claim(data, Raw).delegation.expires_at)
+        expires_at = min(claim.issued_at + RECORD_SECONDS, read_claim(data, Raw).delegation.grant.expires_at)
         records[owner] = _StoredEntry(stored_by, claim.issued_at, expires_at, data)
         return True
 
@@ -270,7 +270,8 @@ class InMemoryTransport:
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
         """Ask a peer and wait. A lost message becomes an answer that never comes, so the request times out."""
-        self._check_open()
+        if self._is_closed:
+            raise TransportClosedError("This node's transport is closed.")
         with anyio.move_on_after(timeout_seconds):
             await self._network.travel(self._local_id, peer, frame)
             receiver = self._reachable(peer)
@@ -280,8 +281,7 @@ class InMemoryTransport:
             await self._network.travel(peer, self._local_id, answer)
             if self._network.links.is_lost(peer, self._local_id):
                 await anyio.sleep_forever()
-            reply_frame = accepted(peer, answer)
-            return as_received(reply_frame, reply or FrameLimits())
+            return as_received(accepted(peer, answer), reply or FrameLimits())
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
     def serve(
@@ -337,10 +337,6 @@ class InMemoryTransport:
     def end(self) -> None:
         """Reject further requests of this node and of its peers."""
         self._is_closed = True
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise TransportClosedError("This node's transport is closed.")
 
     def _reachable(self, peer: NodeId) -> InMemoryTransport:
         receiver = self._network.transport_of(peer)

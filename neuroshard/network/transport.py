@@ -233,7 +233,7 @@ def checked_record(owner: NodeId | None, record: bytes, now: float, form: type[R
     record under another node's name, SignatureError, ClaimExpiredError or DelegationExpiredError.
     """
     claim = read_claim(record, form, MAX_RECORD_BYTES)
-    if now >= claim.delegation.expires_at:  # cheaper than the signatures
+    if now >= claim.delegation.grant.expires_at:  # cheaper than the signatures
         raise DelegationExpiredError(f"The delegation of node {claim.delegation.node_id} expired.")
     verified = verify_claim(claim, RECORD_KIND, now, owner, max_age_seconds=RECORD_SECONDS)
     if not verified.payload.leads_to(verified.node_id):

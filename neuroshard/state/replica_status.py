@@ -11,11 +11,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.state.download import ReplicaClient, ask_replicas
-from neuroshard.state.transfer_messages import (
-    Count,
-    Seconds,
-    StageName,
-)
+from neuroshard.state.transfer_messages import Count, Seconds, StageName
 from neuroshard.types import NodeId
 
 REPLICA_STATUS = "stage/status"

@@ -170,7 +170,7 @@ def test_nobody_delegates_for_another_wallet_and_no_claim_moves_to_one() -> None
     assert read_claim(moved, object).delegation == other_wallet
     with pytest.raises(SignatureError):  # the same node key, honestly delegated by another wallet
         verify_claim(read_claim(moved, object), "report", NOW)
-    longer = forged(identity.delegation, expires_at=identity.delegation.expires_at + 1)
+    longer = forged(identity.delegation, expires_at=identity.delegation.grant.expires_at + 1)
     with pytest.raises(SignatureError):
         longer.verify(NOW)
 
