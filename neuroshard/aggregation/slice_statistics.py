@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import copysign, fsum
+from math import fsum
 from typing import TypeAlias
 
 import numpy as np
@@ -218,7 +218,7 @@ class MalformedStatisticsError(NeuroShardError):
 
 def statistics_size(count: int, *, with_gram: bool) -> int:
     """Size in bytes of the statistics of `count` contributions."""
-    return count + 8 * _sum_count(count, with_gram)
+    return count + 8 * (2 * count + 1 + (count * (count - 1) // 2 if with_gram else 0))
 
 
 def statistics_bytes(statistics: SliceStatistics) -> bytes:
@@ -231,17 +231,13 @@ def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) ->
     """The inverse of `statistics_bytes`. Raises MalformedStatisticsError, for which the sender is responsible."""
     if count < 1 or len(data) != statistics_size(count, with_gram=with_gram):
         raise MalformedStatisticsError(f"{len(data)} bytes are not the statistics of {count} contributions.")
-    flags, sums = bytes(data[:count]), struct.unpack(f"<{_sum_count(count, with_gram)}d", data[count:])
-    if max(flags) > 1 or any(value == 0 and copysign(1.0, value) < 0 for value in sums):
-        raise MalformedStatisticsError("Statistics have one form only: flags are 0 or 1, and zero is +0.0.")
+    finite, sums = list(map(bool, data[:count])), struct.unpack(f"<{(len(data) - count) // 8}d", data[count:])
     try:
-        statistics = arranged([flag == 1 for flag in flags], sums, with_gram=with_gram)
+        statistics = arranged(finite, sums, with_gram=with_gram)
     except ValueError as error:
         raise MalformedStatisticsError(f"These statistics contradict each other: {error}.") from None
     if statistics_bytes(statistics) != data:
-        raise MalformedStatisticsError("These statistics cannot be: a row that is not finite has sums.")
+        raise MalformedStatisticsError(
+            "Statistics have one form only: flags are 0 or 1, zero is +0.0, and a row that is not finite has no sums."
+        )
     return statistics
-
-
-def _sum_count(count: int, with_gram: bool) -> int:
-    return 2 * count + 1 + (count * (count - 1) // 2 if with_gram else 0)

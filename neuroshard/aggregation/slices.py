@@ -108,10 +108,9 @@ class SliceRows:
 
         Every chunk overwrites the one before. The columns of the last one are filled up to whole blocks with zeros.
         """
-        most = -(-self.length // BLOCK)
-        decoded, given = (
-            BLOCK * min(max(1, values // (BLOCK * len(among))), most) for values in (_DECODED_AT_ONCE, values_at_once)
-        )
+        most, blocks_of_rows = -(-self.length // BLOCK), BLOCK * len(among)
+        decoded = BLOCK * min(max(1, _DECODED_AT_ONCE // blocks_of_rows), most)
+        given = BLOCK * min(max(1, values_at_once // blocks_of_rows), most)
         buffer = torch.empty(len(among), decoded)
         for start in range(0, self.length, decoded):
             width = min(decoded, self.length - start)

@@ -213,7 +213,8 @@ class RoundMessageQueue:
         for pieces in _parts_of(message):
             part = MessagePart(self.stage, number, start, size)
             tensors, length = list[TensorPart](), sum(map(len, pieces))
-            for place, piece in enumerate(pieces):
+            few = [memoryview(b"".join(pieces))] if len(pieces) > MAX_PIECES else pieces
+            for place, piece in enumerate(few):
                 tensors.append(TensorPart(TensorSpec(f"piece {place}", "uint8", (len(piece),)), piece))
             lane.moving += length
             try:
@@ -257,11 +258,7 @@ def _parts_of(message: Sequence[Encoded]) -> Iterator[Sequence[memoryview]]:
             pieces.append(piece)
             start, room = start + len(piece), room - len(piece)
             if room == 0:
-                yield _in_few_pieces(pieces)
+                yield pieces
                 pieces, room = [], PART_BYTES
     if pieces:
-        yield _in_few_pieces(pieces)
-
-
-def _in_few_pieces(pieces: Sequence[memoryview]) -> Sequence[memoryview]:
-    return [memoryview(b"".join(pieces))] if len(pieces) > MAX_PIECES else pieces
+        yield pieces

@@ -82,8 +82,10 @@ class Ballots:
 
     def committed(self) -> tuple[int, str] | None:
         """View and value with a quorum of commits in any view, or None."""
-        found = ((view, self.decided(view, phase)) for view, phase in self._votes if phase is Phase.COMMIT)
-        return next(((view, value) for view, value in found if value is not None), None)
+        for view, phase in self._votes:
+            if phase is Phase.COMMIT and (value := self.decided(view, phase)) is not None:
+                return view, value
+        return None
 
     def quorum(self, view: int, phase: Phase, value: Value) -> Quorum:
         """The votes for this value as a quorum."""

@@ -37,7 +37,7 @@ class Evaluation:
     @property
     def is_finite(self) -> bool:
         """Whether every loss is finite."""
-        return all(isfinite(loss) for loss in self.losses)
+        return all(map(isfinite, self.losses))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def signed_losses(
     `now` is in seconds since the epoch. Raises ValueError for losses that are not finite.
     """
     payload = _payload(weights, labels, summed)
-    if not all(isfinite(loss) for loss in payload.losses):
+    if not all(map(isfinite, payload.losses)):
         raise ValueError("losses that are not finite are not signed")
     return sign_claim(identity, KIND, payload, now)
 

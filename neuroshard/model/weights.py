@@ -93,7 +93,7 @@ class TensorSchema:
     @property
     def sha256(self) -> str:
         """Hex digest of the names and shapes; equal digests mean exchangeable vectors."""
-        entries = [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
+        entries = list(zip(self.names, self.shapes, strict=True))
         text = json.dumps(["neuroshard/tensor-schema", entries], separators=(",", ":"), ensure_ascii=True)
         return sha256(text.encode()).hexdigest()
 

@@ -232,7 +232,7 @@ class HeldOutVote:
         count, rule = min(len(before), len(after)), self._rule
         if count < rule.least_sequences:
             return self._voted(f"not measured: there was time for {count} sequences", is_no=False)
-        earlier, later = (Evaluation(0, 0.0, losses[:count]) for losses in (before, after))
+        earlier, later = Evaluation(0, 0.0, before[:count]), Evaluation(0, 0.0, after[:count])
         if not later.is_finite:
             return self._voted("the held-out loss is not a number", is_no=earlier.is_finite)
         worse = paired_difference(later, earlier)  # positive when the loss rose
