@@ -175,19 +175,6 @@ class Projection(nn.Module):
         return functional.linear(x, self.weight)
 
 
-class RootMeanSquareNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * w over the last dimension (Zhang and Sennrich 2019)."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., size) -> (..., size)."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
-
-
 def rotary_angles(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each (t, head_size / 2), of RoPE at the given positions (Su et al. 2021)."""
     half = architecture.head_size // 2
@@ -253,13 +240,13 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: pre-norm attention and pre-norm feed-forward, each added to the residual stream."""
+    """One layer: pre-norm attention and feed-forward, each added to the residual stream (Zhang and Sennrich 2019)."""
 
     def __init__(self, architecture: Architecture, index: int) -> None:
         super().__init__()
-        self.attention_norm = RootMeanSquareNorm(architecture.hidden_size, architecture.norm_epsilon)
+        self.attention_norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_epsilon)
         self.attention = Attention(architecture, index)
-        self.feed_forward_norm = RootMeanSquareNorm(architecture.hidden_size, architecture.norm_epsilon)
+        self.feed_forward_norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_epsilon)
         self.feed_forward = FeedForward(architecture)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
@@ -291,7 +278,7 @@ class StageModel(nn.Module):
         self.layers = nn.ModuleDict(
             {str(i): Block(architecture, i) for i in range(self.layer_range.start, self.layer_range.stop)}
         )
-        norm = RootMeanSquareNorm(architecture.hidden_size, architecture.norm_epsilon)
+        norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_epsilon)
         self.norm = norm if self.is_last else None
         self.head = Projection(architecture.hidden_size, architecture.vocabulary_size) if self.is_last else None
         cosine, sine = rotary_angles(architecture, torch.arange(architecture.sequence_length, device="cpu"))
