@@ -205,8 +205,13 @@ class RoundStateMachine:
             return self.voting.help(sender, message)
         effects = self.voting.check_memory(message)
         match message:
-            case IntentSaid() | NewViewSaid() | ProposalSaid():
-                effects += self._hear_of_views(message, now)
+            case IntentSaid(signed):
+                self.views.add_intent(signed)
+                effects += self._propose(now)
+            case NewViewSaid(signed, lock):
+                effects += self._take_new_view(signed, lock, now)
+            case ProposalSaid():
+                effects += self._take_proposal(message, now)
             case ContributionSent() | StatementSaid() | ResultSaid() | ChoicesSaid():
                 effects += self._take_part(sender, message)
             case PartsWanted() | BlocksWanted() | BlocksSent():
@@ -255,16 +260,6 @@ class RoundStateMachine:
         return [*effects, *self._look()]
 
     # Views
-
-    def _hear_of_views(self, message: IntentSaid | NewViewSaid | ProposalSaid, now: float) -> list[Effect]:
-        match message:
-            case IntentSaid(signed):
-                self.views.add_intent(signed)
-                return self._propose(now)
-            case NewViewSaid(signed, lock):
-                return self._take_new_view(signed, lock, now)
-            case ProposalSaid():
-                return self._take_proposal(message, now)
 
     def _propose(self, now: float) -> list[Effect]:
         step, views = self.setting.step, self.views
