@@ -23,9 +23,7 @@ from neuroshard.messages.frame import (
     FrameLimits,
     MalformedFrameError,
     TensorPart,
-    check_body_size,
-    check_header_size,
-    check_prefix,
+    check_sizes,
     check_specs,
     encode_head,
     encode_header,
@@ -48,7 +46,7 @@ class EncodedFrame:
     @property
     def body_bytes(self) -> int:
         """Total size of the tensors in bytes."""
-        return sum(len(view) for view in self.body)
+        return sum(map(len, self.body))
 
     @property
     def byte_count(self) -> int:
@@ -64,15 +62,14 @@ def encode(frame: Frame) -> EncodedFrame:
     body = tuple(view for part in frame.tensors if (view := _bytes_of(part)))
     chunks = tuple(_chunks(body))
     digests = [_digest(chunk) for chunk in chunks]
-    head = encode_head(frame, digests, sum(len(view) for view in body))
+    head = encode_head(frame, digests, sum(map(len, body)))
     return EncodedFrame(head, body, chunks)
 
 
 def as_received(frame: Frame, limits: FrameLimits) -> Frame:
     """Return a frame as a receiver with these limits would decode it. Raises the same WireError."""
     views = [_bytes_of(part) for part in frame.tensors]
-    check_header_size(frame.kind, len(encode_header(frame)), limits)
-    check_body_size(frame.kind, sum(len(view) for view in views), limits)
+    check_sizes(frame.kind, len(encode_header(frame)), sum(map(len, views)), limits)
     check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
     return Frame(frame.kind, unpack(pack(frame.message), limits.message), frame.tensors)
 
@@ -361,7 +358,7 @@ class FrameDecoder:
         yield memoryview(kind_data)
         kind = parse_kind(bytes(kind_data))
         limits = self._limits_of(kind)
-        check_prefix(prefix, kind, limits)
+        check_sizes(kind, prefix.header_bytes, prefix.body_bytes, limits)
         self._head_bytes = prefix.rest_bytes
         yield memoryview(b"")  # nothing to fill: the caller may reserve memory first
         rest = bytearray(prefix.rest_bytes)

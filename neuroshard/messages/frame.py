@@ -87,7 +87,7 @@ class TensorSpec:
             raise MalformedFrameError(f"A tensor has the type {str(self.dtype)[:32]!r}, which is not allowed.")
         if len(self.shape) > MAX_DIMENSIONS:
             raise MalformedFrameError(f"A tensor has {len(self.shape)} dimensions; at most {MAX_DIMENSIONS} can be.")
-        if any(size < 0 for size in self.shape):
+        if min(self.shape, default=0) < 0:
             raise MalformedFrameError("A tensor has a negative dimension.")
         # an empty tensor counts its other dimensions too: their strides must be representable
         if prod(max(size, 1) for size in self.shape) * ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
@@ -144,18 +144,14 @@ class FrameLimits:
         return cls(max_body_bytes=sum(spec.byte_count for spec in specs), expected=specs)
 
 
-def check_header_size(kind: str, size: int, limits: FrameLimits) -> None:
-    """Raise FrameTooLargeError for a header of more bytes than allowed."""
+def check_sizes(kind: str, header_bytes: int, body_bytes: int, limits: FrameLimits) -> None:
+    """Raise FrameTooLargeError for a header or a body of more bytes than allowed."""
     most = min(limits.max_header_bytes, MAX_HEADER_BYTES)
-    if size > most:
-        raise FrameTooLargeError(f"A frame of kind {kind!r} has a header of {size} bytes; {most} are allowed.")
-
-
-def check_body_size(kind: str, size: int, limits: FrameLimits) -> None:
-    """Raise FrameTooLargeError for a body of more bytes than allowed."""
+    if header_bytes > most:
+        raise FrameTooLargeError(f"A frame of kind {kind!r} has a header of {header_bytes} bytes; {most} are allowed.")
     most = limits.max_body_bytes
-    if size > most:
-        raise FrameTooLargeError(f"A frame of kind {kind!r} has {size} bytes of tensors; {most} are allowed.")
+    if body_bytes > most:
+        raise FrameTooLargeError(f"A frame of kind {kind!r} has {body_bytes} bytes of tensors; {most} are allowed.")
 
 
 def check_specs(kind: str, specs: tuple[TensorSpec, ...], limits: FrameLimits) -> None:
@@ -280,7 +276,7 @@ def encode_head(frame: Frame, chunk_digests: Sequence[bytes], body_bytes: int) -
     if not _KIND.fullmatch(frame.kind):
         raise MalformedFrameError(f"{frame.kind[:MAX_KIND_CHARACTERS]!r} cannot be the kind of a frame.")
     header = encode_header(frame)
-    check_header_size(frame.kind, len(header), FrameLimits())
+    check_sizes(frame.kind, len(header), 0, FrameLimits())
     prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(frame.kind), 0, len(header), body_bytes)
     bound = b"".join((prefix, frame.kind.encode("ascii"), header, *chunk_digests))
     return bound + blake3(bound).digest()
@@ -317,12 +313,6 @@ def parse_kind(data: bytes) -> str:
     if not _KIND.fullmatch(kind):
         raise MalformedFrameError("A frame has a kind that is not printable ASCII.")
     return kind
-
-
-def check_prefix(prefix: Prefix, kind: str, limits: FrameLimits) -> None:
-    """Raise FrameTooLargeError if the rest of the head, or the body, exceeds the limits of the kind."""
-    check_header_size(kind, prefix.header_bytes, limits)
-    check_body_size(kind, prefix.body_bytes, limits)
 
 
 def parse_rest(before: bytes, rest: bytes, prefix: Prefix, kind: str, limits: FrameLimits) -> FrameHead:
