@@ -37,14 +37,15 @@ Files: *
 Copyright: The NeuroShard contributors
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
- Bundled libraries keep their own licences, which are next to them in /usr/lib/neuroshard.
+ Bundled libraries have their own licences, which are in /usr/lib/neuroshard.
 """
 DESCRIPTION = """Train one language model together with other computers
  Ordinary computers pre-train one language model together. The program runs in
- the background and shows at http://localhost:8000 whether the model learns.
+ the background. Its dashboard at http://localhost:8000 shows whether the model
+ improves.
  .
- It holds its own Python and the build of PyTorch for processors; for NVIDIA
- GPUs install with pip. Nothing starts by itself unless you choose it."""
+ The package contains Python and PyTorch's CPU build. For an NVIDIA GPU, install
+ NeuroShard with pip. It starts by itself only if you choose that."""
 
 
 def package_version() -> str:
@@ -52,12 +53,12 @@ def package_version() -> str:
     text = (ROOT / "neuroshard/__init__.py").read_text(encoding="utf-8")
     match = re.search(r'__version__ = "([^"]+)"', text)
     if match is None:
-        raise SystemExit("neuroshard/__init__.py names no version")
+        raise SystemExit("neuroshard/__init__.py contains no version.")
     return match[1]
 
 
 def architecture() -> str:
-    """Debian's name of this computer's kind."""
+    """Debian's name of this computer's architecture."""
     return subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -109,7 +110,9 @@ def fill(folder: Path, program: Path, version: str) -> None:
 def build(program: Path, out: Path, *, compression: str = "zstd") -> Path:
     """The package file in `out`. Raises SystemExit when the program is not there."""
     if not os.access(program / "neuroshard", os.X_OK):
-        raise SystemExit(f"{program} holds no program: build it with `make frozen`, or name another --program")
+        raise SystemExit(
+            f"{program} does not contain the program. Build it with `make frozen`, or name another --program."
+        )
     version = package_version()
     out.mkdir(parents=True, exist_ok=True)
     target = out / f"neuroshard_{version}_{architecture()}.deb"

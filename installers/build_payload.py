@@ -1,8 +1,8 @@
-"""Builds the installers of Windows and macOS: a payload (wheel, locks, uv) that makes an environment where it lands.
+"""Builds the installers for Windows and macOS: a payload (wheel, locks, uv) that makes an environment on the computer.
 
 python installers/build_payload.py windows      NeuroShard-VERSION-windows-x86_64.exe, by makensis
 python installers/build_payload.py macos        neuroshard-VERSION-darwin-arm64.tar.gz
-Both also give VERSION-PLATFORM.update.tar.gz, which `neuroshard update` fetches.
+Both also build VERSION-PLATFORM.update.tar.gz, which `neuroshard update` downloads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pip(*arguments: str) -> None:
 
 
 def fetch_uv(platform: str, folder: Path) -> None:
-    """Put the platform's uv, whose digest locks/uv.txt names, into the folder."""
+    """Download the platform's uv into the folder. locks/uv.txt has its digest."""
     tag, name, _launcher, _ = PLATFORMS[platform]
     with tempfile.TemporaryDirectory() as place:
         pip("download", "--no-deps", "--only-binary", ":all:", "--platform", tag, "--require-hashes", "-d", place,
@@ -48,20 +48,20 @@ def fetch_uv(platform: str, folder: Path) -> None:
 
 
 def fill_payload(platform: str, folder: Path, wheel: Path) -> None:
-    """Everything but uv. The wheel is the package with its built dashboard."""
+    """Fill the payload, except for uv. The wheel is the package with its built dashboard."""
     shutil.copy(wheel, folder)
     shutil.copy(HERE / "environment/bootstrap.py", folder)
     shutil.copy(LOCKS / f"{platform}.txt", folder / "lock.txt")
     shutil.copy(LOCKS / "build.txt", folder / "lock-build.txt")
     if platform == "windows":
         shutil.copy(LOCKS / "windows-cuda.txt", folder / "lock-cuda.txt")
-    shutil.copy(PLATFORMS[platform][2], folder / "launcher")  # in a version's folder `neuroshard` would be a program
+    shutil.copy(PLATFORMS[platform][2], folder / "launcher")  # `neuroshard` is the program
     shutil.copy(ROOT / "LICENSE", folder)
     (folder / "VERSION").write_text(f"{package_version()}\n", encoding="ascii")
 
 
 def compile_windows(payload: Path, out: Path) -> Path:
-    """The installer; a warning of the compiler is an error."""
+    """Compile the installer. A warning of the compiler is an error."""
     target = out / f"NeuroShard-{package_version()}-windows-x86_64.exe"
     defines = {"VERSION": package_version(), "PAYLOAD": str(payload.resolve()), "OUT": str(target.resolve())}
     flags = [f"-D{name}={value}" for name, value in defines.items()]
@@ -70,7 +70,7 @@ def compile_windows(payload: Path, out: Path) -> Path:
 
 
 def pack_macos(payload: Path, out: Path) -> Path:
-    """The archive with the install script."""
+    """Pack the archive with the install script."""
     name = f"neuroshard-{package_version()}-darwin-arm64"
     with tarfile.open(out / f"{name}.tar.gz", "w:gz") as archive:
         archive.add(payload, f"{name}/payload", filter=as_root)
@@ -79,7 +79,7 @@ def pack_macos(payload: Path, out: Path) -> Path:
 
 
 def pack_update(payload: Path, out: Path, platform: str) -> Path:
-    """The payload as updates want it."""
+    """Pack the payload as `neuroshard update` reads it."""
     target = out / f"neuroshard-{package_version()}-{PLATFORMS[platform][3]}.update.tar.gz"
     with tarfile.open(target, "w:gz") as archive:
         for path in sorted(payload.iterdir()):

@@ -55,7 +55,7 @@ def components(name: str, extras: Iterable[str]) -> Iterator[dict[str, object]]:
             installed = distribution(package)
         except PackageNotFoundError:
             raise SystemExit(
-                f"{package} is not installed here: build the release where the program was built."
+                f"{package} is not installed here. Build the release in the environment that built the program."
             ) from None
         found[package] = wanted
         for line in installed.requires or ():

@@ -1,4 +1,4 @@
-"""Builds the archive to install from on Linux, and the one that updates fetch, around a program folder.
+"""Builds two archives of a program folder: the Linux installer, and the archive that `neuroshard update` downloads.
 
 python installers/build_tarball.py --program dist/neuroshard
 """
@@ -21,7 +21,7 @@ SCRIPTS = ("neuroshard", "install.sh", "uninstall.sh")
 
 
 def build_installer(program: Path, out: Path) -> Path:
-    """`neuroshard-VERSION-linux-x86_64.tar.gz`: the program and the scripts that put it in place."""
+    """`neuroshard-VERSION-linux-x86_64.tar.gz`: the program and its install scripts."""
     version = package_version()
     name = f"neuroshard-{version}-{platform_name()}"
     target = out / f"{name}.tar.gz"
@@ -35,7 +35,7 @@ def build_installer(program: Path, out: Path) -> Path:
 
 
 def add_scripts(archive: tarfile.TarFile, name: str) -> None:
-    """Add the scripts that put the content of an archive in place, on Linux and macOS."""
+    """Add the install scripts for Linux and macOS."""
     for script in SCRIPTS:
         archive.add(HERE / "unix" / script, f"{name}/{script}", filter=_executable)
     archive.add(ROOT / "LICENSE", f"{name}/LICENSE", filter=as_root)
@@ -55,7 +55,7 @@ def build_artefact(program: Path, out: Path) -> Path:
 
 
 def as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nobody's name of this computer travels along."""
+    """Replace the names of this computer's users by root."""
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member

@@ -1,4 +1,4 @@
-"""Where the frozen program begins (see neuroshard.spec): the `neuroshard` command, also for the processes it starts."""
+"""Entry point of the frozen program (neuroshard.spec): the `neuroshard` command, and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 
 
 def restore_library_path(environment: MutableMapping[str, str]) -> None:
-    """Undo what the frozen program's loader set for itself: a browser must not find our libraries before its own."""
+    """Restore the library path that the loader of the frozen program changed: a browser needs its own libraries."""
     original = environment.pop("LD_LIBRARY_PATH_ORIG", None)
     if original is not None:
         environment["LD_LIBRARY_PATH"] = original
@@ -18,7 +18,7 @@ def restore_library_path(environment: MutableMapping[str, str]) -> None:
 
 if __name__ == "__main__":
     restore_library_path(os.environ)
-    multiprocessing.freeze_support()  # a worker process of ours starts here again, with arguments of Python's own
+    multiprocessing.freeze_support()  # our worker processes start here too, with arguments from Python
     from neuroshard.cli.main import main
 
     main()

@@ -1,4 +1,4 @@
-"""The publisher's side of `neuroshard update`: make a release key, sign a manifest. docs/INSTALLING.md says when.
+"""The publisher's part of `neuroshard update`: make a release key, sign a manifest. docs/INSTALLING.md has the steps.
 
 python installers/release.py keygen --out release-key
 python installers/release.py sign --key release-key --base-url https://.../ --notes notes.txt dist/*.update.tar.gz
@@ -23,7 +23,7 @@ DAY_SECONDS = 86_400
 
 
 def make_key(path: Path) -> str:
-    """Write a new secret key (hex, mode 0600) and give the public one. An existing file is never overwritten."""
+    """Write a new secret key (hex, mode 0600) and return its public key. An existing file is never overwritten."""
     key = SigningKey.generate()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -35,7 +35,7 @@ def artefact_of(archive: Path, base_url: str) -> tuple[str, str, Artefact]:
     """Version, platform and description of an archive named neuroshard-VERSION-PLATFORM.update.tar.gz."""
     parts = archive.name.removesuffix(ENDING).split("-", 2)
     if not archive.name.endswith(ENDING) or len(parts) != 3:
-        raise SystemExit(f"{archive} is not named neuroshard-VERSION-PLATFORM{ENDING}")
+        raise SystemExit(f"{archive} does not have a name like neuroshard-VERSION-PLATFORM{ENDING}.")
     with tarfile.open(archive) as content:
         unpacked = sum(member.size for member in content)
     with archive.open("rb") as file:
@@ -45,11 +45,11 @@ def artefact_of(archive: Path, base_url: str) -> tuple[str, str, Artefact]:
 
 
 def sign(key: SigningKey, archives: list[Path], arguments: argparse.Namespace, now: float) -> bytes:
-    """The signed manifest of one version's archives. Raises SystemExit when they are of several versions."""
+    """The signed manifest of one version's archives. Raises SystemExit if they belong to several versions."""
     found = [artefact_of(archive, arguments.base_url) for archive in archives]
     versions = {version for version, _platform, _artefact in found}
     if len(versions) != 1:
-        raise SystemExit(f"archives of one version are needed, not of {sorted(versions)}")
+        raise SystemExit(f"All archives must have the same version. These have {', '.join(sorted(versions))}.")
     manifest = UpdateManifest(
         version=versions.pop(),
         minimal_version=arguments.minimal_version,

@@ -1,4 +1,4 @@
-"""Exit 0 if the node in this container answers and has published its state within the last 30 s."""
+"""Exit with 0 if the node in this container answers and has published its state within the last 30 s."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Builds the root file system of the image by its Dockerfile in a chroot, for computers without docker. Needs root.
+"""Builds the image's root file system from its Dockerfile in a chroot, for computers without docker. Needs root.
 
 debootstrap --variant=minbase bookworm base && python installers/docker/rootfs.py --base base --out rootfs
 

@@ -1,10 +1,10 @@
-"""Makes NeuroShard's environment from a payload: hash-locked packages, and the PyTorch that fits the graphics card.
+"""Makes NeuroShard's environment from a payload: hash-locked packages, and the build of PyTorch for the graphics card.
 
-Runs on a bare Python 3.12 on Windows and macOS, from the installers and from `neuroshard update`; needs nothing but
-the standard library and the `uv` next to it.
+The installers and `neuroshard update` run it on Windows and macOS. It needs only Python 3.12, its standard library,
+and the `uv` next to it.
 
-    bootstrap.py --root FOLDER      install the payload as a version of an installation, and start that from now on
-    bootstrap.py --into FOLDER      only make the environment in a folder that holds the payload (updates)
+    bootstrap.py --root FOLDER      install the payload as the version that the launcher starts
+    bootstrap.py --into FOLDER      only make the environment, in the folder of the payload (for updates)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 WINDOWS = sys.platform == "win32"
 LOCK, CUDA_LOCK, BUILD_LOCK = "lock.txt", "lock-cuda.txt", "lock-build.txt"
 CACHE = ".uv-cache"
-COMPLETE = ".complete"  # written into a version's folder when all of it is there
+COMPLETE = ".complete"  # the last file that is written to a version's folder
 LAUNCHER = "neuroshard.cmd" if WINDOWS else "neuroshard"
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==")
 LEAST_DRIVER = re.compile(r"^# least driver: (\d+)\.(\d+)", re.MULTILINE)
@@ -46,18 +46,18 @@ class TorchChoice:
 
 
 def choose_torch(driver: str | None, cuda_lock: str) -> TorchChoice:
-    """The build for a computer with this NVIDIA driver (None: no such card), by what the payload has locked."""
+    """Choose the build for an NVIDIA driver (None: no such card) from those that the payload has locked."""
     if driver is None:
-        return TorchChoice(False, "no NVIDIA graphics card was found: PyTorch's build for processors")
+        return TorchChoice(False, "no NVIDIA graphics card was found; PyTorch's CPU build is installed")
     if not any(PIN.match(line) for line in cuda_lock.splitlines()):
         return TorchChoice(False, "an NVIDIA graphics card was found, but this installer has no locked build for it")
     least, here = LEAST_DRIVER.search(cuda_lock), re.match(r"(\d+)\.(\d+)", driver)
     if here is None or least is None:
-        return TorchChoice(False, f"the NVIDIA driver calls itself {driver[:20]!r}, which says nothing")
+        return TorchChoice(False, f"the NVIDIA driver reports no usable version: {driver[:20]!r}")
     if tuple(map(int, here.groups())) < tuple(map(int, least.groups())):
         needed = ".".join(least.groups())
         return TorchChoice(False, f"the NVIDIA driver {driver} is older than {needed}: update it and install again")
-    return TorchChoice(True, f"an NVIDIA graphics card with driver {driver} was found: PyTorch's build with CUDA")
+    return TorchChoice(True, f"an NVIDIA card with driver {driver} was found; PyTorch's CUDA build is installed")
 
 
 def without(lock: str, package: str) -> str:
@@ -95,12 +95,12 @@ def nvidia_driver() -> str | None:
 
 
 def make_environment(folder: Path, say: object = print) -> None:
-    """Fill the folder, which holds the payload, with an environment that runs. Raises BootstrapError."""
+    """Make the environment in the folder, which contains the payload. Raises BootstrapError."""
     uv = folder / ("uv.exe" if WINDOWS else "uv")
     python = folder / ("Scripts/python.exe" if WINDOWS else "bin/python")
     wheels = sorted(folder.glob("neuroshard-*.whl"))
     if len(wheels) != 1 or not uv.exists():
-        raise BootstrapError(f"{folder} does not hold one wheel and uv: get the installer again.")
+        raise BootstrapError(f"{folder} must contain uv and one wheel. Download the installer again.")
     lock = (folder / LOCK).read_text(encoding="utf-8")
     cuda_file = folder / CUDA_LOCK
     choice = choose_torch(nvidia_driver(), cuda_file.read_text(encoding="utf-8") if cuda_file.exists() else "")
@@ -126,16 +126,16 @@ def install_version(payload: Path, root: Path) -> str:
     """Install the payload next to earlier versions; the pointer moves last. Raises BootstrapError, OSError."""
     version = (payload / "VERSION").read_text(encoding="ascii").strip()
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise BootstrapError(f"{payload / 'VERSION'} names no version: get the installer again.")
+        raise BootstrapError(f"{payload / 'VERSION'} contains no version. Download the installer again.")
     folder = root / "versions" / version
     with replaced(folder):
         shutil.copytree(payload, folder)
         make_environment(folder)
         output = run(program_of(folder), "--version")
         if output.split() != ["neuroshard", version]:
-            raise BootstrapError(f"The new program calls itself {output.strip()!r}, not {version}.")
+            raise BootstrapError(f"The new program reports version {output.strip()!r}, not {version}.")
         if hasattr(os, "sync"):
-            os.sync()  # a power cut must not leave the mark next to empty files; Windows has no such call
+            os.sync()  # after a power cut, .complete must not be next to empty files; Windows has no such call
         (folder / COMPLETE).touch()
         pointer = root / "current"
         old = pointer.read_text(encoding="ascii").strip() if pointer.exists() else version
@@ -149,9 +149,9 @@ def install_version(payload: Path, root: Path) -> str:
 
 @contextmanager
 def replaced(folder: Path) -> Generator[None]:
-    """A block that creates `folder` again: the old content waits next to it, and is back when the block fails.
+    """Set the old content of `folder` aside while the block creates it again, and restore it if the block fails.
 
-    It cannot be made elsewhere and moved in: an environment's scripts know their place. Content that
+    The new content cannot be made elsewhere and moved: an environment's scripts contain its path. Content that
     a killed attempt had set aside counts as the old content. Raises NotRestoredError, OSError.
     """
     aside = folder.with_name(f"{folder.name}.old")
@@ -167,14 +167,14 @@ def replaced(folder: Path) -> Generator[None]:
         try:
             restore(folder, aside)
         except OSError as error:
-            action = "Close what uses that folder and install again."
+            action = "Close the programs that use this folder, then install again."
             raise NotRestoredError(f"{first}\n{folder} is incomplete: {error}. {action}") from first
         raise
-    shutil.rmtree(aside, ignore_errors=True)  # nothing names it; the next installation tries again
+    shutil.rmtree(aside, ignore_errors=True)  # not in use; the next installation tries again
 
 
 def restore(folder: Path, aside: Path) -> None:
-    """Remove half of a version and put back what was there before, if anything was. Raises OSError."""
+    """Remove an incomplete version and restore the old content, if there was any. Raises OSError."""
     if folder.exists():
         shutil.rmtree(folder)
     if aside.exists():
@@ -189,9 +189,9 @@ def place(path: Path, content: bytes) -> None:
 
 
 def run(program: Path, *arguments: str) -> str:
-    """Run to the end; what it printed. Raises BootstrapError with its own words."""
+    """Run a program and return its output. Raises BootstrapError with the program's own message."""
     environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
-    environment["UV_CACHE_DIR"] = str(program.parent / CACHE)  # inside the version: nothing is left elsewhere
+    environment["UV_CACHE_DIR"] = str(program.parent / CACHE)  # removed with the version
     try:
         done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -202,18 +202,18 @@ def run(program: Path, *arguments: str) -> str:
 
 
 def report(say: object, text: str) -> None:
-    """Print at once: an installer's window shows it."""
+    """Print without delay: the installer's window shows it."""
     if callable(say):
         say(text)
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Do what the arguments say; the exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     place_of = parser.add_mutually_exclusive_group(required=True)
     place_of.add_argument("--root", type=Path, help="folder of the installation")
-    place_of.add_argument("--into", type=Path, help="folder that holds the payload")
+    place_of.add_argument("--into", type=Path, help="folder that contains the payload")
     arguments = parser.parse_args()
     try:
         if arguments.into is not None:
@@ -222,12 +222,10 @@ def main() -> int:
             version = install_version(Path(__file__).resolve().parent, arguments.root.resolve())
             print(f"NeuroShard {version} is installed in {arguments.root}.")
     except NotRestoredError as error:
-        print(
-            f"The installation did not succeed, nor could what was there before be put back.\n{error}", file=sys.stderr
-        )
+        print(f"The installation failed, and the version before could not be restored.\n{error}", file=sys.stderr)
         return 1
     except (BootstrapError, OSError) as error:
-        print(f"The installation did not succeed, and what was there before is unchanged.\n{error}", file=sys.stderr)
+        print(f"The installation failed. The version before is unchanged.\n{error}", file=sys.stderr)
         return 1
     return 0
 

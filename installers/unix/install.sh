@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs NeuroShard for this user, without administrator rights: sh install.sh [--autostart] [--no-desktop-entry]
-# Into ~/.local/lib/neuroshard, with ~/.local/bin/neuroshard. An earlier version stays for `rollback`.
+# The program is in ~/.local/lib/neuroshard, the command is ~/.local/bin/neuroshard. `update rollback` restores the
+# version before.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,28 +15,28 @@ for argument in "$@"; do
     case "$argument" in
         --autostart) autostart=yes ;;
         --no-desktop-entry) desktop=no ;;
-        -h | --help) sed -n 2,3p "$0"; exit 0 ;;
-        *) echo "install.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
+        -h | --help) sed -n 2,4p "$0"; exit 0 ;;
+        *) echo "install.sh: unknown option $argument. --help lists the options." >&2; exit 2 ;;
     esac
 done
 
 if [ "$(id -u)" = 0 ] && [ -n "${SUDO_USER:-}" ]; then
-    echo "install.sh: run it as yourself, without sudo: it installs for one user" >&2
+    echo "install.sh: NeuroShard installs for one user. Run this script as that user, without sudo." >&2
     exit 2
 fi
 version=$(cat "$here/VERSION")
 case "$version" in
-    '' | *[!0-9.]*) echo "install.sh: $here/VERSION names no version: unpack the archive again" >&2; exit 5 ;;
+    '' | *[!0-9.]*) echo "install.sh: $here/VERSION contains no version. Unpack the archive again." >&2; exit 5 ;;
 esac
 
 mkdir -p "$root/versions" "$bin"
-place() { # FILE MODE: standard input becomes FILE by a rename: a kill leaves the old content or the new
+place() { # FILE MODE: write standard input to FILE by a rename, so that a kill leaves the old content or the new
     cat >"$1.new"
     chmod "$2" "$1.new"
     mv -f "$1.new" "$1"
 }
 
-stop_nodes() { # one that runs from here keeps its files until it has ended with a checkpoint
+stop_nodes() { # a running node needs its files until it has saved a final checkpoint
     if [ -x "$root/neuroshard" ]; then
         "$root/neuroshard" stop >/dev/null 2>&1 || true
         "$root/neuroshard" stop --demo >/dev/null 2>&1 || true
@@ -43,16 +44,16 @@ stop_nodes() { # one that runs from here keeps its files until it has ended with
 }
 
 if [ -d "$here/program" ]; then
-    # Next to the folder that may be in use, which gives way only to a copy that is whole and starts.
+    # The copy is made next to the folder in use and replaces it only when it is complete and starts.
     folder=$root/versions/$version
     rm -rf "$folder.new"
     cp -R "$here/program" "$folder.new"
     "$folder.new/neuroshard" --version || {
         rm -rf "$folder.new"
-        echo "install.sh: the new program does not start; what was here before is unchanged" >&2
+        echo "install.sh: The new program does not start. The installed version is unchanged." >&2
         exit 5
     }
-    sync # a power cut must not leave the mark next to empty files
+    sync # after a power cut, .complete must not be next to empty files
     : >"$folder.new/.complete"
     stop_nodes
     rm -rf "$folder.old"
@@ -64,7 +65,7 @@ if [ -d "$here/program" ]; then
     echo "$version" | place "$root/current" 644
     rm -rf "$folder.old"
 else
-    # Python and all packages come from the package index, each checked against the digests in the payload.
+    # Python and the packages come from the package index. The payload has the digest of each package.
     UV_PYTHON_INSTALL_DIR=$root/python UV_CACHE_DIR=$root/cache UV_PYTHON_INSTALL_BIN=0
     export UV_PYTHON_INSTALL_DIR UV_CACHE_DIR UV_PYTHON_INSTALL_BIN
     "$here/payload/uv" python install --no-config 3.12
@@ -80,7 +81,7 @@ if [ "$desktop" = yes ] && [ "$(uname -s)" = Linux ]; then
     mkdir -p "$share/applications" "$share/icons/hicolor/scalable/apps"
     cp "$here/neuroshard.svg" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
     sed "s|^Exec=.*|Exec=\"$bin/neuroshard\"|" "$here/neuroshard.desktop" | place "$share/applications/neuroshard.desktop" 644
-    # A click on an invitation: a neuroshard:// link or a file. It only opens a page.
+    # A click on a neuroshard:// link or an invitation file opens a page. It joins nothing.
     mkdir -p "$share/mime/packages"
     cp "$here/neuroshard.xml" "$share/mime/packages/neuroshard.xml"
     sed "s|^Exec=neuroshard|Exec=\"$bin/neuroshard\"|" "$here/neuroshard-link.desktop" |
@@ -93,6 +94,6 @@ if [ "$autostart" = yes ]; then "$root/neuroshard" autostart on; fi
 echo "NeuroShard $version is installed: $bin/neuroshard"
 case ":$PATH:" in
     *":$bin:"*) ;;
-    *) echo "Your PATH does not contain $bin. Add it, or call the program by that path." ;;
+    *) echo "Your PATH does not contain $bin. Add it, or start the program with its full path." ;;
 esac
-echo "Try: neuroshard demo    Remove it with: sh $root/uninstall.sh"
+echo "To try it: neuroshard demo    To remove it: sh $root/uninstall.sh"

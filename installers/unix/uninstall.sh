@@ -1,6 +1,6 @@
 #!/bin/sh
 # Removes what install.sh installed: sh uninstall.sh [--keep-data | --delete-data]
-# Without an option it asks about keys, settings and checkpoints; where nobody can answer they stay.
+# Without an option it asks whether to delete keys, settings and checkpoints. Without a terminal it keeps them.
 set -eu
 
 root=$HOME/.local/lib/neuroshard
@@ -17,20 +17,20 @@ for argument in "$@"; do
         --keep-data) answer=keep ;;
         --delete-data) answer=delete ;;
         -h | --help) sed -n 2,3p "$0"; exit 0 ;;
-        *) echo "uninstall.sh: unknown option $argument (see --help)" >&2; exit 2 ;;
+        *) echo "uninstall.sh: unknown option $argument. --help lists the options." >&2; exit 2 ;;
     esac
 done
 
-# A program that does not start has no node to stop, and its folders are worked out here.
+# If the program does not start, no node runs, and this script finds the folders itself.
 folders=
 if "$root/neuroshard" --version >/dev/null 2>&1; then
     # 4: no node runs
     for demo in "" --demo; do
         code=0
-        # shellcheck disable=SC2086 # an empty word must vanish
+        # shellcheck disable=SC2086 # an empty option must not become an argument
         output=$("$root/neuroshard" stop $demo 2>&1) || code=$?
         if [ "$code" != 0 ] && [ "$code" != 4 ]; then
-            echo "uninstall.sh: a running node could not be stopped; end it and try again" >&2
+            echo "uninstall.sh: A running node could not be stopped. Stop it, then try again." >&2
             echo "$output" >&2
             exit "$code"
         fi
@@ -47,12 +47,12 @@ fi
 if [ -z "$folders" ]; then
     folders=$data
     named=$(grep -s '^[[:space:]]*data_dir[[:space:]]*=' "$data/config.toml" || true)
-    if [ -n "$named" ]; then echo "Another folder of yours stays as it is, which $data/config.toml names: $named"; fi
+    if [ -n "$named" ]; then echo "Another data folder, named in $data/config.toml, is not removed: $named"; fi
 fi
 if [ "$(readlink "$bin/neuroshard" 2>/dev/null || true)" = "$root/neuroshard" ]; then rm -f "$bin/neuroshard"; fi
 rm -f "$share/applications/neuroshard-link.desktop" "$share/mime/packages/neuroshard.xml"
 rm -f "$share/applications/neuroshard.desktop" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
-# The indexes of file types and programs: written again, or removed if they are of nothing else.
+# The indexes of file types and programs: rebuilt, or removed if they have no other entries.
 if rmdir "$share/mime/packages" 2>/dev/null; then
     for index in XMLnamespaces aliases generic-icons globs globs2 icons magic mime.cache subclasses treemagic types \
         version application/x-neuroshard-invitation.xml; do
@@ -71,18 +71,18 @@ fi
 rm -rf "$root"
 echo "NeuroShard is removed."
 
-# The default folder, and the one that was chosen in the set-up instead.
+# The default folder, and the folder that was chosen in the wizard.
 there=$(echo "$folders" | while IFS= read -r folder; do
     case "$HOME/" in
-        "${folder%/}"/*) echo "$folder stays: your home folder is in it." >&2 ;;
-        *) if [ -d "$folder" ]; then echo "$folder"; else echo "There is no $folder: is its disk connected?" >&2; fi ;;
+        "${folder%/}"/*) echo "$folder is not removed, because it contains your home folder." >&2 ;;
+        *) if [ -d "$folder" ]; then echo "$folder"; else echo "$folder was not found. Is its disk connected?" >&2; fi ;;
     esac
 done)
 [ -n "$there" ] || exit 0
 if [ "$answer" = ask ]; then
     answer=keep
     if [ -t 0 ]; then
-        printf 'Delete keys, settings and checkpoints as well? They cannot be restored. They are in\n%s\n[y/N] ' "$there"
+        printf 'Delete the keys, settings and checkpoints too? They cannot be restored. They are in\n%s\n[y/N] ' "$there"
         read -r reply
         case "$reply" in y | Y | yes) answer=delete ;; esac
     fi

@@ -1,5 +1,5 @@
 @echo off
-rem Starts the version that the file "current" names; "neuroshard update" changes that name.
+rem Starts the version named in the file "current", which "neuroshard update" writes.
 setlocal
 set /p NS_VERSION=<"%~dp0current"
 "%~dp0versions\%NS_VERSION%\Scripts\neuroshard.exe" %*

@@ -1,6 +1,6 @@
-; The Windows installer: for one user, without administrator rights. Compiled by `make windows-installer` (makensis -WX)
-; with VERSION, PAYLOAD (folder of the payload) and OUT (the .exe). The work is done by
-; installers/environment/bootstrap.py, which is tested; here are the pages, the shortcuts and the way out.
+; The Windows installer: for one user, without administrator rights. `make windows-installer` compiles it (makensis -WX)
+; with VERSION, PAYLOAD (folder of the payload) and OUT (the .exe). installers/environment/bootstrap.py, which has
+; tests, makes the environment. This file has the pages, the shortcuts and the uninstaller.
 
 Unicode true
 ManifestDPIAware true
@@ -31,9 +31,9 @@ VIAddVersionKey "LegalCopyright" "The NeuroShard contributors, Apache-2.0"
 
 !define MUI_ABORTWARNING
 !define MUI_COMPONENTSPAGE_SMALLDESC
-!define MUI_WELCOMEPAGE_TEXT "Ordinary computers train one language model together.$\r$\n$\r$\nThe installer fetches Python and \
-PyTorch (about 1 GB, with an NVIDIA card about 3 GB), checks each package against the digests it carries, and changes \
-nothing outside your own account. Nothing starts by itself unless you choose it."
+!define MUI_WELCOMEPAGE_TEXT "Ordinary computers train one language model together.$\r$\n$\r$\nThe installer downloads Python and \
+PyTorch (about 1 GB, with an NVIDIA card about 3 GB) and checks the digest of each package. It changes nothing outside \
+your own account. NeuroShard starts by itself only if you choose that."
 !define MUI_FINISHPAGE_RUN "$INSTDIR\neuroshard.cmd"
 !define MUI_FINISHPAGE_RUN_TEXT "Start NeuroShard"
 !insertmacro MUI_PAGE_WELCOME
@@ -46,7 +46,7 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
 !insertmacro MUI_UNPAGE_INSTFILES
 !insertmacro MUI_LANGUAGE "English"
 
-; Everything that uv keeps lies inside the folder, so that uninstalling leaves nothing behind.
+; uv keeps all its files in the installation folder, so that the uninstaller removes them.
 !macro KEEP_UV_INSIDE
   System::Call 'Kernel32::SetEnvironmentVariable(t "UV_PYTHON_INSTALL_DIR", t "$INSTDIR\python")i.r0'
   System::Call 'Kernel32::SetEnvironmentVariable(t "UV_CACHE_DIR", t "$INSTDIR\cache")i.r0'
@@ -55,14 +55,14 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
   System::Call 'Kernel32::SetEnvironmentVariable(t "PYTHONUTF8", t "1")i.r0'
 !macroend
 
-; A running node ends with a checkpoint. Exit code 4 means that none runs. Leaves 0 or the code in $1.
-; A program that cannot print its version has no node to stop: it must not keep the owner from repairing or removing it.
+; Stops a running node after a checkpoint. Exit code 4 means that no node runs. Leaves 0 or the code in $1.
+; If the program cannot print its version, no node runs. The owner can then still repair or remove it.
 !macro STOP_NODE
   StrCpy $1 0
   nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" --version"'
   Pop $0
   ${If} $0 == 0
-    DetailPrint "Stopping a running node after a checkpoint"
+    DetailPrint "Stopping the running node, which saves a checkpoint"
     nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" stop --demo"'
     Pop $0
     nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" stop"'
@@ -77,8 +77,8 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
   ${EndIf}
 !macroend
 
-; Offers one folder of data for deletion, unless it is not a node's folder, or contains the home folder.
-; Silent uninstalling keeps it.
+; Asks whether to delete a data folder. Never asks about a folder that is not a node's or that contains the home folder.
+; A silent uninstallation keeps it.
 !macro OFFER_DATA FOLDER
   StrLen $0 "${FOLDER}"
   StrCpy $4 "$PROFILE" $0
@@ -86,7 +86,7 @@ nothing outside your own account. Nothing starts by itself unless you choose it.
     ${If} ${FileExists} "${FOLDER}\config.toml"
     ${OrIf} ${FileExists} "${FOLDER}\keys\*.*"
     ${OrIf} ${FileExists} "${FOLDER}\instance.lock"
-      ${If} ${Cmd} `MessageBox MB_YESNO|MB_ICONQUESTION|MB_DEFBUTTON2 "Delete your keys, settings and checkpoints in ${FOLDER} as well? They cannot be brought back." /SD IDNO IDYES`
+      ${If} ${Cmd} `MessageBox MB_YESNO|MB_ICONQUESTION|MB_DEFBUTTON2 "Delete your keys, settings and checkpoints in ${FOLDER} too? They cannot be restored." /SD IDNO IDYES`
         RMDir /r "${FOLDER}"
       ${EndIf}
     ${EndIf}
@@ -97,7 +97,7 @@ Section "NeuroShard" SecProgram
   SectionIn RO
   !insertmacro STOP_NODE
   ${If} $1 != 0
-    MessageBox MB_OK|MB_ICONSTOP "A node is running and could not be stopped. Stop it in its dashboard and install again." /SD IDOK
+    MessageBox MB_OK|MB_ICONSTOP "A node is running and could not be stopped. Stop it in the dashboard, then install again." /SD IDOK
     SetErrorLevel 2
     Abort "A node is running."
   ${EndIf}
@@ -106,19 +106,19 @@ Section "NeuroShard" SecProgram
   SetOutPath "$INSTDIR\payload"
   File /r "${PAYLOAD}/*.*"
   SetOutPath "$INSTDIR"
-  DetailPrint "Fetching Python"
+  DetailPrint "Downloading Python"
   nsExec::ExecToLog '"$INSTDIR\payload\uv.exe" python install --no-config 3.12'
   Pop $0
   ${If} $0 != 0
-    MessageBox MB_OK|MB_ICONSTOP "Python could not be fetched. Check the internet connection and try again; the details say more." /SD IDOK
+    MessageBox MB_OK|MB_ICONSTOP "Python could not be downloaded. Check the internet connection and try again. The details show the error." /SD IDOK
     SetErrorLevel 3
-    Abort "Python could not be fetched."
+    Abort "Python could not be downloaded."
   ${EndIf}
-  DetailPrint "Fetching and checking packages: this takes some minutes"
+  DetailPrint "Downloading and checking packages: this takes a few minutes"
   nsExec::ExecToLog '"$INSTDIR\payload\uv.exe" run --no-project --no-config --managed-python --python 3.12 "$INSTDIR\payload\bootstrap.py" --root "$INSTDIR"'
   Pop $0
   ${If} $0 != 0
-    MessageBox MB_OK|MB_ICONSTOP "The packages could not be installed; the details say why, and whether what was here before is unchanged." /SD IDOK
+    MessageBox MB_OK|MB_ICONSTOP "The packages could not be installed. The details show the error, and whether the version before is unchanged." /SD IDOK
     SetErrorLevel 4
     Abort "The packages could not be installed."
   ${EndIf}
@@ -126,8 +126,8 @@ Section "NeuroShard" SecProgram
   RMDir /r "$INSTDIR\cache"
   WriteUninstaller "$INSTDIR\uninstall.exe"
   WriteRegStr HKCU "Software\NeuroShard" "InstallDir" "$INSTDIR"
-  ; Nothing is registered for neuroshard:// links: cmd.exe would expand % in a link before the program sees it, so a
-  ; link could run a command. It needs a launcher that is not a batch file.
+  ; neuroshard:// links are not registered. cmd.exe would expand % in a link before the program sees it, so a link
+  ; could run a command. Registering them needs a launcher that is not a batch file.
   WriteRegStr HKCU "${UNINSTALL_KEY}" "DisplayName" "${NAME}"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "DisplayVersion" "${VERSION}"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "Publisher" "The NeuroShard contributors"
@@ -147,17 +147,17 @@ Section "Start menu" SecMenu
   CreateShortcut "$SMPROGRAMS\NeuroShard\Uninstall.lnk" "$INSTDIR\uninstall.exe"
 SectionEnd
 
-; /o: not chosen unless the user does. An update never comes through here.
+; /o: off until the user selects it. `neuroshard update` does not use this section.
 Section /o "Start with Windows" SecAutostart
   nsExec::ExecToLog '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" autostart on"'
   Pop $0
   ${If} $0 != 0
-    DetailPrint "Autostart could not be switched on; the dashboard's settings can do it later."
+    DetailPrint "Autostart could not be turned on. You can turn it on later in the dashboard's settings."
   ${EndIf}
 SectionEnd
 
-LangString DESC_Program ${LANG_ENGLISH} "The program, its Python and its packages."
-LangString DESC_Menu ${LANG_ENGLISH} "Shortcuts in the start menu."
+LangString DESC_Program ${LANG_ENGLISH} "The program with its own Python and packages."
+LangString DESC_Menu ${LANG_ENGLISH} "Shortcuts in the Start menu."
 LangString DESC_Autostart ${LANG_ENGLISH} "Run a node whenever you sign in. Off unless you choose it."
 !insertmacro MUI_FUNCTION_DESCRIPTION_BEGIN
   !insertmacro MUI_DESCRIPTION_TEXT ${SecProgram} $(DESC_Program)
@@ -168,11 +168,11 @@ LangString DESC_Autostart ${LANG_ENGLISH} "Run a node whenever you sign in. Off 
 Section "Uninstall"
   !insertmacro STOP_NODE
   ${If} $1 != 0
-    MessageBox MB_OK|MB_ICONSTOP "A node is running and could not be stopped. Stop it in its dashboard and uninstall again." /SD IDOK
+    MessageBox MB_OK|MB_ICONSTOP "A node is running and could not be stopped. Stop it in the dashboard, then uninstall again." /SD IDOK
     SetErrorLevel 2
     Abort "A node is running."
   ${EndIf}
-  ; the program is asked where the data are while it is still there: one folder per line, at most two
+  ; Before the program is removed, it prints its data folders: one per line, at most two.
   StrCpy $2 ""
   StrCpy $3 ""
   nsExec::ExecToStack '"$SYSDIR\cmd.exe" /d /s /c ""$INSTDIR\neuroshard.cmd" folders"'
@@ -194,7 +194,7 @@ Section "Uninstall"
     ${EndIf}
     DeleteRegValue HKCU "${RUN_KEY}" "NeuroShard"
   ${EndIf}
-  ; named folders and files only: the user may have chosen a folder that holds other things
+  ; Only named folders and files: the folder that the user chose may contain other files.
   RMDir /r "$INSTDIR\versions"
   RMDir /r "$INSTDIR\downloads"
   RMDir /r "$INSTDIR\payload"

@@ -219,7 +219,7 @@ def live(root: CleanRoot, package: Path, limits: tuple[str, ...]) -> None:
     node = root.start("neuroshard", "demo", "--headless", "--port", "0", *limits, **DESKTOP)
     until(lambda: "training" in root.run("neuroshard", "status", "--demo", check=False).stdout)
     removed = root.run("dpkg", "-r", "neuroshard")
-    assert "stopping running nodes after a final checkpoint" in removed.stdout
+    assert "Stopping the running nodes" in removed.stdout
     assert "stay in each user's ~/.local/share/neuroshard" in removed.stdout
     assert node.wait(30) == 0  # it ended by itself, with its checkpoint
     log = root.run("sh", "-c", f"find /{DATA} -path '*/logs/*' -exec cat {{}} +").stdout

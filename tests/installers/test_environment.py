@@ -26,13 +26,13 @@ CUDA_LOCK = (
     ("driver", "lock", "is_cuda", "words"),
     [
         (None, CUDA_LOCK, False, "no NVIDIA graphics card"),
-        ("591.86", CUDA_LOCK, True, "with CUDA"),
+        ("591.86", CUDA_LOCK, True, "CUDA build"),
         ("580.88", CUDA_LOCK, True, "driver 580.88"),
         ("580.87", CUDA_LOCK, False, "older than 580.88"),
         ("99.10", CUDA_LOCK, False, "older"),
         ("591.86", "", False, "no locked build"),
         ("591.86", "# nothing is locked\n", False, "no locked build"),
-        ("nonsense", CUDA_LOCK, False, "says nothing"),
+        ("nonsense", CUDA_LOCK, False, "no usable version"),
     ],
 )
 def test_which_pytorch_fits(driver: str | None, lock: str, is_cuda: bool, words: str) -> None:
@@ -165,7 +165,7 @@ def test_a_package_that_was_replaced_is_refused_and_the_old_version_stays(payloa
     done = payload.install(root)
     assert done.returncode == 1
     assert "hash mismatch" in done.stderr.lower()
-    assert "what was there before is unchanged" in done.stderr
+    assert "The version before is unchanged" in done.stderr
     ran = version_of(root)
     assert ran.stdout == "neuroshard 0.1.0\n"
 
@@ -177,7 +177,7 @@ def test_the_same_version_again_fails_and_the_one_that_works_stays(payload: Payl
     good = made_again(payload, "import os  # not what was locked")
     done = payload.install(root)
     assert done.returncode == 1
-    assert "what was there before is unchanged" in done.stderr
+    assert "The version before is unchanged" in done.stderr
     assert version_of(root).stdout == "neuroshard 0.2.0\n"
     assert {path.relative_to(root) for path in root.rglob("*") if "__pycache__" not in path.parts} == before
     (payload.index / SIX).write_bytes(good)
@@ -215,7 +215,7 @@ def test_a_version_that_cannot_be_put_back_is_told(payload: Payload, tmp_path: P
     done = payload.install(root)
     assert done.returncode == 1
     assert "unchanged" not in done.stderr
-    assert "close what uses that folder" in done.stderr.lower()
+    assert "close the programs that use this folder" in done.stderr.lower()
     assert (root / "versions/0.2.0.old/bin/neuroshard").exists()  # for the next try
 
 

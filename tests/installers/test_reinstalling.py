@@ -39,7 +39,7 @@ def test_a_copy_that_does_not_start_replaces_nothing(home: Path, tmp_path: Path)
     before = files(home)
     done = script(unpacked_archive(tmp_path / "bad", BROKEN) / "install.sh", home)
     assert done.returncode == 5
-    assert "what was here before is unchanged" in done.stderr
+    assert "The installed version is unchanged" in done.stderr
     assert files(home) == before
     told = subprocess.run(
         [str(home / ".local/bin/neuroshard"), "--version"], capture_output=True, text=True, check=True
@@ -138,5 +138,5 @@ def test_a_home_folder_is_never_deleted(chosen_home: Path) -> None:
     (chosen_home / "letters").write_text("precious")
     removed = script(chosen_home / LIBRARY / "uninstall.sh", chosen_home, "--delete-data")
     assert removed.returncode == 0, removed.stderr
-    assert "your home folder is in it" in removed.stderr
+    assert "contains your home folder" in removed.stderr
     assert files(chosen_home) == {"letters"}
