@@ -124,7 +124,7 @@ class Generation:
         """Usage counts. Call it after `next_piece` has returned None without a cancellation."""
         answer = self._answer.result(timeout=0)
         if not isinstance(answer, GenerationSummary):
-            raise NeuroShardError("The node answered something else than was asked.")
+            raise NeuroShardError("The node's answer has the wrong type.")
         return answer
 
     def _put(self, piece: GeneratedText | None) -> None:  # also on threads of the node

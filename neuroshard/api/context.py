@@ -136,7 +136,7 @@ async def carry_out_machine_command(context: ApiContext, command: MachineCommand
     """
     answer = await answer_within(context.commands.send(command), deadline_seconds(command))
     if not isinstance(answer, MachineList):
-        raise NeuroShardError("The node answered something else than was asked.")
+        raise NeuroShardError("The node's answer has the wrong type.")
     return answer
 
 
@@ -171,7 +171,7 @@ async def answer_within(future: Future[CommandAnswer], seconds: float) -> Comman
             await done.wait()
     except TimeoutError as error:
         raise CommandTimeoutError(
-            f"The node did not answer within {seconds:g} s; it may still carry the command out.", "Look at its status."
+            f"The node did not answer within {seconds:g} s; it may still execute the command.", "Look at its status."
         ) from error
     return future.result()
 
@@ -179,5 +179,5 @@ async def answer_within(future: Future[CommandAnswer], seconds: float) -> Comman
 def expect_result(answer: CommandAnswer) -> CommandResult:
     """Check that the answer is a CommandResult, as for every command except Generate. Raises NeuroShardError."""
     if not isinstance(answer, CommandResult):
-        raise NeuroShardError("The node answered something else than was asked.")
+        raise NeuroShardError("The node's answer has the wrong type.")
     return answer

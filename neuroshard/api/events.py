@@ -168,7 +168,7 @@ class Broadcaster:
         """End all streams if the task failed: their clients connect again, which starts a new task."""
         if task.cancelled() or task is not self._task:
             return
-        _LOG.error("the event broadcaster failed", exc_info=task.exception())
+        _LOG.error("The event broadcaster failed.", exc_info=task.exception())
         for subscriber in list(self._subscribers):
             self.unsubscribe(subscriber)
         self._task = None

@@ -313,14 +313,14 @@ class SetupDraft:
         """Store everything. Raises UsageError without a confirmed wallet, and NeuroShardError if storing fails."""
         wallet = self.wallet
         if wallet is None or not wallet.is_confirmed:
-            raise UsageError("There is no wallet that was backed up yet.", "Go back to the first step.")
+            raise UsageError("No wallet is backed up yet.", "Go back to the first step.")
         found = wallet_in(self.data_dir)
         if found is not None and found != wallet.wallet_id:
             raise WrongFieldsError(
                 ("data_dir", f"This folder holds the wallet {found} already. Use that one, or another folder.")
             )
         if self.arrival.purpose is None:
-            raise UsageError("It is not chosen yet what this computer will do.", "Go back to the first step.")
+            raise UsageError("You have not yet chosen what this computer does.", "Go back to the first step.")
         chosen = {key: value for key, value in self.settings.items() if self._fixed_by(key) is None}
         if self.arrival.purpose == "text" and self.arrival.text is not None:
             chosen["text"] = str(self.arrival.text.path)
@@ -380,14 +380,14 @@ def usable_folder(text: str) -> Path:
     named = text.strip()
     folder = expanded(named)
     if not named or not folder.is_absolute():
-        raise UsageError("A folder is named from the top, such as the one that is proposed.")
+        raise UsageError("The folder must be an absolute path, like the proposed one.")
     there = existing_part(folder)
     if not there.is_dir():
         raise StorageError(f"{there} is a file, not a folder.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise StorageError(f"Nothing can be written into {there}.", "Choose a folder of yours.")
+        raise StorageError(f"{there} is not writable.", "Choose a folder that you own.")
     if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
-        raise UsageError(f"{folder} holds other things.", "Choose an empty folder, or a new one in it.")
+        raise UsageError(f"{folder} contains other files.", "Choose an empty folder, or a new folder inside this one.")
     return folder
 
 
@@ -396,7 +396,7 @@ def existing_part(folder: Path) -> Path:
     try:
         return next(place for place in (folder, *folder.parents) if place.exists())
     except (OSError, StopIteration) as error:
-        raise StorageError(f"{folder} cannot be looked at.", "Choose another folder.") from error
+        raise StorageError(f"{folder} cannot be read.", "Choose another folder.") from error
 
 
 def free_megabytes(folder: Path) -> int | None:

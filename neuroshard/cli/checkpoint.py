@@ -192,7 +192,7 @@ def _check_push(format_name: str, hub: str, token_file: Path | None) -> str:
     from neuroshard.errors import UsageError
 
     if format_name == "torch":
-        raise UsageError("--push has no use for the classic file.", "Use --format hf or --format gguf.")
+        raise UsageError("--push does not upload the torch format.", "Use --format hf or --format gguf.")
     require_private_way(hub)
     require_hub_library(hub)
     return hub_token(token_file)

@@ -57,7 +57,7 @@ def refound(
         heir_of = inherited_stages(folder, offer, wallet.wallet_id)
         if not heir_of:
             raise UsageError(
-                "Only the run's owner and its deputies can found it again.",
+                "Only the run's owner and its deputies can use `run refound`.",
                 "Use the token of one of them. The owner names a deputy with `neuroshard run trust`. "
                 "A node that kept the copy of a stage whose only node is gone can continue that stage.",
             )

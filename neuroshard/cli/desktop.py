@@ -161,7 +161,9 @@ def _library() -> Any:
 
     has_desktop = sys.platform in {"win32", "darwin"} or os.environ.get("DISPLAY")
     if not has_desktop:
-        raise UsageError("There is no desktop for an icon here.", "Start it in a desktop session.")
+        raise UsageError(
+            "The icon needs a desktop, and this session has none.", "Run the command in a desktop session."
+        )
     try:
         return import_module("pystray")
     except ImportError as error:

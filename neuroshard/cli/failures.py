@@ -87,7 +87,7 @@ def _show(error: Exception, flags: Mapping[str, object]) -> None:
 
             serve_once(failure_page(error, _folder(flags)).encode(), open_browser_at)
     except (OSError, ValueError, RuntimeError) as hindrance:
-        _LOG.warning("The failure cannot be shown in the browser: %s", hindrance)
+        _LOG.warning("The browser cannot show the failure: %s", hindrance)
 
 
 def _may_show(flags: Mapping[str, object], environment: Mapping[str, str]) -> bool:

@@ -100,7 +100,7 @@ def _check_options(text: Path | None, config: Path | None, vocabulary: int | Non
     if config is None and has_config_options:
         raise UsageError("--workers, --follow and --s3-endpoint require --config.", "Leave them out.")
     if config is not None and vocabulary is not None:
-        raise UsageError("--vocabulary requires --text.", "With --config write it in the file: [vocabulary] merges = N")
+        raise UsageError("--vocabulary requires --text.", "With --config, set it in the file: [vocabulary] merges = N")
 
 
 def _shard_format(given_format: str | None) -> ShardFormat | None:
@@ -108,7 +108,7 @@ def _shard_format(given_format: str | None) -> ShardFormat | None:
         case None | "bin" | "pt":
             return given_format
         case other:
-            raise UsageError(f"{other!r} is not a format of shards.", "Give --format bin or --format pt.")
+            raise UsageError(f"{other!r} is not a shard format.", "Give --format bin or --format pt.")
 
 
 def now() -> str:
@@ -208,7 +208,7 @@ def _raise_for(report: PopulationReport) -> None:
     if report.failures:
         names = ", ".join(report.failures)
         raise SourceFailureError(
-            f"These sources were not read to the end: {names}. {next(iter(report.failures.values()))}",
+            f"These sources were not read completely: {names}. {next(iter(report.failures.values()))}",
             "Fix this and run the same command again: it resumes.",
         )
     if report.is_stopped:
@@ -269,7 +269,7 @@ def check_genesis(
         opened.close()
     typer.echo(_as_json(found) if as_json else _summary_of(found))
     if not found.is_sound:
-        raise DataError("The data set is not sound.", "Build it again, or download it again.")
+        raise DataError("The data set is damaged or incomplete.", "Build it again, or download it again.")
 
 
 def show_genesis(place: PlaceArgument, s3_endpoint: S3Endpoint = None, as_json: AsJson = False) -> None:

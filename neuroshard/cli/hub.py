@@ -34,7 +34,9 @@ def require_private_way(hub: str) -> None:
     try:
         safe_url(hub)
     except ValueError as error:
-        raise UsageError(f"--hub: {error}, and your token would be readable on the way.", "Use https://.") from error
+        raise UsageError(
+            f"--hub: {error}, and others could read your token on the network.", "Use https://."
+        ) from error
 
 
 def push(files: Mapping[str, Path], repository: str, hub: str, token: str, *, is_public: bool) -> str:

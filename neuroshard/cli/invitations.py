@@ -277,7 +277,7 @@ def _peers(loaded: LoadedSettings, status: dict[str, Any] | None, offer: RunOffe
     found = status["network"]["addresses"] if status else ()
     if not found and not offer.parameters.seeds:
         raise UsageError(
-            "No address of a node of the run is known, so the invited could not find it.",
+            "No address of a node of the run is known, so invited nodes could not find it.",
             "Start your node first, or name an address with --peer.",
         )
     return found or offer.parameters.seeds

@@ -247,7 +247,7 @@ def _refuse_lost_options(context: typer.Context, command: str) -> None:
     if lost:
         option = next(item.opts[0] for item in context.command.params if item.name in lost)
         action = f"Put it after the command: neuroshard {command} {option} ..."
-        raise UsageError(f"{option} stands before `{command}`, where it has no effect.", action)
+        raise UsageError(f"{option} is before `{command}`, where it has no effect.", action)
 
 
 def main() -> None:

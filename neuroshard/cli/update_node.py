@@ -56,7 +56,7 @@ class LocalNode:
             return None
         if owner.is_setup:
             raise UpdateFailedError(
-                "The set-up is open in the browser, so no node runs yet.", "Finish it there, or close it: Ctrl+C."
+                "The wizard is open in the browser, so no node runs yet.", "Finish it there, or close it: Ctrl+C."
             )
         try:
             process = psutil.Process(owner.pid)
@@ -125,7 +125,7 @@ class LocalNode:
             return True
 
         if not _comes_up(is_over, self._data_dir, version):
-            raise UpdateFailedError(f"{unit} does not come up, see `journalctl --user -u {unit}`")
+            raise UpdateFailedError(f"{unit} does not start; `journalctl --user -u {unit}` shows the reason")
 
     def _arguments(self, line: Sequence[str]) -> tuple[str, ...]:
         """Arguments after the program's name. Raises UpdateFailedError for a node that an update cannot start again."""
@@ -138,7 +138,7 @@ class LocalNode:
             raise UpdateFailedError("The running node was started in an unusual way.", BY_HAND)
         arguments = tuple(line[programs[0] + 1 :])
         if "***" in arguments or "--token=***" in arguments:
-            raise UpdateFailedError("The running node got its token as a flag, which is not stored.", BY_HAND)
+            raise UpdateFailedError("The running node received its token as an option, which is not stored.", BY_HAND)
         if "--end-with-stdin" in arguments:
             raise UpdateFailedError("The running node belongs to another program.", "Update when that one has ended.")
         return arguments
@@ -184,7 +184,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], data_dir: Path, version: st
         raise UpdateFailedError(f"it ended with code {process.returncode}: {_last_words(output)}")
     if not is_up:
         _end(process)
-        raise UpdateFailedError(f"it does not come up: {_last_words(output)}")
+        raise UpdateFailedError(f"it does not start: {_last_words(output)}")
 
 
 def _comes_up(is_over: Callable[[], bool], data_dir: Path, version: str) -> bool:

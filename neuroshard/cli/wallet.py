@@ -127,7 +127,7 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
 
     if file is None and not sys.stdin.isatty():
         raise TokenError(
-            "There is no terminal to ask for the passphrase.", "Name a file that holds it: --passphrase-file."
+            "There is no terminal to ask for the passphrase.", "Use a file that contains it: --passphrase-file FILE."
         )
     if file is None:
         return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))

@@ -62,7 +62,7 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:  # no user has this name, or the user has no home folder
-        raise UsageError(f"The home folder in {path} is not known.", "Name the folder from the top.") from error
+        raise UsageError(f"The home folder in {path} is not known.", "Give an absolute path.") from error
 
 
 def home_data_dir(home: Path | None = None) -> Path:
@@ -83,7 +83,7 @@ def default_data_dir(home: Path | None = None) -> Path:
     if pointers and not folder.is_dir():
         first = pointers[0]
         raise StorageError(
-            f"The data folder {folder}, which {first / CONFIG_FILE} names, is not there.",
+            f"The data folder {folder}, set in {first / CONFIG_FILE}, does not exist.",
             "Connect its disk, or correct or remove the line data_dir in that file.",
         )
     return folder
@@ -136,7 +136,7 @@ def prepare_data_dir(folder: Path) -> None:
 def _close_for_others(folder: Path, mode: int) -> None:
     """Take the rights of other users: it contains keys, and the page that opens the dashboard. Raises OSError."""
     if mode & stat.S_ISVTX:
-        raise StorageError(f"All users share the folder {folder}.", "Name a folder of your own in it.")
+        raise StorageError(f"All users share the folder {folder}.", "Name a folder of your own inside it.")
     try:
         folder.chmod(0o700)
     except PermissionError:

@@ -120,7 +120,7 @@ def read_config(path: Path) -> dict[str, object]:
     """Read the keys of config.toml; a missing file has none. Raises UsageError with line or key, or StorageError."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "It should hold a few settings.")
+            raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.", "It must contain only settings.")
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def read_config(path: Path) -> dict[str, object]:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Make it readable for this user.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text.", "Save it as UTF-8, or remove it: then the defaults hold.") from error
+        raise UsageError(f"{path} is not text.", "Save it as UTF-8, or remove it to use the defaults.") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", "Correct or remove that line.") from error
     stored = _collect(table, f"key in {path}", _lines(text))
@@ -179,7 +179,7 @@ def read_token_file(path: Path) -> tuple[SecretStr, tuple[str, ...]]:
         raise TokenError(f"The token file {path} is not text.", "Save it as UTF-8.") from None
     if not text or len(raw) > MAX_TOKEN_FILE_BYTES:
         problem = "is empty" if not text else f"is larger than {MAX_TOKEN_FILE_BYTES} bytes"
-        raise TokenError(f"The token file {path} {problem}.", "Put the token into it, on one line.")
+        raise TokenError(f"The token file {path} {problem}.", "Write the token to it, on one line.")
     warnings: tuple[str, ...] = ()
     if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
         warnings = (f"Other users of this computer can read the token file {path}: run `chmod 600 {path}`.",)
@@ -240,7 +240,7 @@ def _collect(values: Mapping[str, object], place: str, lines: Mapping[str, int] 
     for key, value in values.items():
         if isinstance(value, dict):
             where = place.removeprefix("key in ")
-            raise UsageError(f"{where} has the heading [{key}].", "Write one setting per line: port = 8001.")
+            raise UsageError(f"{where} has a table [{key}].", "Write one setting per line: port = 8001.")
         known = _known_key(key, place, (lines or {}).get(key))
         if known in collected:
             raise UsageError(f"{known} is given twice as {place}, once as an alias.", "Keep one of the two.")

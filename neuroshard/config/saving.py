@@ -110,7 +110,7 @@ def _toml_scalar(value: object) -> str:
         case str():
             # A JSON string is a TOML basic string, except for DEL. Surrogate halves have no UTF-8 form.
             if any("\ud800" <= character <= "\udfff" for character in value):
-                raise UsageError("A text with broken characters cannot be stored.", "Enter it again.")
+                raise UsageError("The text contains characters that cannot be stored.", "Enter it again.")
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case _:
             raise UsageError(f"A value of type {type(value).__name__} cannot be stored in config.toml.")
@@ -136,7 +136,7 @@ def _storable(key: str) -> str:
     if name not in Settings.model_fields:
         raise UsageError(f"Unknown setting {key}.", f"Valid are: {', '.join(Settings.model_fields)}.")
     if name in SECRET_KEYS or note_of(name).applies is Applies.NOT_STORED:
-        raise UsageError(f"{name} is never stored from here.", f"It is set {Applies.NOT_STORED}.")
+        raise UsageError(f"{name} cannot be stored here.", f"It is set {Applies.NOT_STORED}.")
     return name
 
 
@@ -188,10 +188,10 @@ def _store_token(data_dir: Path, token: str) -> None:
         known = stored_token(data_dir)
     except TokenError as error:
         raise ConflictError(
-            f"{file} is there and holds no usable token: {error.message}", "Move that file away, or correct it."
+            f"{file} exists but contains no usable token: {error.message}", "Move that file away, or correct it."
         ) from error
     if known is not None and known.get_secret_value().split() != token.split():
-        raise ConflictError(f"The folder {data_dir} holds another wallet.", "Use that wallet, or another folder.")
+        raise ConflictError(f"The folder {data_dir} belongs to another wallet.", "Use that wallet, or another folder.")
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
         if known is None:

@@ -122,7 +122,7 @@ def failure_reason(error: OSError, data_dir: Path | None) -> str:
 
 
 def _moved_hint(data_dir: Path) -> str:
-    return f"the data folder {data_dir} is not there any more: put it back, or start again where it is now"
+    return f"the data folder {data_dir} no longer exists: restore it, or start the node with its new path"
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -69,7 +69,7 @@ def _pieces(text: str) -> list[tuple[int, int]]:
         return [(day * DAY_MINUTES, (day + 1) * DAY_MINUTES) for day in days]
     begin, end = _minute_of_day(clock[0], clock[1]), _minute_of_day(clock[2], clock[3])
     if begin in (DAY_MINUTES, end):
-        raise ValueError(f'"{text[:40]}" has no length')
+        raise ValueError(f'"{text[:40]}" is empty')
     length = end - begin if end > begin else end - begin + DAY_MINUTES  # past midnight
     return [piece for day in days for piece in _within_week(day * DAY_MINUTES + begin, length)]
 

@@ -416,7 +416,7 @@ class FileVoteLog:
             self._length = sum(map(len, records))
         except OSError as error:
             self._entries = None  # perhaps only the last flush failed
-            _LOG.warning("%s stays longer than needed: %s", self._folder / LOG_FILE, error)
+            _LOG.warning("%s cannot be shortened now: %s", self._folder / LOG_FILE, error)
 
     def _damaged(self, reason: str) -> StorageError:
         # a second vote without knowing the first could fork the swarm

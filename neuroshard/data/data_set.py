@@ -230,7 +230,7 @@ async def pinned_part(
         part = await _cut(fetcher, store, manifest, pins.total_shards, give_up_after)
     if part.root() != pins.root:
         raise WrongDataSetError(
-            "The data set is not the one that this run was created with: its manifest root differs.",
+            "This run was created with another data set: the manifest root differs.",
             "Use the source that the run was created with.",
         )
     return part

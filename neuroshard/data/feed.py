@@ -322,7 +322,9 @@ class DataFeed:
         try:
             await self._loader.load(shard, keep={*keep, shard})
         except (UnusableShardError, StorageError) as error:
-            _LOG.info("Shard %d is not fetched ahead: %s", shard, error)  # a later caller meets the error again
+            _LOG.info(
+                "Shard %d could not be downloaded ahead of time: %s", shard, error
+            )  # a later caller meets the error again
             return False
         return True
 

@@ -139,7 +139,7 @@ class Fetcher:
             shown, attempt=max(1, failures), error=str(error), retry_at=self._wall_clock() + delay, bytes_per_second=0.0
         )
         if failures == 1 or failures % 10 == 0:
-            _LOG.warning("%s: %s Trying again in %.1f s.", name, error, delay)
+            _LOG.warning("%s: %s Retrying in %.1f s.", name, error, delay)
         await anyio.sleep(delay)
 
     def finished(self, name: str) -> None:
@@ -233,7 +233,9 @@ class Fetcher:
                         self._show(transfer, attempt, (transfer.size - offset_then) / max(now - began, 1e-3))
             await intake.end()
             return
-        raise DataUnavailableError(f"{name} came slower than {self._policy.progress_bytes} bytes in {stall:g} s.")
+        raise DataUnavailableError(
+            f"{name} arrives too slowly: fewer than {self._policy.progress_bytes} bytes in {stall:g} s."
+        )
 
     def _show(self, transfer: Transfer, attempt: int, bytes_per_second: float) -> None:
         name = transfer.request.name

@@ -45,7 +45,7 @@ class HttpSource:
         except httpx.InvalidURL as error:
             raise UsageError(f"{url} is not a valid URL: {error}.") from error
         if not self._base.host or self._base.userinfo or self._base.query or self._base.fragment:
-            raise UsageError(f"The URL of {self._base.host or 'the data'} must be a plain one, without user or query.")
+            raise UsageError(f"The URL of {self._base.host or 'the data'} must not contain a user or a query.")
         timeout = httpx.Timeout(timeout_seconds, connect=min(10.0, timeout_seconds))
         try:
             self._client = httpx.AsyncClient(timeout=timeout, trust_env=not _is_loopback(self._base.host))
@@ -92,7 +92,7 @@ class HttpSource:
                 return response
             await response.aclose()
             url = self._redirected(url, response.headers.get("location", ""))
-        raise DataUnavailableError(f"{self._base.host} redirects in circles.")
+        raise DataUnavailableError(f"{self._base.host} redirects in a loop.")
 
     def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
         try:
@@ -113,7 +113,7 @@ def _opened(response: httpx.Response, body: _Body, name: str, offset: int) -> Op
     """Check status and headers of an answer before its body is read."""
     _refuse_status(response, name, offset)
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise FileDamagedError(f"{name} came compressed, although that was not asked for.")
+        raise FileDamagedError(f"{name} arrived compressed, although it was requested uncompressed.")
     validator = _validator(response)
     length = response.headers.get("content-length", "")
     total = int(length) if _DIGITS.fullmatch(length) else None
@@ -121,7 +121,7 @@ def _opened(response: httpx.Response, body: _Body, name: str, offset: int) -> Op
     if response.status_code == _PARTIAL:
         match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
         if match is None or int(match[1]) != offset:
-            raise FileDamagedError(f"{name}: the server sent another part of the file than asked for.")
+            raise FileDamagedError(f"{name}: the server sent a different part of the file than requested.")
         start, total = offset, int(match[2])
     return OpenedFile(start, total, validator, body)
 
@@ -134,7 +134,7 @@ def _refuse_status(response: httpx.Response, name: str, offset: int) -> None:
     if status in _MISSING:
         raise FileMissingError(f"{host} has no {name} (HTTP {status}).")
     if status == _BEYOND_THE_END:
-        raise FileDamagedError(f"{name} is now shorter at {host} than the part that already came.")
+        raise FileDamagedError(f"{name} at {host} is now shorter than the part already downloaded.")
     wait = response.headers.get("retry-after", "")
     raise SourceBusyError(f"{host} answers HTTP {status} for {name}.", float(wait) if _DIGITS.fullmatch(wait) else None)
 

@@ -266,7 +266,7 @@ class ShardCache:
     def _check_folder(self) -> None:
         """Raise UnwritableError when the folder was moved away: its files still count and may come back."""
         if not self.folder.is_dir():
-            raise UnwritableError(f"The data cache {self.folder} is not there any more.", "Put it back.")
+            raise UnwritableError(f"The data cache {self.folder} no longer exists.", "Restore the folder.")
 
     def _room(self) -> int:
         """Return the bytes that shards may take at present."""

@@ -86,7 +86,7 @@ class MetadataStore:
         if not self._keeps or self.read(name, sha256(data).hexdigest()) is not None:
             return
         if not self.make_room(len(data)):
-            _LOG.warning("The storage limit leaves no room for a copy of %s; it will be fetched again.", name)
+            _LOG.warning("The storage limit leaves no room for a copy of %s. It will be downloaded again.", name)
             return
         try:
             write_shared_file(self.folder / name, data)

@@ -162,7 +162,7 @@ class Transfer:
         """Check the end of the file. Raises DataUnavailableError if it is short, FileDamagedError if it is wrong."""
         name = self.request.name
         if self.total is not None and self.size < self.total:
-            raise DataUnavailableError(f"{name} broke off after {self.size} of {self.total} bytes.")
+            raise DataUnavailableError(f"The download of {name} stopped after {self.size} of {self.total} bytes.")
         if self.size < self.request.least_bytes:
             raise FileDamagedError(f"{name} has {self.size} bytes, expected at least {self.request.least_bytes}.")
         if self.request.digest is not None and not self._digest.matches(self.request.digest):

@@ -73,7 +73,7 @@ def _encode_in_processes(
             yield _collected(*on_the_way.popleft())
     except BrokenProcessPool as error:
         raise NeuroShardError(
-            "A tokenising process was ended from outside, perhaps for want of memory.",
+            "The system ended a tokenising process, perhaps because memory ran out.",
             "Run the same command again to continue. Fewer --workers need less memory.",
         ) from error
     finally:

@@ -53,7 +53,7 @@ class FolderDestination:
                 return self.write(name, content, expected=expected)
         path = self._folder / checked_name(name)
         if expected is not Condition.ANY and _version_of(path) != expected:
-            raise ConflictError(f"{path} was changed by somebody else.", "Start again to continue from what is there.")
+            raise ConflictError(f"Another process changed {path}.", "Start again to continue from what is there.")
         write_shared_file(path, content)
         return _checked(path, content)
 
@@ -113,7 +113,7 @@ def _checked(path: Path, content: bytes) -> Version:
         with path.open("rb", buffering=0) as file:
             for start in range(0, len(content) + 1, _COMPARED_BYTES):
                 if file.read(_COMPARED_BYTES) != content[start : start + _COMPARED_BYTES]:
-                    raise StorageError(f"{path} does not hold what was written.", "Check the disk.")
+                    raise StorageError(f"{path} does not contain the bytes that were written.", "Check the disk.")
             return _version(os.fstat(file.fileno()))
     except OSError as error:
         raise _cannot_be_read(path, error) from error
@@ -144,5 +144,5 @@ def _locked(folder: Path, purpose: str) -> int:
         ) from error
     os.close(descriptor)
     raise ConflictError(
-        f"{folder} is being written by {holder or 'another process'}.", "Wait until it is done, or end it."
+        f"{folder} is being written by {holder or 'another process'}.", "Wait until it finishes, or stop it."
     )

@@ -107,7 +107,11 @@ class S3Claim:
                     Bucket=self._connection.bucket, Key=self._connection.key(LOCK_NAME), IfMatch=self._version
                 )
         except NeuroShardError as error:
-            _LOG.warning("The claim on %s ends by itself in some minutes: %s", self._connection.location, error)
+            _LOG.warning(
+                "The claim on %s could not be released. It expires in a few minutes: %s",
+                self._connection.location,
+                error,
+            )
 
     def _renew_forever(self) -> None:
         while not self._stopped.wait(RENEW_SECONDS):
@@ -136,14 +140,14 @@ class S3Claim:
             except ConflictError:
                 continue
             raise StorageError(
-                f"The store of {self._connection.location} does not check the conditions of writes.",
-                "Use one that knows If-None-Match and If-Match, or write to a folder and copy it.",
+                f"The store of {self._connection.location} does not support conditional writes.",
+                "Use a store that supports If-None-Match and If-Match, or write to a folder and copy it.",
             )
 
     def _taken(self, holder: str) -> ConflictError:
         return ConflictError(
             f"{self._connection.location} is being written by {holder}.",
-            f"Wait until it is done, or end it. Killed on another computer, it counts as ended after "
+            f"Wait until it finishes, or stop it. A writer killed on another computer counts as stopped after "
             f"{LEASE_SECONDS / 60:.0f} minutes.",
         )
 
@@ -225,7 +229,7 @@ class S3Destination:
             try:
                 return self._read_once(checked_name(name), max_bytes)
             except _BrokenBodyError as error:
-                _LOG.warning("%s Asking again.", error)
+                _LOG.warning("%s Retrying.", error)
         return self._read_once(checked_name(name), max_bytes)
 
     def write(self, name: str, content: bytes, *, expected: ExpectedVersion = Condition.ANY) -> Version:

@@ -120,11 +120,9 @@ class S3Connection:
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         where = f"{self.location}/{name}"
         if code in _CHANGED:
-            return ConflictError(
-                f"{where} was changed by somebody else.", "Start again to continue from what is there."
-            )
+            return ConflictError(f"Another process changed {where}.", "Start again to continue from what is there.")
         if code == "NoSuchBucket":
-            return StorageError(f"There is no bucket {self.bucket}.", "Make it, or check its name and the endpoint.")
+            return StorageError(f"There is no bucket {self.bucket}.", "Create it, or check its name and the endpoint.")
         if code in _MISSING:
             return NoSuchObjectError(f"There is no {where}.")
         if code in _BAD_CREDENTIALS:
@@ -137,7 +135,7 @@ class S3Connection:
         if code in _ELSEWHERE:
             return StorageError(f"The bucket {self.bucket} is in another region.", "Set AWS_REGION to its region.")
         if status >= 500 or status == 429 or "SlowDown" in code or "Throttl" in code or "Timeout" in code:
-            return DataUnavailableError(f"{where}: the store does not keep up ({code or status}).", "Try again later.")
+            return DataUnavailableError(f"{where}: the store is overloaded ({code or status}).", "Try again later.")
         return StorageError(f"{where}: the store refuses with {code or status}.")
 
     def _without_credentials(self) -> UsageError:
@@ -156,7 +154,7 @@ class S3Connection:
             return StorageError(f"{self.location}/{name}: {error}.")
         if isinstance(error, self._errors.ConnectionError):
             return DataUnavailableError(f"{self.location} cannot be reached ({kind}): {error}", "Try again later.")
-        return DataUnavailableError(f"{self.location}/{name} did not come through ({kind}): {error}")
+        return DataUnavailableError(f"The transfer of {self.location}/{name} failed ({kind}): {error}")
 
 
 def split_location(location: str) -> tuple[str, str]:
@@ -166,7 +164,7 @@ def split_location(location: str) -> tuple[str, str]:
     names = prefix.split("/") if prefix else []
     is_plain = not (parts.query or parts.fragment) and all(name not in ("", ".", "..") for name in names)
     if parts.scheme != "s3" or _BUCKET.fullmatch(parts.netloc) is None or not is_plain or not prefix.isprintable():
-        raise UsageError(f"{location} names no place in an object store.", "Use s3://bucket or s3://bucket/prefix.")
+        raise UsageError(f"{location} is not a location in an object store.", "Use s3://bucket or s3://bucket/prefix.")
     return parts.netloc, f"{prefix}/" if prefix else ""
 
 
@@ -333,7 +331,7 @@ def _version_of(connection: S3Connection, name: str, content: bytes) -> Version 
 
 def _changed(connection: S3Connection, name: str) -> ConflictError:
     return ConflictError(
-        f"{connection.location}/{name} was changed by somebody else.", "Start again to continue from what is there."
+        f"Another process changed {connection.location}/{name}.", "Start again to continue from what is there."
     )
 
 

@@ -146,7 +146,7 @@ class _FolderServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors: a client that disconnects in the middle of a file is normal."""
-        _LOG.debug("connection of %s ended early", client_address, exc_info=True)
+        _LOG.debug("The connection of %s ended early.", client_address, exc_info=True)
 
 
 class _FolderHandler(BaseHTTPRequestHandler):

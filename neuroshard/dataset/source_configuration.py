@@ -106,7 +106,7 @@ def _parse(file: Path) -> object:
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror or error}.") from error
     if len(data) > MAX_CONFIGURATION_BYTES:
-        raise UsageError(f"{file} is larger than {MAX_CONFIGURATION_BYTES} bytes.", "It should hold a few sources.")
+        raise UsageError(f"{file} is larger than {MAX_CONFIGURATION_BYTES} bytes.", "It must contain only sources.")
     try:
         text = data.decode("utf-8-sig")
         return json.loads(text) if file.suffix == ".json" else tomllib.loads(text)

@@ -124,7 +124,7 @@ class HuggingFaceReader:
         except failures as error:
             raise SourceFailureError(
                 f"Source {self._source.name!r}: {self._source.location} cannot be read: {error}.",
-                "Look whether the name is right and huggingface.co can be reached.",
+                "Check the name, and whether this computer can reach huggingface.co.",
             ) from error
 
     def _stream(self, library: Any) -> Any:
@@ -322,7 +322,7 @@ class ParquetRows:
                     raise missing_field(self.source, self.text_field, names)
                 yield from self._rows(file, path, place)
         except arrow_error() as error:
-            raise SourceFailureError(f"{path} is damaged or no Parquet file: {error}.", "Fetch it again.") from error
+            raise SourceFailureError(f"{path} is damaged or not a Parquet file: {error}.", "Fetch it again.") from error
 
     def _rows(self, file: Any, path: Path, place: int) -> Iterator[tuple[SourceRecord, int]]:
         row = 0

@@ -176,7 +176,7 @@ class GenesisWriter:
         there = self._store.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if (Condition.ABSENT if there is None else there.version) != self._manifest_version:
             raise ConflictError(
-                f"Somebody else published to {self._store.description} meanwhile.",
+                f"Another process published to {self._store.description} in the meantime.",
                 "Start again to continue from there.",
             )
 
@@ -188,7 +188,7 @@ def _existing_manifest(store: ObjectStore) -> tuple[DataSetManifest | None, Vers
     manifest = parse_manifest(there.content)
     if manifest.tokens_per_shard is None:
         raise DataError(
-            f"{store.description} has a manifest without digest pages and cannot be extended.", "Name another place."
+            f"{store.description} has a manifest without digest pages and cannot be extended.", "Name another location."
         )
     return manifest, there.version
 
@@ -211,7 +211,7 @@ def _refuse_other_key(previous: DataSetManifest | None, signer: Signer | None) -
     if signer is None or signer.public_key.hex() != previous.signing_key:
         raise DataError(
             f"The data set is signed by {previous.signing_key[:16]} and can be extended with that key only.",
-            "Use the wallet that began it, or name another place.",
+            "Use the wallet that created it, or name another location.",
         )
 
 

@@ -94,7 +94,7 @@ def read_file_answer(frame: Frame, start: int) -> DataPart:
     file_bytes = frame.read(DataPartAnswer).file_bytes
     expected = TensorSpec("part", "uint8", (part_size(file_bytes, start),))
     if not expected.byte_count or [part.spec for part in frame.tensors] != [expected]:
-        raise UnexpectedTensorError("A part of the data has another size than it should have.")
+        raise UnexpectedTensorError("A part of the data has the wrong size.")
     return DataPart(file_bytes, bytes(frame.tensors[0].data))
 
 
@@ -196,7 +196,7 @@ class DataServer:
         """Answer with a part. Raises RequestRefusedError."""
         if not self.is_of_run(sender):
             self.report(sender, ScoreReason.STRANGER)
-            raise RequestRefusedError("Only members of the run get this, and this node has not heard of you.")
+            raise RequestRefusedError("This node serves only members of the run, and does not know you as a member.")
         wanted = frame.read(DataPartRequest)
         if wanted.run_id != self.run_id:
             raise RequestRefusedError("This node is not of that run.")
@@ -211,7 +211,7 @@ class DataServer:
             data = await self.offload(lambda: file.read(wanted.start, size))
         except OSError:  # the cache removed it to free space
             self._found.pop((wanted.name, wanted.address), None)
-            raise RequestRefusedError(f"{wanted.name} is not here any more.") from None
+            raise RequestRefusedError(f"{wanted.name} is no longer here.") from None
         await self._pacer.spend(size)
         self.bytes_given += size
         return file_answer_frame(DataPart(file.size, data))
@@ -298,7 +298,7 @@ class DataClient:
                 continue
             yield OpenedFile(0, first.file_bytes, None, _Chunks(self, peer, wanted, first))
             return
-        raise FileMissingError(f"No node of the run gives {name}.{trouble}")
+        raise FileMissingError(f"No node of the run sends {name}.{trouble}")
 
     def _candidates(self, name: str) -> Sequence[NodeId]:
         now = anyio.current_time()

@@ -387,7 +387,7 @@ def start_command(loaded: LoadedSettings) -> tuple[str, ...]:
     if settings.token_file is None or loaded.sources["token"] != loaded.sources["token_file"]:
         raise TokenError(
             "Autostart needs the token in a file: others can read a command line, and a variable may not be there.",
-            "Run `neuroshard` once at a desktop and finish the set-up, or name a file with --token-file FILE.",
+            "Run `neuroshard` once at a desktop and finish the wizard, or name a file with --token-file FILE.",
         )
     is_stored = loaded.sources["token"] == "config.toml"  # noqa: S105 - the name of a source
     token = () if is_stored else ("--token-file", str(settings.token_file.absolute()))

@@ -85,7 +85,7 @@ def _refuse_others(identity: Identity, data_dir: Path) -> None:
     places = [data_dir / TOKEN_FILE, *([held.settings.token_file] if held.settings.token_file else [])]
     for place in places:
         if place.exists() and _wallet_in(place) != identity.wallet_id:
-            raise ConflictError(f"{place} holds another wallet.", "Name another folder with --data-dir FOLDER.")
+            raise ConflictError(f"{place} belongs to another wallet.", "Name another folder with --data-dir FOLDER.")
     key = NodePaths.below(data_dir).node_key
     if identity.node_key is None or not key.exists():
         return
@@ -106,7 +106,7 @@ def _wallet_in(token_file: Path) -> str | None:
 
 
 def _is_there(file: Path) -> StorageError:
-    return StorageError(f"{file} is there already.", "Name a new file: nothing is overwritten.")
+    return StorageError(f"{file} already exists.", "Name a new file. Existing files are never overwritten.")
 
 
 def _write_new(file: Path, data: bytes) -> None:

@@ -41,7 +41,9 @@ if sys.platform == "win32":
                 raise _refused(error) from error
 
     def _refused(error: OSError) -> StorageError:
-        return StorageError(f"The registry refuses: {error.strerror}.", "Look at the Startup page of the Task Manager.")
+        return StorageError(
+            f"The registry refused the change: {error.strerror}.", "Look at the Startup page of the Task Manager."
+        )
 else:
 
     class RunKey:

@@ -80,7 +80,9 @@ class Identity:
 def seal(identity: Identity, passphrase: str) -> bytes:
     """Return the content of a backup file. Raises TokenError for a passphrase that is too short."""
     if len(passphrase) < LEAST_PASSPHRASE_CHARACTERS:
-        raise TokenError(f"The passphrase is shorter than {LEAST_PASSPHRASE_CHARACTERS} characters.", "Take a longer.")
+        raise TokenError(
+            f"The passphrase is shorter than {LEAST_PASSPHRASE_CHARACTERS} characters.", "Choose a longer one."
+        )
     salt, nonce = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
     shown: dict[str, JsonValue] = msgspec.to_builtins(
         BackupHead(FORMAT, VERSION, identity.wallet_id, salt.hex(), nonce.hex())
@@ -100,7 +102,9 @@ def unseal(data: bytes, passphrase: str) -> Identity:
         found = read_json(data, BackupVersion, MAX_BACKUP_BYTES)
         if found.format == FORMAT and found.version != VERSION:
             version = str(found.version)[:20]
-            raise StorageError(f"The backup has version {version}; known is {VERSION}.", "Use a newer NeuroShard.")
+            raise StorageError(
+                f"The backup has version {version}; this program reads version {VERSION}.", "Use a newer NeuroShard."
+            )
         backup = read_json(data, BackupFile, MAX_BACKUP_BYTES)
     except ValueError as error:
         raise _damaged(f"it is not a whole backup: {error}") from None
@@ -112,7 +116,7 @@ def unseal(data: bytes, passphrase: str) -> Identity:
     try:
         secret = ChaCha20Poly1305(_key(passphrase, salt)).decrypt(nonce, sealed, canonical_json(shown))
     except InvalidTag:
-        raise TokenError("The passphrase is not that of this backup.", "Try again; nothing was changed.") from None
+        raise TokenError("The passphrase does not match this backup.", "Try again; nothing was changed.") from None
     return _identity(secret, backup.wallet_id)
 
 
@@ -135,4 +139,4 @@ def _checksum(content: dict[str, JsonValue]) -> str:
 
 
 def _damaged(reason: str) -> StorageError:
-    return StorageError(f"The backup is damaged: {reason}.", "Take another copy of the file.")
+    return StorageError(f"The backup is damaged: {reason}.", "Use another copy of the file.")

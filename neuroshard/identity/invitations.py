@@ -173,7 +173,7 @@ def grants_of(signed: Signed[InvitationGrant]) -> tuple[InvitationGrant, ...]:
         return (grant,)
     parent = grant.parent.read(InvitationGrant)
     if parent.parent is not None:
-        raise InvitationError("A guest's guest cannot invite.", "Ask the owner of the run for an invitation.")
+        raise InvitationError("A guest of a guest cannot invite others.", "Ask the owner of the run for an invitation.")
     return (grant, parent)
 
 
@@ -183,7 +183,7 @@ def verify_grants(
     """Check that the owner's key leads to this grant of the run. Raises InvitationError with the reason."""
     if any(grant.run_id.hex() != run_id or grant.owner != owner for grant in grants):
         raise InvitationError(
-            f"The invitation is to another run than {run_id[:16]}, which the peers serve.", "Ask for a new invitation."
+            f"The invitation is for another run. The peers serve run {run_id[:16]}.", "Ask for a new invitation."
         )
     try:
         if len(grants) == 1:
@@ -204,9 +204,7 @@ def _check_guests_grant(grant: InvitationGrant, parent: InvitationGrant) -> None
     if not parent.may_invite or grant.may_invite:
         raise InvitationError("The invitation was made by a guest who may not invite.", "Ask the owner of the run.")
     if grant.uses >= parent.uses or grant.not_after > parent.not_after:
-        raise InvitationError(
-            "The invitation allows more than the one that it was made with.", "Ask for one with fewer uses."
-        )
+        raise InvitationError("The invitation has more uses than the guest may give.", "Ask for one with fewer uses.")
 
 
 def date_of(seconds: float) -> str:
@@ -398,7 +396,7 @@ def _invitation(key: SigningKey, places: InvitedPlaces, signer: Signer, grant: I
 
 
 def _impossible(error: Exception) -> InvitationError:
-    return InvitationError(f"An invitation cannot have these terms: {error}", "Choose others.")
+    return InvitationError(f"An invitation cannot have these terms: {error}", "Choose other terms.")
 
 
 def to_code(invitation: Invitation) -> str:
@@ -437,7 +435,7 @@ def read_invitation(text: str) -> Invitation:
         invitation: Invitation = msgpack_decoder(Invitation).decode(content[1:])
         grants_of(invitation.signed_grant)
     except (ValueError, RecursionError, MalformedClaimError):
-        raise InvitationError("The invitation is not of the form that this program knows.", _UPDATE) from None
+        raise InvitationError("The invitation has a form that this program does not know.", _UPDATE) from None
     _check_places(invitation)
     return invitation
 

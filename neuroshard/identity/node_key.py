@@ -126,7 +126,7 @@ def _make_private(path: Path) -> None:
         return
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         path.chmod(0o600)
-        _LOG.warning("the node key could be read by others; it is private now", extra={"path": str(path)})
+        _LOG.warning("Other users could read the node key. Now only its owner can.", extra={"path": str(path)})
 
 
 def _parse(path: Path, data: bytes) -> SigningKey:

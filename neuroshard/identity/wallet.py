@@ -69,7 +69,7 @@ def phrase_seed(words: tuple[str, ...]) -> bytes:
     if len(words) not in PHRASE_LENGTHS:
         raise TokenError(
             f"A wallet phrase has 12 or 24 words; this one has {len(words)}.",
-            "Look for a word that is missing or there twice.",
+            "Look for a word that is missing or repeated.",
         )
     listed = set(mnemonic.wordlist)
     for position, word in enumerate(words, start=1):
@@ -81,7 +81,7 @@ def phrase_seed(words: tuple[str, ...]) -> bytes:
     if not mnemonic.check(" ".join(words)):
         raise TokenError(
             "The checksum of the wallet phrase is wrong.",
-            "A word is mistyped or two are exchanged; the node does not start with another wallet instead.",
+            "Look for a wrong word, or two words in the wrong order. The node does not start with another wallet.",
         )
     return Mnemonic.to_seed(" ".join(words))
 

@@ -150,7 +150,7 @@ class RunBrancher:
         try:
             shutil.copyfile(saved.tensor_file, incoming)
             if sha256_of(incoming) != digest:
-                raise CheckpointError(f"{saved.tensor_file} is damaged.", "Start your node: it takes the state before.")
+                raise CheckpointError(f"{saved.tensor_file} is damaged.", "Start your node: it uses the state before.")
             made = store.adopt(replace(saved.manifest.meta, run_id=run_id), incoming, digest)
             residual = residual_path(saved.tensor_file)
             if residual.exists():

@@ -137,7 +137,7 @@ def _locked(folder: Path) -> InstanceLock:
     try:
         return InstanceLock.acquire(folder)
     except AlreadyRunningError as error:
-        raise ConflictError("A node runs on this folder.", "Stop it, or choose another folder.") from error
+        raise ConflictError("A node is using this folder.", "Stop it, or choose another folder.") from error
 
 
 def _places() -> tuple[Place, ...] | str:

@@ -356,7 +356,7 @@ class Founder:
         try:
             return self._keep(foundations.with_statements([foundations.next(self.wallet, starts)]))
         except NeuroShardError as error:
-            _LOG.error("The stages of the run cannot be founded: %s", error)
+            _LOG.error("The foundation of the run cannot be made: %s", error)
             return False
 
     def _keep(self, known: Foundations) -> bool:

@@ -124,7 +124,7 @@ class HolderMonitor:
         count = self._unanswered[node, stage] = self._unanswered.get((node, stage), 0) + 1
         if count < 2 or node in self.swarm.lost:
             return
-        _LOG.info("Node %s does not answer any more: its layers count as missing.", node)
+        _LOG.info("Node %s no longer answers: its layers count as missing.", node)
         self.swarm.confirmed.remove(node, stage)  # so that it is asked as soon as it reports again
         self.swarm.lost.add(node)
         losses = self._losses[node] = self._losses.get(node, 0) + 1

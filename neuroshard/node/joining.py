@@ -280,7 +280,7 @@ class Joining:
             self._failed.add(first)
             self.swarm.asking.failed.note(first, anyio.current_time())
             self.report(f"{_named(self.identity.layers)} cannot be downloaded now: {error.message}")
-            _LOG.info("The download of %s is tried again: %s", _named(self.identity.layers), error)
+            _LOG.info("Retrying the download of %s: %s", _named(self.identity.layers), error)
         else:
             self.swarm.asking.failed.forget(first)
             step = received.manifest.meta.step

@@ -243,6 +243,6 @@ def _noted(file: StateFile[StageRange], stage_count: int) -> StageRange | None:
         _LOG.warning("%s This node begins with the layers of its newest checkpoint.", error)
         return None
     if note is not None and note.stop > stage_count:
-        _LOG.warning("%s names no stages of this run. This node uses its newest checkpoint.", file.path)
+        _LOG.warning("%s contains no stages of this run. This node uses its newest checkpoint.", file.path)
         return None
     return note

@@ -132,7 +132,7 @@ class RunDesk:
         # The event loop takes knocks at the same time, so only it may read and change the list.
         found = None if door is None else anyio.from_thread.run_sync(door.knocks.find, command.wallet)
         if door is None or found is None:
-            raise UsageError("This computer does not ask any more.", "Let it try again.")
+            raise UsageError("This computer no longer asks to join.", "Ask again on that computer.")
         if not command.is_allowed:
             anyio.from_thread.run_sync(door.knocks.answer, found.wallet, None)
             return self._result(f"{found.name or 'The computer'} is not let in.")
@@ -194,7 +194,9 @@ class RunDesk:
             raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id.")
         peers = addresses_of(self._peer_network.networking.current) or offer.parameters.seeds
         if not peers:
-            raise UsageError("This node has no address yet at which others find it.", "Try again in a few seconds.")
+            raise UsageError(
+                "This node does not yet have an address that others can reach.", "Try again in a few seconds."
+            )
         label = command.label or _free_label("invitation", stored)
         not_after, tip = time.time() + command.days * DAY_SECONDS, self._tip(offer)
         terms = InvitationTerms(not_after, command.uses, label, command.may_invite, tip)

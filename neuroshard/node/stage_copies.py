@@ -259,7 +259,7 @@ class StageCopies:
         was_ahead, duty.is_ahead = duty.is_ahead, kept is not None and work < kept
         if duty.is_ahead and not was_ahead:
             _LOG.warning(
-                "The copy of %s here has more steps than node %s: it stays until the node has caught up.",
+                "This node's copy of %s has more steps than node %s. It is kept until that node has caught up.",
                 duty.name,
                 holder,
             )

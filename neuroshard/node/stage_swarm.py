@@ -176,7 +176,7 @@ class StageSwarm:
             self.is_asleep = False
 
         reason = await watch_sleep(sleeps, wakes)
-        _LOG.debug("This node does not learn when the computer is about to sleep: %s.", reason)
+        _LOG.debug("This node cannot detect that the computer is about to sleep: %s.", reason)
 
     def hold(self, stage: int, service: StageServer, root: Callable[[], str], outer_step: Callable[[], int]) -> None:
         """Serve a stage from now on. `root` returns the root hash of its present weights."""

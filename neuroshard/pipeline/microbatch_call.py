@@ -183,7 +183,7 @@ class MicrobatchCall:
                     raise
                 blame.note(hop, error)
                 if error.retry is Retry.ELSEWHERE or anyio.current_time() >= waits_until:
-                    _LOG.debug("Stage %d: another node is asked: %s", stage + 1, error)
+                    _LOG.debug("Stage %d: trying another node: %s", stage + 1, error)
                     self._routing.failed(stage, hop, error)
                     self.hops[stage] = None
                     del self._at_work[stage]

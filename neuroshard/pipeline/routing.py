@@ -342,7 +342,7 @@ class SwarmRouting:
             return
         if (stage, hop.node_id) not in self._failed_at:  # one log line, even if many microbatches fail at once
             self.failures += 1
-            _LOG.info("Stage %d: another node is asked for a while: %s", stage + 1, error)
+            _LOG.info("Stage %d: another node is used for a while: %s", stage + 1, error)
         self._failed_at[stage, hop.node_id] = anyio.current_time()
         self._hops.pop((stage, hop.node_id), None)
 

@@ -103,7 +103,7 @@ class StageTexts:
             raise UnreadTextError("The weights have changed or the text is not known: read it from its beginning.")
         output = self._executor.read(inputs, cache, every_position=every_position)
         if not bool(torch.isfinite(output).all()):
-            raise SpoiltMicrobatchError("The activations of this text contains values that are not numbers.")
+            raise SpoiltMicrobatchError("The activations of this text contain values that are not numbers.")
         text.cache = cache
         return output
 

@@ -105,14 +105,15 @@ def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
     current = newest.parameters
     if "holds_from_outer_step" not in config:
         raise UsageError(
-            "The new version does not say from when it holds.", "Add for example: holds_from_outer_step = 40"
+            "The new version does not have holds_from_outer_step, its first outer step.",
+            "Add for example: holds_from_outer_step = 40",
         )
     updated = replace(apply_config(current, config), version=current.version + 1)
     if updated.holds_from_outer_step < current.holds_from_outer_step:
         raise UsageError(
-            f"holds_from_outer_step = {updated.holds_from_outer_step} lies before that of version {current.version}, "
+            f"holds_from_outer_step = {updated.holds_from_outer_step} is before that of version {current.version}, "
             f"{current.holds_from_outer_step}.",
-            "A later version must not hold earlier.",
+            "A later version must not apply earlier.",
         )
     changed = changed_fields(current, updated)
     fixed = [_name_in_file(field) for field in changed if field not in MAY_CHANGE]
@@ -124,7 +125,7 @@ def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
             f"Make a new run for that. A new version may change {', '.join(allowed)}.",
         )
     if set(changed) <= {"version", "holds_from_outer_step"}:
-        raise UsageError(f"The file changes nothing of version {current.version}.", "Change a value first.")
+        raise UsageError(f"The file changes no value of version {current.version}.", "Change a value first.")
     return updated
 
 

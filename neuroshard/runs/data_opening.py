@@ -208,7 +208,7 @@ def _given(file: Path, pins: GenesisPins | None) -> bytes:
     if pins is not None and sha256(data).hexdigest() != pins.tokenizer_sha256:
         raise DataError(
             f"{file} is not the table that the run was made with ({pins.tokenizer_sha256[:16]}).",
-            "Take tokenizer.json of its data set, or of an older one from the folder tokenizers/ there.",
+            "Use tokenizer.json of its data set, or an older one from the folder tokenizers/ there.",
         )
     return data
 

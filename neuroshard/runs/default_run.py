@@ -154,7 +154,7 @@ def _present(file: Path, key: str) -> DefaultRun | None:
     try:
         return read_default_run(data, key)
     except DataError as error:
-        raise UsageError(f"{file} is not written over. {error.message}", "Move it away first.") from None
+        raise UsageError(f"{file} is not overwritten. {error.message}", "Move it away first.") from None
 
 
 def _check_data(offer: RunOffer, folder: Path) -> None:

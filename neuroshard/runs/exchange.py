@@ -80,7 +80,9 @@ class RunVersions:
                 if parameters.version not in known:
                     start = parameters.holds_from_outer_step
                     _LOG.info(
-                        "The run's owner signed version %d; it holds from outer step %d.", parameters.version, start
+                        "The run's owner signed version %d, which applies from outer step %d.",
+                        parameters.version,
+                        start,
                     )
             self.offer = choice.offer
         return choice
@@ -162,7 +164,9 @@ class RunVersions:
         if before is not None and before != holding:
             names = [name for name in changed_fields(before, holding) if name not in _NOT_WORTH_A_WORD]
             what = ", ".join(names) or "nothing"
-            _LOG.info("Outer step %d: version %d of the run holds; it changes %s.", outer_step, holding.version, what)
+            _LOG.info(
+                "Outer step %d: version %d of the run applies now; it changes %s.", outer_step, holding.version, what
+            )
 
 
 RUN_KIND = "run/parameters"
@@ -405,7 +409,7 @@ def _read(peer: NodeId, run_id: RunId | None, data: bytes) -> RunOffer | None:
     try:
         return read_offer(data) if run_id is None else checked_offer(run_id, data)
     except DataError as error:
-        _LOG.warning("What node %s says about a run is ignored: %s", peer, error)
+        _LOG.warning("The offer of a run from node %s is ignored: %s", peer, error)
     return None
 
 
@@ -416,7 +420,7 @@ def _read_foundations(peer: NodeId, known: Foundations, answer: Frame) -> Founda
     try:
         return read_foundations(known, bytes(answer.tensors[0].data))
     except DataError as error:
-        _LOG.warning("What node %s says about the foundations of a run is ignored: %s", peer, error)
+        _LOG.warning("The foundations of a run from node %s are ignored: %s", peer, error)
         return known
 
 

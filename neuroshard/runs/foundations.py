@@ -85,7 +85,7 @@ class StoredFoundations:
             data = read_bounded(file, MAX_BYTES)
             return empty if data is None else read_foundations(empty, data)
         except DataError as error:
-            _LOG.warning("The foundations in %s are damaged and set aside: %s", file, error)
+            _LOG.warning("The foundations in %s are damaged and were set aside: %s", file, error)
             with suppress(OSError):
                 file.replace(file.with_name(f"{file.name}.damaged"))
         except (OSError, StorageError) as error:
@@ -148,7 +148,7 @@ class StoredFoundations:
     ) -> tuple[WalletId, ...]:
         if len(wallets) > MAX_TRUSTED:
             raise UsageError(
-                f"A run names at most {MAX_TRUSTED} wallets.", "Take one back: `neuroshard run remove WALLET`."
+                f"A run names at most {MAX_TRUSTED} wallets.", "Remove one: `neuroshard run remove WALLET`."
             )
         if wallets != known.trusted:
             self.write(offer, known.with_statements([known.next(owner, (), trusted=wallets)]))

@@ -39,7 +39,7 @@ def invited_settings(loaded: LoadedSettings) -> InvitedSettings:
     invitation = read_invitation_text(settings.invite.get_secret_value())
     if settings.run is not None and settings.run != invitation.run_id:
         raise UsageError(
-            f"The invitation is to run {invitation.run_id[:16]}, but run {settings.run[:16]} is named as well.",
+            f"The invitation is for run {invitation.run_id[:16]}, but --run names run {settings.run[:16]}.",
             "Leave out --run.",
         )
     is_local = _is_local(loaded)

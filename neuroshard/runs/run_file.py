@@ -155,7 +155,7 @@ def read_run_config(path: Path) -> RunConfig:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     except ValueError as error:
-        raise UsageError(f"{path} cannot be used: {error}.", "Correct that place.") from error
+        raise UsageError(f"{path} cannot be used: {error}.", "Correct the file.") from error
     _check_names(config, path)
     for name, value in config.items():
         check_not_later(name, value)

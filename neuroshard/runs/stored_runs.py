@@ -76,11 +76,15 @@ def read_offer_file(file: Path) -> RunOffer:
     """Read and verify an offer. Raises StorageError if the file cannot be read, DataError if it is not an offer."""
     data = read_bounded(file, MAX_OFFER_BYTES)
     if data is None:
-        raise StorageError(f"{file} is not there.", "Name a run by the path of its file or by its id (64 hex digits).")
+        raise StorageError(
+            f"{file} does not exist.", "Name a run by the path of its file or by its id (64 hex digits)."
+        )
     try:
         return read_offer(data)
     except DataError as error:
-        raise RunOfferError(f"{file} is not a run as its owner signed it. {error.message}", error.action) from error
+        raise RunOfferError(
+            f"{file} does not contain a run that its owner signed. {error.message}", error.action
+        ) from error
 
 
 MAX_POINTER_BYTES = 4096

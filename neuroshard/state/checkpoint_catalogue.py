@@ -83,7 +83,7 @@ class StageSelection:
         if self.missing:
             raise CheckpointError(
                 f"{missing_sentence(self.missing)} These folders contain no saved state of them.",
-                "Name the folders of the nodes that hold them, too: --from FOLDER, as often as needed.",
+                "Add --from FOLDER for each node that holds them.",
             )
         return self.stages
 

@@ -101,7 +101,8 @@ def decode_manifest(raw: bytes) -> CheckpointManifest:
         raise CheckpointError("The checkpoint's JSON is damaged.") from error
     if type(version) is int and version > FORMAT_VERSION:
         raise IncompatibleCheckpointError(
-            f"The checkpoint has format version {version}; known is {FORMAT_VERSION}.", f"set-aside-format{version}"
+            f"The checkpoint has format version {version}; this program reads version {FORMAT_VERSION}.",
+            f"set-aside-format{version}",
         )
     if version != FORMAT_VERSION or computed != digest:
         raise CheckpointError("The checkpoint's JSON is damaged: its SHA-256 is not the one it was written with.")
@@ -163,5 +164,5 @@ def unreadable(path: Path, error: OSError) -> StorageError:
     """Return the error: a missing or failing file is damage, one that this user may not read is not."""
     message = f"{path} cannot be read: {error.strerror or error}."
     if isinstance(error, PermissionError):
-        return StorageError(message, "Give its files back to this user.")
+        return StorageError(message, "Make its files readable for this user.")
     return CheckpointError(message)

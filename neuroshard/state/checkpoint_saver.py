@@ -331,7 +331,9 @@ class CheckpointSaver:
         finally:
             self._staging.release()
         seconds = self._clock() - started
-        _LOG.info("checkpoint of step %d saved in %.1f s (%.0f MB)", meta.step, seconds, generation.bytes / 1e6)
+        _LOG.info(
+            "The checkpoint of step %d was saved in %.1f s (%.0f MB).", meta.step, seconds, generation.bytes / 1e6
+        )
         return WriteReport(meta.step, started, seconds, generation)
 
     def _notice(self) -> None:

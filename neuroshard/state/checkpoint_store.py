@@ -373,7 +373,7 @@ class CheckpointStore:
             try:
                 self._delete(generation)
             except (OSError, StorageError) as error:  # the new generation is already complete
-                _LOG.warning("old checkpoint %s cannot be deleted: %s", generation.path, error)
+                _LOG.warning("The old checkpoint %s cannot be deleted: %s", generation.path, error)
         self._remove_leftovers()
 
     def _delete(self, generation: CheckpointGeneration) -> None:

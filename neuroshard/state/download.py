@@ -333,7 +333,7 @@ async def ask_replicas(
             async with slots:
                 answers[peer] = await ask(peer)
         except DonorError as error:
-            _LOG.debug("Node %s gives no answer: %s", peer, error)
+            _LOG.debug("Node %s does not answer: %s", peer, error)
 
     async with anyio.create_task_group() as tasks:
         for peer in peers:

@@ -162,7 +162,7 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise StorageError(f"{folder} is not empty.", "Name a new folder: nothing is overwritten.")
+            raise StorageError(f"{folder} is not empty.", "Name a new folder. Existing files are never overwritten.")
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         for name, content in _descriptions(architecture, table).items():
@@ -208,7 +208,7 @@ def stage_layout(stage: SavedStage) -> TensorLayout:
     found = {name: spec.shape for name, spec in layout.specs.items() if name.startswith(WEIGHTS)}
     if found != expected:
         odd = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        raise DamagedStageError(stage, f"the weights of its layers are not all there, {odd[0]} for one.")
+        raise DamagedStageError(stage, f"some weights of its layers are missing, such as {odd[0]}.")
     return layout
 
 
@@ -298,7 +298,7 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
 
 def _check_is_free(path: Path) -> None:
     if os.path.lexists(path):
-        raise StorageError(f"{path} is there already.", "Name a new file: nothing is overwritten.")
+        raise StorageError(f"{path} already exists.", "Name a new file. Existing files are never overwritten.")
 
 
 def require_gguf() -> None:

@@ -220,7 +220,7 @@ class SnapshotServer:
         asked = frame.read(ChunkRequest)
         opened, index = self._opened.get(asked.snapshot), asked.index
         if opened is None:
-            raise RequestRefusedError("This snapshot is not kept any more; ask for a newer one.")
+            raise RequestRefusedError("This snapshot was deleted; ask for a newer one.")
         if index >= len(opened.manifest.digests):
             raise RequestRefusedError("The snapshot has no such chunk.")
         self._admit(sender, self._limits.idle_seconds)
@@ -256,7 +256,7 @@ class SnapshotServer:
         """Raise RequestRefusedError for a node that has not proved it is of the run; a joiner may be early."""
         if not self._is_of_run(sender):
             self._report(sender, ScoreReason.STRANGER)
-            raise RequestRefusedError("Only members of the run get this, and this node has not heard of you.")
+            raise RequestRefusedError("This node serves only members of the run, and does not know you as a member.")
 
     def _of(self, stage: StageName) -> SnapshotSource:
         snapshots = self.local(stage)

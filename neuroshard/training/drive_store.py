@@ -226,7 +226,7 @@ class WriteAheadFeed:
                 await anyio.to_thread.run_sync(self._note, position)
             except StorageError as error:
                 self._trouble = error.message
-                _LOG.warning("%s Nothing is driven until it can.", self._trouble)
+                _LOG.warning("%s Driving stops until the file can be written.", self._trouble)
                 await anyio.sleep(RETRY_SECONDS)
             else:
                 self._trouble, self._noted = "", position

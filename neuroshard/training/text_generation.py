@@ -479,7 +479,7 @@ class SwarmInferenceSession:
 
 def _not_ready(error: StageError) -> NotReadyError:
     if isinstance(error, SpoiltMicrobatchError):
-        return NotReadyError("The model's values are not numbers now.", "Try again after the next good steps.")
+        return NotReadyError("The model's values are not finite numbers at present.", "Try again after a few steps.")
     return NotReadyError(f"The text cannot be continued now. {error.message}", "Try again a little later.")
 
 

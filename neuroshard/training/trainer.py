@@ -314,7 +314,7 @@ class Trainer:
         """
         loops = self._loops.stages
         if not (self._is_running and self._is_kept):
-            raise NotReadyError("Checkpoints cannot be saved now.", "Try again when training runs.")
+            raise NotReadyError("Checkpoints cannot be saved now.", "Try again when the node trains.")
         number = self._control.save()
         for loop in loops:
             await loop.requests.saved(number)
@@ -427,7 +427,7 @@ class Trainer:
                 _LOG.info("The paused model stays in memory: %s", error)
                 await anyio.sleep_forever()
             if await _have_dropped_tensors(loops):
-                _LOG.info("The paused model has left the memory. It is loaded when training continues.")
+                _LOG.info("The paused model was moved to disk. It is loaded when training resumes.")
             await self._state_changed.until(lambda: not all(loop.is_dropped for loop in loops))
 
     async def _settle(self) -> None:

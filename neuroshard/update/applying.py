@@ -101,7 +101,9 @@ def roll_back(installation: Installation, control: NodeControl, on_step: OnStep 
     with _alone(installation):
         version = installation.previous()
         if version is None:
-            raise UpdateFailedError("There is no version before this one.", "Run the installer of the one you want.")
+            raise UpdateFailedError(
+                "No earlier version is installed.", "Run the installer of the version that you want."
+            )
         return _change(installation, control, version, on_step)
 
 
@@ -200,14 +202,17 @@ def _install(installation: Installation, version: str, archive: Path, unpacked_s
 def _prepare(folder: Path) -> None:
     """Create an environment at its final place: its scripts contain their path."""
     if is_frozen():
-        raise UpdateFailedError("The update is an environment, this program is frozen.", "Run the new installer.")
+        raise UpdateFailedError(
+            "The update is for an installation with its own Python environment. This program is frozen.",
+            "Run the new installer.",
+        )
     _run([sys.executable, str(folder / BOOTSTRAP), "--into", str(folder)], PREPARE_SECONDS, "prepared")
 
 
 def _try(program: Path, version: str) -> None:
     output = _run([str(program), "--version"], TRY_SECONDS, "tried")
     if output.split() != ["neuroshard", version]:
-        raise UpdateFailedError(f"The new program calls itself {output.strip()[:80]!r}, not version {version}.")
+        raise UpdateFailedError(f"The new program reports {output.strip()[:80]!r}, not version {version}.")
 
 
 def _run(command: list[str], seconds: float, what: str) -> str:
@@ -230,5 +235,5 @@ def _alone(installation: Installation) -> Generator[None]:
         raise StorageError(f"{installation.root} cannot be written: {error.strerror}.", action) from error
     with file:
         if not try_lock(file.fileno()):
-            raise ConflictError("Another update is running.", "Wait for its end.")
+            raise ConflictError("Another update is running.", "Wait until it ends.")
         yield

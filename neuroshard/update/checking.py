@@ -86,7 +86,7 @@ def publisher_of(settings: Settings) -> ReleasePublisher:
     url = settings.update_url or RELEASE_URL
     if not url:
         raise UsageError(
-            "This build names nobody who publishes new versions.", "Set update_url and update_key if you know one."
+            "This build has no publisher of new versions.", "If you know a publisher, set update_url and update_key."
         )
     if settings.update_url and not settings.update_key:
         raise UsageError("update_url is set, update_key is not.", "Set the publisher's public key, 64 hex digits.")

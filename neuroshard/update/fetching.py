@@ -59,7 +59,7 @@ async def fetch_artefact(artefact: Artefact, path: Path, progress: FetchProgress
         await _fetch_part(artefact, part, progress or (lambda _done, _all: None))
         if await anyio.to_thread.run_sync(_digest, part) != artefact.sha256:
             _forget(part)
-            raise UpdateRefusedError("The archive of the update is not the one that was signed.", "Try again later.")
+            raise UpdateRefusedError("The archive of the update does not match its signed digest.", "Try again later.")
         part.replace(path)
         _validator_file(part).unlink(missing_ok=True)
     except OSError as error:
@@ -110,7 +110,7 @@ async def _attempt(artefact: Artefact, part: Path, progress: FetchProgress) -> N
                 sink.write(chunk)
                 progress(done, artefact.size)
     if done < artefact.size:
-        raise FileDamagedError("The archive is shorter than what was signed.")
+        raise FileDamagedError("The archive is shorter than its signed size.")
 
 
 @asynccontextmanager
@@ -178,7 +178,7 @@ def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> None:
             for member in content:
                 files, left = files + 1, left - member.size
                 if left < 0 or files > MAX_FILES:
-                    raise UpdateRefusedError("The archive unpacks to more than was signed.")
+                    raise UpdateRefusedError("The archive unpacks to more bytes than were signed.")
                 _extract(content, member, folder)
     except (tarfile.TarError, EOFError, FileExistsError) as error:
         raise UpdateRefusedError(f"The archive of the update cannot be unpacked: {error}.") from error

@@ -34,7 +34,9 @@ class Installation:
         """The version that starts. Raises StorageError."""
         name = self._pointer(POINTER)
         if name is None:
-            raise StorageError(f"{self.root / POINTER} names no version.", "Run the installer again; your data stay.")
+            raise StorageError(
+                f"{self.root / POINTER} contains no version.", "Run the installer again; your data stay."
+            )
         return name
 
     def previous(self) -> str | None:

@@ -100,7 +100,8 @@ def read_update_manifest(data: bytes, key: bytes) -> UpdateManifest:
         return read_json(body, UpdateManifest, MAX_MANIFEST_BYTES)
     except SignatureError as error:
         raise UpdateRefusedError(
-            "The update manifest is not signed by the publisher's key.", "Nothing was installed. Inform the publisher."
+            "The update manifest is not signed by the publisher's key.",
+            "Nothing was installed. Report this to the publisher.",
         ) from error
     except ValueError as error:
         raise UpdateRefusedError(f"The update manifest cannot be read: {error}.") from error
@@ -160,7 +161,7 @@ def judge(
         return None
     if version_number(current) < version_number(manifest.minimal_version):
         raise UpdateRefusedError(
-            f"Version {manifest.version} is available, but {current} is too old to become it by itself "
+            f"Version {manifest.version} is available, but version {current} is too old to update itself "
             f"(at least {manifest.minimal_version}).",
             "Run the new version's installer; your data stay.",
         )
@@ -182,4 +183,4 @@ def _refuse_wrong_time(manifest: UpdateManifest, now: float) -> None:
             "The update manifest has expired.", "Check this computer's clock. If it is right, wait for the next one."
         )
     if now < manifest.issued_at - CLOCK_TOLERANCE_SECONDS:
-        raise UpdateRefusedError("The update manifest is from the future.", "Check this computer's clock.")
+        raise UpdateRefusedError("The update manifest is dated in the future.", "Check this computer's clock.")

@@ -207,8 +207,8 @@ def test_choices_are_checked_one_by_one_and_kept(wizard: SetupApi, tmp_path: Pat
     assert faults["cpu_threads"] == "Allowed is 1 to 1024; unset: measured."
     for place, words in (
         (tmp_path / "file" / "x", "is a file"),
-        (tmp_path / "full", "other things"),
-        ("", "from the top"),
+        (tmp_path / "full", "other files"),
+        ("", "absolute path"),
     ):
         assert words in wizard.faults("/api/setup/choices", {"data_dir": str(place)})["data_dir"]
     wanted = {"data_dir": str(tmp_path / "big"), "settings": {"memory": 900, "training": False}, "autostart": True}
@@ -297,7 +297,7 @@ def test_an_invitation_is_shown_without_anything_that_lets_its_reader_join(tmp_p
     assert code[10:80] not in read.text
     assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 422
     wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
-    assert "not chosen yet" in wizard.owner("POST", "/api/setup/finish", {}).json()["detail"]
+    assert "not yet chosen" in wizard.owner("POST", "/api/setup/finish", {}).json()["detail"]
     assert wizard.owner("POST", "/api/setup/purpose", {"purpose": "join"}).json()["arrival"]["purpose"] == "join"
     assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 202
     (invitation,) = wizard.invitations

@@ -32,7 +32,7 @@ def test_an_identity_moves_to_a_folder_that_has_none(neuroshard: Command, passph
     if sys.platform != "win32":
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     again = owner("wallet", "backup", file, *secret, "--data-dir", old)
-    assert (again.code, "nothing is overwritten" in again.err) == (5, True)
+    assert (again.code, "never overwritten" in again.err) == (5, True)
 
     restored = neuroshard("wallet", "restore", file, *secret, "--data-dir", new)
     assert restored.code == 0, restored.err
@@ -59,7 +59,7 @@ def test_another_identity_is_never_overwritten(neuroshard: Command, passphrase: 
     (other_wallet / "token").write_text("another token of somebody else\n")
     (other_wallet / "config.toml").write_text(f'token_file = "{other_wallet / "token"}"\n')
     refused = neuroshard("wallet", "restore", file, *secret, "--data-dir", other_wallet)
-    assert (refused.code, "holds another wallet" in refused.err) == (5, True)
+    assert (refused.code, "belongs to another wallet" in refused.err) == (5, True)
 
 
 def test_what_cannot_be_opened_is_told(neuroshard: Command, passphrase: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_cannot_be_opened_is_told(neuroshard: Command, passphrase: Path, tm
     assert owner("wallet", "backup", file, "--passphrase-file", passphrase, "--data-dir", tmp_path / "old").code == 0
     passphrase.write_text("wrong horse battery")
     wrong = neuroshard("wallet", "restore", file, "--passphrase-file", passphrase, "--data-dir", new)
-    assert (wrong.code, "The passphrase is not that of this backup." in wrong.err) == (3, True)
+    assert (wrong.code, "The passphrase does not match this backup." in wrong.err) == (3, True)
     file.write_bytes(file.read_bytes()[:-20])
     cut = neuroshard("wallet", "restore", file, "--passphrase-file", passphrase, "--data-dir", new)
     assert (cut.code, "The backup is damaged" in cut.err) == (5, True)
@@ -82,6 +82,6 @@ def test_nobody_is_asked_for_a_passphrase_in_vain(neuroshard: Command, tmp_path:
     owner = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
     (tmp_path / "there").write_text("something")
     taken = owner("wallet", "backup", tmp_path / "there", "--data-dir", tmp_path / "old")  # no terminal to ask at
-    assert (taken.code, "nothing is overwritten" in taken.err) == (5, True)
+    assert (taken.code, "never overwritten" in taken.err) == (5, True)
     missing = neuroshard("wallet", "restore", tmp_path / "none", "--data-dir", tmp_path / "new")
     assert (missing.code, "cannot be read" in missing.err) == (5, True)

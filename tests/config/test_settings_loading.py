@@ -57,7 +57,7 @@ def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
         ({}, {}, "no_relay = true", ["no_relay", "relay = false"]),
         ({}, {}, "nope = 2", ["nope", "Valid are"]),
         ({}, {}, "zzzzzz = 2", ["zzzzzz", "Valid are", "max_storage"]),
-        ({}, {}, "[server]\nport = 1", ["config.toml has the heading [server]"]),
+        ({}, {}, "[server]\nport = 1", ["config.toml has a table [server]"]),
         ({}, {}, "data_dir = '/x'", ["data_dir cannot be set in", "only as a flag"]),
         ({}, {}, "inner_steps = 1\ndiloco_steps = 2", ["inner_steps is given twice"]),
         ({"data_dir": ""}, {}, "", ["data_dir is empty"]),

@@ -100,6 +100,6 @@ def test_a_failed_write_keeps_the_old_value(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_data_folder_that_was_moved_does_not_begin_anew(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    with pytest.raises(StorageError, match="is not there any more"):
+    with pytest.raises(StorageError, match="no longer exists"):
         count_file(gone).write(Count("steps", 3))
     assert not gone.exists()

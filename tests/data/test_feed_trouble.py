@@ -236,7 +236,7 @@ def test_a_cache_that_is_moved_away_is_waited_for_and_counts_as_before(folder: P
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(train)
-            while "is not there any more" not in feed.status().explanation:
+            while "no longer exists" not in feed.status().explanation:
                 await anyio.sleep(0.002)
             assert not place.exists()
             (tmp_path / "elsewhere").rename(place)

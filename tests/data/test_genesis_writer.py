@@ -90,7 +90,7 @@ def test_a_second_writer_that_comes_late_changes_nothing_published(tmp_path: Pat
     late.add_shard(shard_tokens(99, 400))
     write_genesis(tmp_path, shards=4, signer=TestSigner())
     published = folder_files(tmp_path)
-    with pytest.raises(ConflictError, match="Somebody else published"):
+    with pytest.raises(ConflictError, match="Another process published"):
         late.finish(TestSigner(), tokenizer=TOKENIZER, next_merge_id=1000, now="2026-01-02")
     assert folder_files(tmp_path) == published
     assert parse_manifest((tmp_path / "manifest.json").read_bytes()).total_shards == 4

@@ -217,7 +217,7 @@ def no_manifest(node: Node, folder: Path) -> dict[str, bytes]:
         (wrong_key, RefreshState.REFUSED, "is signed by"),
         (unsigned, RefreshState.REFUSED, "not signed, although this source was signed before"),
         (malformed, RefreshState.REFUSED, "malformed"),
-        (other_data, RefreshState.REFUSED, "not the one that this run was created with"),
+        (other_data, RefreshState.REFUSED, "created with another data set"),
         (older, RefreshState.OLDER, "12 shards, but there were 16"),
         (truncated_page, RefreshState.INCOMPLETE, "pages/00000.bin would have 1273 bytes"),
         (manifest_before_its_page, RefreshState.INCOMPLETE, "pages/00000.bin"),

@@ -25,7 +25,7 @@ def test_what_was_sealed_comes_back() -> None:
 
 
 def test_a_wrong_passphrase_is_told_as_one() -> None:
-    with pytest.raises(TokenError, match="not that of this backup"):
+    with pytest.raises(TokenError, match="does not match this backup"):
         unseal(SEALED, PASSPHRASE + " ")
     with pytest.raises(TokenError, match="shorter than 8"):
         seal(IDENTITY, "short")

@@ -57,7 +57,7 @@ def test_a_key_that_others_may_read_is_made_private_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert NodeKey.load_or_create(path).node_id == key.node_id
     assert mode_of(path) == 0o600
-    assert "could be read by others" in caplog.text
+    assert "Other users could read" in caplog.text
 
 
 def damaged(content: bytes) -> dict[str, bytes]:

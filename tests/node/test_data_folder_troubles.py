@@ -107,9 +107,9 @@ def test_a_folder_that_is_moved_away(tmp_path: Path, quick: list[str], saving_of
     with running_node(folder, quick, variables=saving_often) as node:
         node.wait_for("checkpoint and all shards", has_begun)
         with moved(folder):
-            alarmed(node, "is not there any more: put it back, or start again where it is now")
+            alarmed(node, "no longer exists: restore it, or start the node with its new path")
             last = node.wait_for("wait", lambda status: status["state"] == "waiting_for_data")
-            assert "is not there any more" in last["state_reason"]
+            assert "no longer exists" in last["state_reason"]
         saves_again(node, last)
         with moved(folder):
             assert node.stop() == 5  # the final checkpoint is not there

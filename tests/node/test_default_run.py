@@ -169,7 +169,7 @@ def test_only_the_wallet_that_signed_the_data_publishes(genesis: Path, made: Run
 def test_data_that_are_not_those_of_the_run_are_refused(genesis: Path, made: RunOffer) -> None:
     manifest = parse_manifest((genesis / "manifest.json").read_bytes())
     (genesis / "manifest.json").write_bytes(serialise_manifest(replace(manifest, pages=("00" * 32,)), WALLET))
-    with pytest.raises(DataError, match="not the one that this run was created with"):
+    with pytest.raises(DataError, match="created with another data set"):
         publish_run(WALLET, made, genesis, SEEDS)
     unsign(genesis)
     with pytest.raises(DataError, match="not signed"):
@@ -181,7 +181,7 @@ def test_data_that_are_not_those_of_the_run_are_refused(genesis: Path, made: Run
 
 def test_what_is_no_default_run_is_not_written_over(genesis: Path, made: RunOffer) -> None:
     (genesis / "run.json").write_bytes(made.to_json())  # as `run create --out run.json` leaves it
-    with pytest.raises(UsageError, match="not written over"):
+    with pytest.raises(UsageError, match="not overwritten"):
         publish_run(WALLET, made, genesis, SEEDS)
     assert (genesis / "run.json").read_bytes() == made.to_json()
 

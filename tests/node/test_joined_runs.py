@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
 
 def test_a_signed_file_is_read_and_a_wrong_one_named(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    with pytest.raises(StorageError, match="is not there"):
+    with pytest.raises(StorageError, match="does not exist"):
         read_offer_file(file)
     file.write_bytes(offer(2).to_json())
     assert read_offer_file(file) == offer(2)

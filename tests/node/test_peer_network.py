@@ -382,7 +382,7 @@ def test_a_newcomer_gets_every_version_and_tells_when_another_holds(
                 for outer_step in (9, 9, 10, 10):
                     newcomer.note_outer_step(outer_step)
             told = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
-            assert told == ["Outer step 10: version 2 of the run holds; it changes outer.learning_rate."]
+            assert told == ["Outer step 10: version 2 of the run applies now; it changes outer.learning_rate."]
 
     virtual(main)
 

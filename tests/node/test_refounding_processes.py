@@ -85,7 +85,7 @@ def test_only_the_owner_founds_a_run_again_and_a_node_must_run(trained: Path, tm
     run_id = run_of(trained)
     foreign = neuroshard("run", "refound", run_id, "--yes", "--data-dir", trained, "--token", "ab" * 32)
     assert foreign.code == 2
-    assert "Only the run's owner and its deputies can found it again." in foreign.err
+    assert "Only the run's owner and its deputies can use `run refound`." in foreign.err
     unknown = neuroshard("run", "refound", "cd" * 32, "--yes", "--data-dir", tmp_path)
     assert unknown.code == 2
     assert "is not known" in unknown.err

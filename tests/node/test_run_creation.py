@@ -106,9 +106,9 @@ def test_the_whole_file_may_be_given_again_with_a_change(owner: Owner, made: Run
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"inner_lr": 1e-4}, "does not say from when it holds"),
-        ({"holds_from_outer_step": 5}, "changes nothing of version 1"),
-        ({"inner_lr": 1e-3, "holds_from_outer_step": 5}, "changes nothing of version 1"),
+        ({"inner_lr": 1e-4}, "does not have holds_from_outer_step"),
+        ({"holds_from_outer_step": 5}, "changes no value of version 1"),
+        ({"inner_lr": 1e-3, "holds_from_outer_step": 5}, "changes no value of version 1"),
         ({"inner_steps": 7, "holds_from_outer_step": 5}, "inner_steps cannot change"),
         ({"num_stages": 2, "name": "x", "holds_from_outer_step": 5}, "name, num_stages cannot change"),
         ({"architecture": {"depth": 3}, "holds_from_outer_step": 5}, "architecture cannot change"),
@@ -126,7 +126,7 @@ def test_what_no_later_version_can_be_is_told(owner: Owner, made: RunOffer, conf
 
 def test_a_later_version_does_not_hold_earlier(owner: Owner, made: RunOffer) -> None:
     second = update_run(owner, made, {"inner_lr": 5e-4, "holds_from_outer_step": 10}).offer
-    with pytest.raises(UsageError, match="lies before that of version 2, 10"):
+    with pytest.raises(UsageError, match="is before that of version 2, 10"):
         update_run(owner, second, {"inner_lr": 1e-4, "holds_from_outer_step": 9})
 
 

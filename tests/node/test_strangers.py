@@ -27,7 +27,7 @@ def test_a_stranger_is_refused_until_it_has_said_hello(tmp_path: Path) -> None:
         holder, joiner = world.add(), world.add()
         swarm = StageSwarm(holder.identity, RunVersions(OFFER), holder.membership, holder.networking)
         request = manifest_request(swarm.name_of(0), 30.0)
-        with pytest.raises(RequestRefusedError, match="Only members of the run"):
+        with pytest.raises(RequestRefusedError, match="serves only members of the run"):
             await swarm.donor.give_manifest(joiner.name, request)
         holder.membership.hear_announcement(announced_by(joiner))
         with pytest.raises(RequestRefusedError, match="nothing of these layers"):

@@ -195,11 +195,11 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path: Path) -> None
     stages = save_in_stages(made_model(GROUPED), tmp_path, 1)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.gguf").write_text("mine")
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["mine"]
     (tmp_path / "out" / "model.gguf").rename(tmp_path / "out" / "model.Modelfile")
-    with pytest.raises(StorageError, match="Modelfile is there already"):
+    with pytest.raises(StorageError, match="Modelfile already exists"):
         export_gguf(stages, tmp_path / "out" / "model.gguf", TABLE)
 
 
@@ -263,7 +263,7 @@ def test_what_came_while_it_was_written_is_not_overwritten(tmp_path: Path, monke
         path.write_text("mine")
 
     monkeypatch.setattr(gguf.GGUFWriter, "close", another_comes)
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         export_gguf(stages, path, TABLE)
     assert [path.read_text() for path in path.parent.iterdir()] == ["mine"]
 

@@ -306,7 +306,7 @@ def test_activations_that_are_no_numbers_are_told_and_the_swarm_forgets_the_text
             swarm = swarm_of(compute, network)
             with torch.no_grad():
                 next(swarm.services[NodeId("1a")].executor.model.parameters()).fill_(torch.nan)
-            with pytest.raises(NotReadyError, match="not numbers"):
+            with pytest.raises(NotReadyError, match="not finite numbers"):
                 await swarm.generator().generate(request(Pieces()))
             assert swarm.texts == 0
 

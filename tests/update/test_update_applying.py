@@ -122,9 +122,9 @@ def test_half_an_unpacked_version_is_no_version(computer: Computer) -> None:
         ("0.2.0", {"expires_at": 2.0, "issued_at": 1.0}, "has expired"),
         ("0.2.0", {"minimal_version": "0.1.9"}, "too old"),
         ("0.2.0", {"size": 5_000}, "5000 were signed"),
-        ("0.2.0", {"sha256": "00" * 32}, "not the one that was signed"),
-        ("0.2.0", {"unpacked_size": 1000}, "more than was signed"),
-        ("0.2.0", {"calls_itself": "0.9.0"}, "calls itself"),
+        ("0.2.0", {"sha256": "00" * 32}, "does not match its signed digest"),
+        ("0.2.0", {"unpacked_size": 1000}, "more bytes than were signed"),
+        ("0.2.0", {"calls_itself": "0.9.0"}, "reports"),
     ],
 )
 def test_what_is_refused_changes_nothing(

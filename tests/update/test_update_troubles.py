@@ -110,7 +110,7 @@ def test_while_the_wizard_is_open_nothing_is_tried(computer: Computer) -> None:
     finally:
         lock.release()
     assert done.returncode == 1
-    assert "The set-up is open in the browser" in done.stderr
+    assert "The wizard is open in the browser" in done.stderr
     assert "Finish it there" in done.stderr
     assert not computer.installation.folder("0.2.0").exists()  # nothing was fetched either
     assert computer.working_version() == "0.1.0"
@@ -151,7 +151,7 @@ def test_a_service_is_given_back_to_its_manager(computer: Computer, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("start", "words"),
-    [("echo 'Failed to connect to bus' >&2; exit 1", "Failed to connect to bus"), ("true", "does not come up")],
+    [("echo 'Failed to connect to bus' >&2; exit 1", "Failed to connect to bus"), ("true", "does not start")],
     ids=["no bus", "it fails"],
 )
 def test_a_manager_that_does_not_start_its_service_leaves_a_node(

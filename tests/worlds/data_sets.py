@@ -231,7 +231,7 @@ def refuses_a_large_object_before_it_is_read(destination: Destination) -> None:
 def writes_only_under_its_condition(destination: Destination, no_version_of_its: Version) -> None:
     first = destination.write("checkpoints.json", b"1", expected=Condition.ABSENT)
     for wrong in (Condition.ABSENT, no_version_of_its):
-        with pytest.raises(ConflictError, match="changed by somebody else"):
+        with pytest.raises(ConflictError, match="Another process changed"):
             destination.write("checkpoints.json", b"2", expected=wrong)
     second = destination.write("checkpoints.json", b"2", expected=first)
     assert second != first

@@ -135,7 +135,7 @@ def _table_from(document: Mapping[str, JsonValue]) -> TokenizerTable:
     if not isinstance(pattern, str) or pattern not in KNOWN_PATTERNS:
         raise DataError(
             f"tokenizer.json has an unknown split pattern: {str(pattern)[:80]!r}.",
-            "Only patterns this version knows are run; a newer version may know it.",
+            "Update NeuroShard: a newer version may support it.",
         )
     merges = _merges(document.get("merges"), next_merge_id - FIRST_MERGE_ID)
     _check_merges(merges)

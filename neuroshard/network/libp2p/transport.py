@@ -248,7 +248,7 @@ async def _send_answer(stream: YamuxStream, answer: Frame) -> None:
     try:
         data = await encoded(answer)
     except WireError:
-        _LOG.exception("An answer of kind %s cannot be sent.", answer.kind)
+        _LOG.exception("The answer of kind %s cannot be sent.", answer.kind)
         data = await encoded(refusal("internal error"))
     with anyio.move_on_after(transfer_seconds(data.byte_count)):
         await _send(stream, data.head, data.body)

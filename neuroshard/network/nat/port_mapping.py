@@ -151,7 +151,7 @@ class PortMapping:
         if before != list(outside.values()):
             self._has_complained, self._trouble = False, ""
             ports = ", ".join(str(port) for _, port in outside.values())
-            _LOG.info("The router passes its ports %s at %s on to this node.", ports, host)
+            _LOG.info("The router forwards its ports %s at %s to this node.", ports, host)
 
     async def _let_go(self, router: Router) -> None:
         held, self._held = self._held, {}
