@@ -91,6 +91,7 @@ def as_facts(stage: SavedStage) -> dict[str, object]:
     return {**asdict(stage.generation), **place, "layer_count": stage.architecture.layer_count}
 
 
+MOST_LISTINGS = 10
 FORMATS = ("hf", "huggingface", "gguf", "torch")  # the first two mean the same
 
 
@@ -160,7 +161,12 @@ def _export_stages(
     *,
     demo: bool,
 ) -> Sequence[SavedStage]:
-    """Export the newest states that are whole, skip damaged ones, and return the states that were used."""
+    """Export the newest states that are whole, skip damaged ones, and return the states that were used.
+
+    A running node saves new states and deletes old ones meanwhile. If one is deleted before it is read, the states are
+    listed again. Raises CheckpointError if that happens MOST_LISTINGS times.
+    """
+    from neuroshard.errors import CheckpointError
     from neuroshard.state.checkpoint_catalogue import DamagedStageError, choose, spread_warnings
 
     _check_format(format_name)
@@ -169,6 +175,7 @@ def _export_stages(
         found = [stage for stage in found if Path(stage.generation.path) == checkpoint.absolute()]
     found = of_one_run(found, run)
     moment = None if at is None else at.timestamp() + SHOWN_PRECISION
+    listings = 1
     while True:
         choice = choose(found, moment)
         alone = checkpoint is not None and format_name == "torch"
@@ -178,8 +185,17 @@ def _export_stages(
         except DamagedStageError as error:
             if checkpoint is not None:
                 raise
-            typer.echo(f"{error} The state before it is used.", err=True)
-            found = [stage for stage in found if stage is not error.stage]
+            if error.stage.has_tensors:
+                typer.echo(f"{error} The state before it is used.", err=True)
+                found = [stage for stage in found if stage is not error.stage]
+                continue
+            if listings == MOST_LISTINGS:
+                raise CheckpointError(
+                    "The running node deletes its states before they can be read.", "Pause it: `neuroshard pause`."
+                ) from error
+            typer.echo(f"The node has deleted {error.stage.generation.path}. The newest state is used.", err=True)
+            found = of_one_run(saved(from_folders, data_dir, demo=demo), found[0].run_id)
+            listings += 1
         else:
             break
     for warning in spread_warnings(stages):

@@ -194,12 +194,18 @@ def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> d
 
 
 def stage_layout(stage: SavedStage) -> TensorLayout:
-    """Return the tensor layout of a saved stage. Raises DamagedStageError when it does not match the stage's layers."""
+    """Return the tensor layout of a saved stage.
+
+    Raises DamagedStageError if the file does not match the stage's layers, or is missing: a running node deletes old
+    states at any time. Raises StorageError for a file that this user may not read.
+    """
     try:
         with stage.tensor_file.open("rb") as file:
             layout, _ = read_layout(file, stage.tensor_file.stat().st_size)
-    except OSError as error:
+    except PermissionError as error:
         raise unreadable(stage.tensor_file, error) from error
+    except OSError as error:
+        raise DamagedStageError(stage, unreadable(stage.tensor_file, error).message) from error
     except CheckpointError as error:
         raise DamagedStageError(stage, error.message) from error
     with torch.device("meta"):
@@ -361,7 +367,7 @@ def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], archite
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for stage in stages:
-        for name, tensor in _mapped(stage).items():
+        for name, tensor in _tensors(stage).items():
             for part in _parts(name, tensor.shape, architecture):
                 rows: Matrix = tensor[part.start : part.stop].to(torch.float32).numpy()
                 writer.write_tensor_data(in_neighbouring_pairs(rows, part.name, architecture))
@@ -370,13 +376,6 @@ def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], archite
 def _parts(name: str, shape: Sequence[int], architecture: Architecture) -> tuple[LlamaPart, ...]:
     """Return the parts of a weight; empty for a tensor that is not a weight."""
     return llama_parts(name.removeprefix(WEIGHTS), shape[0], architecture) if name.startswith(WEIGHTS) else ()
-
-
-def _mapped(stage: SavedStage) -> dict[str, Tensor]:
-    try:
-        return map_tensor_file(stage.tensor_file, stage.manifest.tensors.sha256)
-    except CheckpointError as error:
-        raise DamagedStageError(stage, error.message) from error
 
 
 def in_neighbouring_pairs(rows: Matrix, name: str, architecture: Architecture) -> Matrix:

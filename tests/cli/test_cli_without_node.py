@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -188,6 +191,43 @@ def test_a_damaged_state_is_passed_over_in_an_export(neuroshard: Command, stoppe
     assert "is not empty" in again.err
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the test holds the export at a named pipe")
+@pytest.mark.parametrize("format_name", ["hf", "gguf"])
+def test_a_state_that_the_node_replaces_during_an_export_gives_way_to_the_newer_one(
+    neuroshard: Command, stopped: Path, small_genesis: Path, tmp_path: Path, format_name: str
+) -> None:
+    """The export reads the tokenizer after it has listed the states: the pipe holds it there while a node saves."""
+    if format_name == "gguf" and find_spec("gguf") is None:
+        pytest.skip("gguf is not installed")
+    newest, *older = saved_states(stopped)
+    hidden = tmp_path / "saved later"
+    hidden.mkdir()
+    for path in files_of(newest):
+        path.rename(hidden / path.name)
+    pipe = tmp_path / "tokenizer.json"
+    os.mkfifo(pipe)
+
+    def replace_states() -> None:
+        with suppress(BrokenPipeError), pipe.open("wb") as writer:  # opens when the export reads
+            for path in hidden.iterdir():
+                path.rename(newest.with_name(path.name))
+            for path in (path for state in older for path in files_of(state)):
+                path.unlink()
+            shutil.copy(small_genesis / "tokenizer.json", tmp_path / "copy")
+            (tmp_path / "copy").replace(pipe)  # the next reader finds a file
+            writer.write(pipe.read_bytes())
+
+    with ThreadPoolExecutor(1) as pool:
+        replaced = pool.submit(replace_states)
+        export = ("checkpoint", "export", "--data-dir", stopped, "--out", tmp_path / "model", "--format", format_name)
+        outcome = neuroshard(*export, "--tokenizer", pipe)
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # so that the thread ends if the export did not read
+        replaced.result()
+    assert outcome.code == 0, outcome.err
+    assert f"The node has deleted {older[0]}" in outcome.err
+    assert f"Step {decode_manifest(newest.read_bytes()).meta.step:,} written" in outcome.out
+
+
 def test_the_tokenizer_of_an_export_is_the_one_of_the_run(
     neuroshard: Command, stopped: Path, small_genesis: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +268,11 @@ def test_the_time_in_the_list_is_the_time_to_go_back_to(neuroshard: Command, sto
     older = saved_states(stopped)[0]
     again = elsewhere("checkpoint", "restore", "--data-dir", stopped, "--at", time, "--json").json()
     assert ([item["path"] for item in again["resumes_from"]], again["set_aside"]) == ([str(older)], [])
+
+
+def files_of(state: Path) -> list[Path]:
+    """The JSON file of a state and its tensors."""
+    return [state, state.with_name(decode_manifest(state.read_bytes()).tensors.file)]
 
 
 def saved_states(data_dir: Path) -> list[Path]:
