@@ -82,11 +82,12 @@ def trust(
         str,
         typer.Argument(
             metavar="WALLET",
-            help="The wallet, or 8 digits of it: see `run members`. All 32 digits in a run that is open to strangers.",
+            help="A wallet from `run members`, or its first 8 digits. In a run that is open to strangers: all 32 "
+            "digits, which `neuroshard status` prints on that wallet's computer.",
         ),
     ],
     run: RunName = None,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust this wallet no more.")] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Stop trusting this wallet.")] = False,
     token: OwnerToken = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,

@@ -161,9 +161,9 @@ def token(case: Case) -> Finding:
     from neuroshard.host.identity import wallet_of
 
     if case.status is not None and case.status["wallet_id"]:
-        return Finding("token", is_well=True, detail=f"the running node has wallet {case.status['wallet_id'][:8]}")
+        return Finding("token", is_well=True, detail=f"the running node has wallet {case.status['wallet_id']}")
     wallet, kind, warnings = wallet_of(case.loaded)
-    return Finding("token", is_well=True, detail=f"{kind}, wallet {wallet.wallet_id[:8]}", action=" ".join(warnings))
+    return Finding("token", is_well=True, detail=f"{kind}, wallet {wallet.wallet_id}", action=" ".join(warnings))
 
 
 def data(case: Case) -> Finding:

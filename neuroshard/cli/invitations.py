@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 DAY_SECONDS = 86_400.0
-WALLET_DIGITS = 8  # of a wallet id, for people
 RunName = Annotated[
     str | None,
     typer.Option("--run", metavar="FILE-OR-ID", help="The run. (default: that of the running node, or the only one)"),
@@ -123,7 +122,9 @@ def revoke(
 
 
 def remove(
-    member: Annotated[str, typer.Argument(metavar="WALLET", help="The wallet, or 8 digits of it: see `run members`.")],
+    member: Annotated[
+        str, typer.Argument(metavar="WALLET", help="A wallet from `run members`, or its first 8 digits.")
+    ],
     run: RunName = None,
     token: OwnerToken = None,
     token_file: TokenFile = None,
@@ -152,7 +153,7 @@ def remove(
     deputies = foundations.read(offer).deputies
     if removed.statement.wallet in deputies:
         foundations.name_deputies(offer, wallet, tuple(key for key in deputies if key != removed.statement.wallet))
-    typer.echo(f"Wallet {removed.wallet_id[:WALLET_DIGITS]} is not a member any more. {_when_learned(status)}")
+    typer.echo(f"Wallet {removed.wallet_id} is no longer a member. {_when_learned(status)}")
     if not is_revoked:
         typer.echo(
             f"Others joined with its invitation {removed.label!r}, too. While that is valid and not used up, its link "
@@ -164,7 +165,7 @@ def name_voter(stored: StoredFoundations, offer: RunOffer, owner: Wallet, member
     """Name a wallet of a run that is open to strangers, or take the name back. Returns a sentence about it."""
     if withdraw:
         wallet = stored.withdraw_voter(offer, owner, member)
-        return f"Wallet {wallet[:8]} is not named any more. Its seat ends when other named wallets can replace it."
+        return f"Wallet {wallet} is no longer named. Its seat ends when other named wallets can replace it."
     names = ", ".join(wallet[:8] for wallet in stored.name_voter(offer, owner, member))
     run = offer.parameters.name
     return (
@@ -219,7 +220,7 @@ def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = Fal
     for row in rows:
         seen = ("online" if row["online"] else "offline") if status else "unknown: your node is not running"
         roles = ", ".join([*(["deputy"] if row["is_deputy"] else []), *(["votes"] if row["seats"] else [])])
-        line = f"wallet {row['wallet_id'][:WALLET_DIGITS]}  {seen:8} {row['key']:8}  {roles:14}  {row['label']}"
+        line = f"wallet {row['wallet_id']}  {seen:8} {row['key']:8}  {roles:14}  {row['label']}"
         typer.echo(line)
     for one in left:
         places, until = f"{one.left} of {one.issued.uses}", date_of(one.issued.not_after)

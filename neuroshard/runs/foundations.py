@@ -124,7 +124,7 @@ class StoredFoundations:
         if len(wallet) != WALLET_ID_DIGITS or not set(wallet) <= set(hexdigits):
             raise UsageError(
                 f"{named!r} is not a wallet.",
-                f"Give all {WALLET_ID_DIGITS} digits: `neuroshard wallet show` prints them on its computer.",
+                f"Give all {WALLET_ID_DIGITS} digits: on its computer, `neuroshard status` prints them.",
             )
         if wallet == offer.owner:
             raise UsageError("The owner's wallet may vote without being named.", "Name wallets of others.")
