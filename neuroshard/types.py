@@ -25,6 +25,7 @@ NamedRun = Annotated[RunId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # the run id in 
 NamedWallet = Annotated[WalletId, Meta(max_length=WALLET_ID_DIGITS, pattern=PRINTABLE)]  # the wallet id in a message
 HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a SHA-256 or BLAKE3 in a message
 LARGEST_REAL = 1e300
+MOST_COMPLETION_TOKENS = 2_048  # of one continuation or reply
 PositiveReal = Annotated[float, Meta(gt=0, le=LARGEST_REAL)]
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 HexKey = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # an Ed25519 key in a file

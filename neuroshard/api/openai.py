@@ -14,8 +14,8 @@ from pydantic import Field
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.data.chat_template import STOPS, conversation_text
 from neuroshard.status.board import Generate, GeneratedText, ScoredToken
+from neuroshard.types import MOST_COMPLETION_TOKENS
 
-MOST_COMPLETION_TOKENS = 2_048
 MOST_PROMPTS = 128
 MOST_ALTERNATIVES = 20
 CHAT_TOKENS = 128  # length of a reply if the request names none
@@ -132,7 +132,8 @@ class TextFormat(RequestBody):
 class ChatRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1_000, fail_fast=True)]
+    # The size of a body limits their number. A conversation longer than the context has an error of its own.
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=1, le=MOST_COMPLETION_TOKENS)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MOST_COMPLETION_TOKENS)
     logprobs: bool | None = None

@@ -10,6 +10,7 @@ import typer
 
 from neuroshard.cli.options import AsJson, DataDir, Port
 from neuroshard.cli.remote import DemoNode
+from neuroshard.types import MOST_COMPLETION_TOKENS
 
 if TYPE_CHECKING:
     from neuroshard.cli.client import NodeClient
@@ -18,14 +19,16 @@ GENERATION_SECONDS = 310.0  # the node itself gives up after 300
 TOO_LONG = "context_length_exceeded"
 _EVENT = "data: "
 
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")]
-TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of probability to draw from.")]
-Seed = Annotated[int | None, typer.Option(help="Equal seeds give equal text from equal weights.")]
+Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always chooses the likeliest token.")]
+TopP = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest tokens with this total probability.")
+]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text while the weights are the same.")]
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of the continuation.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, max=MOST_COMPLETION_TOKENS, help="Longest continuation.")] = 64,
     temperature: Temperature = 0.8,
     top_p: TopP = 1.0,
     seed: Seed = None,
@@ -56,7 +59,7 @@ def generate(
 
 def chat(
     system: Annotated[str | None, typer.Option(help="Text before the conversation.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of a reply.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, max=MOST_COMPLETION_TOKENS, help="Longest reply.")] = 128,
     temperature: Temperature = 0.8,
     top_p: TopP = 1.0,
     seed: Seed = None,

@@ -181,6 +181,16 @@ def test_a_streamed_reply(api: Api) -> None:
     assert command.stop[-1] == "end"
 
 
+def test_any_number_of_messages_that_a_body_can_have_reaches_the_model(api: Api) -> None:
+    """The node counts tokens: a long conversation gets the error of long prompts, not one about its form."""
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant")] * 10_000
+    response = api.command("POST", "/v1/chat/completions", {**CONVERSATION, "messages": turns})
+    assert response.status_code == 200, response.text
+    command = api.node.taken[-1]
+    assert isinstance(command, Generate)
+    assert command.prompt == "User: a\nAssistant: a\n" * 10_000 + "Assistant:"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -197,10 +197,18 @@ def test_a_prompt_may_have_bytes_that_are_no_text(neuroshard: Command) -> None:
 
 
 def test_a_refusal_of_the_node_is_told_in_its_words(neuroshard: Command) -> None:
-    outcome = neuroshard("generate", "The ", "--max-tokens", "1000000")
+    outcome = neuroshard("generate", "The ", "--top-p", "0")
     assert outcome.code == 1
     assert outcome.err.startswith("neuroshard: The node refused: ")
-    assert "max_tokens" in outcome.err
+    assert "top_p" in outcome.err
+
+
+@pytest.mark.parametrize("command", [("generate", "The "), ("chat",)])
+def test_the_length_of_an_answer_has_a_limit_that_the_command_names(
+    neuroshard: Command, command: tuple[str, ...]
+) -> None:
+    outcome = neuroshard(*command, "--max-tokens", "2049")
+    assert (outcome.code, "--max-tokens" in outcome.err, "2048" in outcome.err) == (2, True, True)
 
 
 def test_checkpoints_are_listed_and_checked_beside_the_node(neuroshard: Command, node: NodeProcess) -> None:
