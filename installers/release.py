@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from neuroshard.identity.signing import SigningKey
+from neuroshard.types import DAY_SECONDS
 from neuroshard.update.manifest import Artefact, UpdateManifest
 
 ENDING = ".update.tar.gz"
-DAY_SECONDS = 86_400
 
 
 def make_key(path: Path) -> str:
@@ -54,7 +54,7 @@ def sign(key: SigningKey, archives: list[Path], arguments: argparse.Namespace, n
         version=versions.pop(),
         minimal_version=arguments.minimal_version,
         issued_at=int(now),
-        expires_at=int(now) + arguments.days * DAY_SECONDS,
+        expires_at=int(now + arguments.days * DAY_SECONDS),
         notes=arguments.notes.read_text(encoding="utf-8").strip(),
         artefacts={platform: artefact for _version, platform, artefact in found},
     )

@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Field, JsonValue, RootModel
 
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
+from neuroshard.types import DAY_SECONDS
 
-LONGEST_PAUSE_SECONDS = 7 * 86_400.0
+LONGEST_PAUSE_SECONDS = 7 * DAY_SECONDS
 
 
 class PauseRequest(RequestBody):

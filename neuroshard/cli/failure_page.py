@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Event, Thread
 
 from neuroshard.errors import NeuroShardError
+from neuroshard.types import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 FETCH_SECONDS = 60.0  # the browser may have to start first; this process then only waits for it
 MOST_FRAMES = 8
 

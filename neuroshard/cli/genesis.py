@@ -18,6 +18,7 @@ import typer
 
 from neuroshard.cli.options import AsJson, DataDir, S3Endpoint, TokenFile, given
 from neuroshard.errors import UsageError
+from neuroshard.types import LOOPBACK
 
 if TYPE_CHECKING:
     from threading import Event
@@ -344,7 +345,7 @@ app.command("status")(show_genesis)
 def serve(
     folder: FolderArgument,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free port.")] = 8100,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = LOOPBACK,
 ) -> None:
     """Serve a Genesis folder over HTTP until Ctrl+C: a small CDN, with its state at /status.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Peers, TokenFile, given
+from neuroshard.types import DAY_SECONDS
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from neuroshard.runs.offer import RunOffer
 
 
-DAY_SECONDS = 86_400.0
 RunName = Annotated[
     str | None,
     typer.Option("--run", metavar="FILE-OR-ID", help="The run. (default: that of the running node, or the only one)"),

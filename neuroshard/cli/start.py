@@ -41,6 +41,7 @@ from neuroshard.cli.options import (
     given,
     settings_given,
 )
+from neuroshard.types import LOOPBACK
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 MOST_NODES = 16
 DEMO_LAYERS = 4
-LOOPBACK = "127.0.0.1"
 
 
 def demo(

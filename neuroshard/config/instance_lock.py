@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from neuroshard.config.state_file import try_lock
 from neuroshard.errors import NeuroShardError, StorageError
+from neuroshard.types import LOOPBACK
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 FILE_NAME = "instance.lock"
-LOOPBACK = "127.0.0.1"  # host of a note from an older version, which did not store one
 _MAX_NOTE_BYTES = 4096
 
 
@@ -26,7 +26,7 @@ class LockOwner:
 
     pid: int | None
     port: int | None
-    host: str = LOOPBACK
+    host: str = LOOPBACK  # a note from an older version does not contain it
     is_setup: bool = False  # the node has no token yet and shows the set-up wizard
     page_folder: str = ""  # folder whose secret opens its page, if that is another one: a demo of the wizard
 

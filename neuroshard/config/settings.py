@@ -20,6 +20,7 @@ from neuroshard.config.folders import NodePaths, expanded
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 from neuroshard.config.weekly_schedule import SCHEDULE_FORM, checked_spans
 from neuroshard.errors import UsageError
+from neuroshard.types import LOOPBACK
 
 
 class Applies(StrEnum):
@@ -129,7 +130,7 @@ class Settings(BaseModel):
         str,
         AfterValidator(_bare_host),
         SettingNote("a host name or address without port", owner="`neuroshard --host HOST`"),
-    ] = "127.0.0.1"
+    ] = LOOPBACK
     port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 8000
     data_dir: Annotated[
         Folder,

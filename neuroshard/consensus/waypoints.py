@@ -29,7 +29,7 @@ from neuroshard.consensus.committee import Height
 from neuroshard.identity import hash_parts
 from neuroshard.identity.claims import Signed, sign_message
 from neuroshard.identity.signing import Signer
-from neuroshard.types import LATEST_TIME, HexDigest, NamedRun
+from neuroshard.types import DAY_SECONDS, LATEST_TIME, HexDigest, NamedRun
 
 MILESTONE_HEIGHTS = 128
 MILESTONES_PER_LEVEL = 8
@@ -37,8 +37,8 @@ LASTING_LEVEL = 3  # ledgers keep such a milestone for 16,384 heights: an invita
 MAX_MILESTONES = 48 * MILESTONES_PER_LEVEL
 MAX_STAGES = 128
 KEPT_PER_STAGE = 8  # waypoints, the newest: two that contradict each other are both shown
-PERIOD_SECONDS = 7 * 86_400.0
-SKEW_SECONDS = 86_400.0
+PERIOD_SECONDS = 7 * DAY_SECONDS
+SKEW_SECONDS = DAY_SECONDS
 _KIND = "waypoint"
 StageIndex = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
 

@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from neuroshard.errors import StorageError
+from neuroshard.types import DAY_SECONDS
 
 _TERMINAL_SECONDS = 0.2
 _PLAIN_SECONDS = 30.0
-_UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
+_UNITS = ((DAY_SECONDS, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ from neuroshard.dataset.served_files import (
 )
 from neuroshard.dataset.status import FolderStatus, ServerTrafficCount
 from neuroshard.errors import DataError, NetworkRefusedError
+from neuroshard.types import LOOPBACK
 
 _CHUNK_BYTES = 1 << 18
 _IDLE_SECONDS = 30.0
 _MAX_CONNECTIONS = 128
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOOPBACK_NAMES = (LOOPBACK, "::1", "localhost")
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 class GenesisServer:
     """Serves a folder from `start()` to `stop()`, in threads of its own; also a context manager."""
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, folder: Path, *, host: str = LOOPBACK, port: int = 0) -> None:
         """Port 0 takes any free one. Raises DataError when the folder has no manifest."""
         if not (folder / "manifest.json").is_file():
             raise DataError(
@@ -96,7 +97,7 @@ class _FolderServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], folder: Path) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.folder = folder
-        self.is_private = address[0] in _LOOPBACK
+        self.is_private = address[0] in _LOOPBACK_NAMES
         self.status = FolderStatus(folder)
         self.traffic = ServerTrafficCount()
         self.started_at = time.monotonic()
@@ -209,7 +210,7 @@ class _FolderHandler(BaseHTTPRequestHandler):
     def _is_local_host_name(self) -> bool:
         host = self.headers.get("Host", "")
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        return name.strip("[]").lower() in _LOOPBACK
+        return name.strip("[]").lower() in _LOOPBACK_NAMES
 
     def _send_head(self, answer: RangeResponse, file: os.stat_result, etag: str, name: str) -> None:
         size = file.st_size

@@ -13,14 +13,14 @@ from enum import StrEnum
 from math import inf
 from types import MappingProxyType
 
-from neuroshard.types import NodeId
+from neuroshard.types import DAY_SECONDS, NodeId
 
 BAN_BELOW = -100.0
 LOWEST_SCORE = -200.0
 HALF_LIFE_SECONDS = 600.0
 FIRST_BAN_SECONDS = 600.0  # at least one half-life, so that a score after a ban never causes the next ban at once
-LONGEST_BAN_SECONDS = 86_400.0
-BANS_EXPIRE_SECONDS = 86_400.0  # after this time without a ban, the next one is short again
+LONGEST_BAN_SECONDS = DAY_SECONDS
+BANS_EXPIRE_SECONDS = DAY_SECONDS  # after this time without a ban, the next one is short again
 NEUTRAL_WITHIN = 0.5  # a score closer to 0 than this is 0
 MAX_PEERS = 4096
 

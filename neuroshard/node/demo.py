@@ -27,6 +27,7 @@ from neuroshard.identity import Wallet
 from neuroshard.identity.invitations import FILE_SUFFIX, InvitationTerms, InvitedPlaces, invite, to_code
 from neuroshard.identity.signing import SEED_BYTES
 from neuroshard.runs.offer import RunOffer
+from neuroshard.types import LOOPBACK
 
 if TYPE_CHECKING:
     from neuroshard.dataset import BuiltGenesis, GenesisServer
@@ -188,7 +189,7 @@ def node_command(folder: Path, shared: FurtherNodes, threads: int) -> list[str]:
         "--token-file": str(folder / WALLET_FILE),
         "--genesis": shared.genesis,
         "--invite": str(shared.invitation),
-        "--p2p-host": "127.0.0.1",
+        "--p2p-host": LOOPBACK,
         "--port": "0",
         "--cpu-threads": str(threads),
     }

@@ -39,8 +39,8 @@ from neuroshard.node.process import (
 )
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice, release_run
 from neuroshard.runs.invited_settings import text_of
+from neuroshard.types import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 60.0  # between checks whether the page has been closed for long
 NOT_CARRIED = {*SECRET_KEYS, "token_file", "data_dir"}
 

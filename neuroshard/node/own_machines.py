@@ -54,7 +54,7 @@ from neuroshard.status.machines import (
     printable,
 )
 from neuroshard.status.snapshot import NodeState
-from neuroshard.types import NodeId, UnixSeconds
+from neuroshard.types import DAY_SECONDS, NodeId, UnixSeconds
 from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ OBEY_SECONDS = 10.0  # after this time a machine answers although its present st
 SEND_SECONDS = 25.0  # for an order that waits for an earlier one to be carried out
 ASKED_AT_ONCE = 32
 STRANGER_SECONDS = 120.0  # until a neighbour that refused is asked again: it may have been starting
-KEPT_SECONDS = 30 * 86_400.0  # a machine that was silent for this time is no longer listed
+KEPT_SECONDS = 30 * DAY_SECONDS  # a machine that was silent for this time is no longer listed
 DONE = {"pause": "paused", "resume": "resumed"}
 
 

@@ -46,12 +46,11 @@ from neuroshard.status.board import (
     RunCommand,
     StatusBoard,
 )
-from neuroshard.types import JsonValue, WalletId
+from neuroshard.types import DAY_SECONDS, JsonValue, WalletId
 from neuroshard.waiting import sleep_to_tick
 
 _LOG = logging.getLogger(__name__)
 
-DAY_SECONDS = 86_400.0
 PATIENCE_SECONDS = 30.0  # from the first sight of a wallet that is one too many to the owner's word
 RETRY_SECONDS = 600.0  # if the word cannot be stored
 

@@ -21,8 +21,7 @@ from neuroshard.state.disk_space import StorageLimits
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.system_resources import lower_thread_priority
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
-
-SECONDS_A_DAY = 86_400.0
+from neuroshard.types import DAY_SECONDS
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class CheckpointPolicy:
 
     def budget_seconds(self, generation_bytes: int) -> float:
         """Return the time between two writes that spreads the day's budget evenly."""
-        return generation_bytes / self.bytes_per_day * SECONDS_A_DAY
+        return generation_bytes / self.bytes_per_day * DAY_SECONDS
 
 
 @dataclass(frozen=True)

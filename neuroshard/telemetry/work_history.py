@@ -12,9 +12,9 @@ from msgspec import Meta, Struct, structs
 
 from neuroshard.status.history import WorkDone, WorkHistoryStatus, WorkSpan
 
-DAY_SECONDS: Final = 300.0  # width of an interval; a day has 288
-WEEK_SECONDS: Final = 3_600.0
-ALL_SECONDS: Final = 600.0  # initial width; it doubles when there are too many intervals
+DAY_INTERVAL_SECONDS: Final = 300.0  # width of an interval; a day has 288
+WEEK_INTERVAL_SECONDS: Final = 3_600.0
+ALL_INTERVAL_SECONDS: Final = 600.0  # initial width; it doubles when there are too many intervals
 DAY_STRETCHES: Final = 288
 WEEK_STRETCHES: Final = 168
 MOST_STRETCHES: Final = 400  # limit of intervals in the span of all time
@@ -46,7 +46,7 @@ class WorkRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError for periods out of order, or of a width that no history has."""
-        if self.all_width_seconds not in {ALL_SECONDS * 2**power for power in range(40)}:
+        if self.all_width_seconds not in {ALL_INTERVAL_SECONDS * 2**power for power in range(40)}:
             raise ValueError("all_width_seconds is not a width of this record")
         for name in ("day", "week", "all"):
             rows: list[WorkRow] = getattr(self, name)
@@ -115,9 +115,9 @@ class WorkHistory:
 
     def __init__(self) -> None:
         self._total: WorkDone | None = None
-        self._day = RecentSpan(DAY_SECONDS, DAY_STRETCHES)
-        self._week = RecentSpan(WEEK_SECONDS, WEEK_STRETCHES)
-        self._all = WholeSpan(ALL_SECONDS, MOST_STRETCHES)
+        self._day = RecentSpan(DAY_INTERVAL_SECONDS, DAY_STRETCHES)
+        self._week = RecentSpan(WEEK_INTERVAL_SECONDS, WEEK_STRETCHES)
+        self._all = WholeSpan(ALL_INTERVAL_SECONDS, MOST_STRETCHES)
 
     def add(self, work: WorkDone) -> None:
         """Add work done at about `work.start`, in seconds since the epoch."""
@@ -145,8 +145,8 @@ class WorkHistory:
         """The history that was written down as this record."""
         history = cls()
         history._total = None if record.total is None else _work(record.total)
-        history._day = RecentSpan(DAY_SECONDS, DAY_STRETCHES, map(_work, record.day))
-        history._week = RecentSpan(WEEK_SECONDS, WEEK_STRETCHES, map(_work, record.week))
+        history._day = RecentSpan(DAY_INTERVAL_SECONDS, DAY_STRETCHES, map(_work, record.day))
+        history._week = RecentSpan(WEEK_INTERVAL_SECONDS, WEEK_STRETCHES, map(_work, record.week))
         history._all = WholeSpan(record.all_width_seconds, MOST_STRETCHES, map(_work, record.all))
         return history
 

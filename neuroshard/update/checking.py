@@ -13,6 +13,7 @@ from neuroshard.config.folders import installation_root
 from neuroshard.config.settings import Settings
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import UsageError
+from neuroshard.types import DAY_SECONDS
 from neuroshard.update.fetching import fetch_manifest
 from neuroshard.update.manifest import (
     AvailableUpdate,
@@ -26,7 +27,6 @@ from neuroshard.update.manifest import (
 )
 
 FILE_NAME = "update.json"
-DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)

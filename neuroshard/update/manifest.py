@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from neuroshard.decoders import read_json
 from neuroshard.errors import NeuroShardError
 from neuroshard.identity.signing import SignatureError, Signer, verify_signature
-from neuroshard.types import HexDigest, HexSignature, UnixSeconds
+from neuroshard.types import DAY_SECONDS, HexDigest, HexSignature, UnixSeconds
 
 
 class UpdateRefusedError(NeuroShardError):
@@ -124,7 +124,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-CLOCK_TOLERANCE_SECONDS = 86_400.0  # a manifest from tomorrow: the clocks of two computers
+CLOCK_TOLERANCE_SECONDS = DAY_SECONDS  # a manifest from tomorrow: the clocks of two computers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from neuroshard.decoders import read_json
 from neuroshard.host.contribution_recorder import MOST_BYTES
 from neuroshard.status.history import WorkDone, WorkSpan
 from neuroshard.telemetry.work_history import (
-    ALL_SECONDS,
+    ALL_INTERVAL_SECONDS,
     DAY_STRETCHES,
     MOST_STRETCHES,
     WEEK_STRETCHES,
@@ -82,7 +82,7 @@ def test_ten_years_of_five_minutes_stay_small() -> None:
     assert len(status.all.points) <= MOST_STRETCHES
     assert len(status.day.points) <= DAY_STRETCHES
     assert len(status.week.points) <= WEEK_STRETCHES
-    assert status.all.width_seconds > ALL_SECONDS
+    assert status.all.width_seconds > ALL_INTERVAL_SECONDS
     assert len(msgspec.json.encode(record.record(now))) < 100_000
 
 
