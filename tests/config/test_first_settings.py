@@ -64,7 +64,7 @@ def test_on_a_disk_that_is_not_connected_nothing_starts_anew(users_home: Path, t
     disk = tmp_path / "disk"
     store_first_settings(choices(disk / "node"))
     disk.rename(tmp_path / "unplugged")
-    with pytest.raises(StorageError, match=r"is not there.*Connect its disk") as raised:
+    with pytest.raises(StorageError, match=r"does not exist.*Connect its disk") as raised:
         load_settings({}, {})
     assert str(home_data_dir() / "config.toml") in str(raised.value)
     assert not disk.exists()

@@ -21,6 +21,7 @@ import yaml
 
 from benchmarks.node_process import NodeProcess, free_port, running_node
 from neuroshard.config.loading import load_settings
+from neuroshard.runs.invited_settings import text_of
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -156,12 +157,13 @@ def test_the_slurm_job_starts_a_node_and_passes_the_signal_on(tmp_path: Path) ->
         subprocess.run(["shellcheck", str(script)], check=True)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "neuroshard").mkdir()
+    (tmp_path / "neuroshard/invitation").write_text("neuroshard://join/CODE\n")
     record = tmp_path / "record"
     variables = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "RECORD": str(record),
-        "RUN_INVITATION": "neuroshard://join/CODE",
         "SLURM_JOB_ID": "4711",
         "SLURM_CPUS_PER_TASK": "8",
         "SLURM_MEM_PER_NODE": "32000",
@@ -175,7 +177,9 @@ def test_the_slurm_job_starts_a_node_and_passes_the_signal_on(tmp_path: Path) ->
     assert job.wait(20) == 0
     program, *options, invite, ended = record.read_text().splitlines()
     folder = f"{tmp_path}/neuroshard"
-    assert (program, invite, ended) == ("neuroshard", "invite=neuroshard://join/CODE", "TERM")
+    # The program gets the place of the invitation: neither its arguments nor its environment contain a secret.
+    assert (program, invite, ended) == ("neuroshard", f"invite={folder}/invitation", "TERM")
+    assert text_of(invite.removeprefix("invite=")) == "neuroshard://join/CODE\n"
     expected = f"--headless --data-dir {folder}/data --token-file {folder}/token --cpu-threads 8 --port 24711"
     assert options == [*expected.split(), "--memory", "28800"]
     assert Path(folder).stat().st_mode & 0o777 == 0o700
