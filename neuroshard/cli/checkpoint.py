@@ -31,7 +31,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FOLDER",
-        help="Data folder of a node, or a folder with several; may be repeated. (default: the data folder)",
+        help="Data folder of a node, or a folder with several of them. Can be repeated. (default: the data folder)",
     ),
 ]
 
@@ -101,8 +101,8 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="hf: a Hugging Face Llama folder; gguf: a file for llama.cpp; torch: the classic file, with optimizer "
-            "state.",
+            help="hf: a Hugging Face Llama folder; gguf: a file for llama.cpp; torch: a PyTorch file with "
+            "optimizer state.",
         ),
     ] = "hf",
     at: Annotated[
@@ -111,10 +111,11 @@ def export(
     ] = None,
     from_folders: From = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN_ID", help="The run, or its first digits. (default: saved last)")
+        str | None,
+        typer.Option("--run", metavar="RUN_ID", help="The run id, or its first digits. (default: the run saved last)"),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="One state alone: a .json from `checkpoint list`.")
+        Path | None, typer.Option(metavar="FILE", help="Export only this state: a .json file from `checkpoint list`.")
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -326,12 +327,12 @@ def verify_checkpoints(
 
 @app.command("restore")
 def restore_checkpoint(
-    at: Annotated[datetime, typer.Option("--at", help="Go back to the newest state at or before this local time.")],
+    at: Annotated[datetime, typer.Option("--at", help="Return to the newest state at or before this local time.")],
     data_dir: DataDir = None,
     demo: DemoNode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to an older state: newer states are set aside, not deleted, and the next start resumes from it."""
+    """Return to an older state. Newer states are set aside, not deleted. The next start resumes from it."""
     from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
     from neuroshard.errors import CheckpointError, UsageError
     from neuroshard.state.checkpoint_store import CheckpointStore, go_back, set_newer_aside

@@ -26,18 +26,19 @@ def refound(
     run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TOKEN", help="Wallet of the owner; NEUROSHARD_TOKEN is better.")
+        str | None,
+        typer.Option("--token", metavar="TOKEN", help="Token of the owner's wallet; NEUROSHARD_TOKEN is safer."),
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the run continue from the state of your node, with your node as the only voter.
+    """Continue the run from the state of your node, with your node as the only voter.
 
-    The run's owner can do this, and a deputy that the owner has named with `run trust`. Use it when too few voting
-    nodes come back, or when two statements contradict each other. Other nodes keep their work and get a seat again
-    after 30 minutes of accepted work. Steps that only others know are set back, so let your node connect to the others
-    first. Your running node does it, or else at its next start.
+    The run's owner can do this, and so can a deputy that the owner has named with `run trust`. Use it when too few
+    voting nodes come back, or when two statements contradict each other. Other nodes keep their work and get a seat
+    again after 30 minutes of accepted work. Steps that only other nodes know are lost, so let your node connect to them
+    first. A running node continues the run at once, a stopped one at its next start.
 
     If the only node with a stage is gone, a node that kept its copy can continue that stage alone in the same way.
     """
@@ -92,14 +93,14 @@ def trust(
     token_file: TokenFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Name a deputy; or, in a run that is open to strangers, a wallet that may vote on its steps.
+    """Name a deputy or, in a run that is open to strangers, a wallet that may vote on its steps.
 
-    A deputy is a member that may let the run continue with `run refound` while you are away. It can do nothing else
-    that only you can do, and your later statements replace its own. At most 4 deputies.
+    A deputy is a member that can continue the run with `run refound` while you are away. A deputy has no other right of
+    the owner, and your later statements replace those of a deputy. A run has at most 4 deputies.
 
-    In a run that is open to strangers, only wallets that you have named get seats, after 30 minutes of accepted work
-    and the first three together. Of four seats one may be offline or lie. Name wallets of people that you know, at most
-    32.
+    In a run that is open to strangers, only wallets that you have named get seats. They get them after 30 minutes of
+    accepted work, the first three together. With four seats, one may be offline or lie. Name at most 32 wallets, of
+    people that you know.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
@@ -134,7 +135,7 @@ def branch(
     ] = False,
     genesis: GenesisSource = None,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TOKEN", help="Wallet that owns the new run; default: yours.")
+        str | None, typer.Option("--token", metavar="TOKEN", help="Wallet that will own the new run. (default: yours)")
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
@@ -143,8 +144,8 @@ def branch(
     """Continue a run whose owner, deputies and voting nodes are gone, as a new run of your own.
 
     The new run begins with the state of your node: weights, outer step, data and tokenizer stay. Your wallet owns it
-    and your node is the only voter. The first run stays stored; those who still train it are not affected. Friends need
-    new invitations. Stop your node first. If the owner or a deputy can come back, use `run refound` instead.
+    and your node is the only voter. The first run stays stored, and nodes that still train it are not affected. Friends
+    need new invitations. Stop your node first. If the owner or a deputy can come back, use `run refound` instead.
     """
     from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
     from neuroshard.config.loading import load_settings

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 AUTOSTART_REMEDY = "`neuroshard autostart on` writes it again, `neuroshard autostart off` removes it."
-autostart_app = typer.Typer(help="Start with the computer, or not.", no_args_is_help=True)
+autostart_app = typer.Typer(help="Start a node at every login.", no_args_is_help=True)
 
 
 @autostart_app.command("on")

@@ -36,39 +36,46 @@ def build(
     out: Annotated[
         str,
         typer.Option(
-            "--out", metavar="DEST", help="The Genesis folder to make; with --config also s3://bucket/prefix."
+            "--out", metavar="DEST", help="The Genesis folder to write; with --config also s3://bucket/prefix."
         ),
     ],
     text: Annotated[Path | None, typer.Option("--text", metavar="FOLDER", help="A folder with text files.")] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", help="A file that names sources (TOML or JSON); `genesis` is the one shipped."
+            "--config",
+            metavar="FILE",
+            help="A file that lists sources (TOML or JSON), or `genesis` for the list in this package.",
         ),
     ] = None,
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="With --text: number of token ids, up to 32000. (default: by the size of the text)"
+            metavar="N",
+            help="With --text: number of token ids, up to 32000. (default: depends on the size of the text)",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, metavar="N", help="With --config: processes. (default: one per core)")
+        int | None,
+        typer.Option(min=1, max=1024, metavar="N", help="With --config: number of processes. (default: one per core)"),
     ] = None,
     s3_endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --config: the S3-compatible store, if not Amazon's.")
+        str | None, typer.Option(metavar="URL", help="With --config: S3-compatible store, if it is not Amazon's.")
     ] = None,
     shard_format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="bin|pt",
-            help="Form of the shards: token ids alone, or tensors of torch.save, four times as large. (default: bin)",
+            help="Format of the shards. bin: token ids; pt: tensors of torch.save, four times as large. (default: bin)",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="With --config: continue when the sources grow.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="With --config: keep running, and continue when the sources grow.")
+    ] = False,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is better.")
+        str | None,
+        typer.Option(metavar="TOKEN", help="Token of the wallet that signs the data; NEUROSHARD_TOKEN is safer."),
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
@@ -247,12 +254,12 @@ def check_genesis(
         int | None, typer.Option(min=1, metavar="N", help="Check N shards drawn at random instead of all.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="HEX", help="Public key that must have signed the data. (default: any)")
+        str | None, typer.Option(metavar="HEX", help="Public key that must have signed the data. (default: any key)")
     ] = None,
     s3_endpoint: S3Endpoint = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the digests of shards, pages and tables, and the counts, with the manifest. Exit code 6: not sound."""
+    """Compare digests and counts of shards, pages and tables with the manifest. Exit code 6 on a difference."""
     from neuroshard.data.manifest import ManifestTrust
     from neuroshard.dataset import VerificationSample, verify_data_set
     from neuroshard.dataset.destination import open_place
@@ -329,7 +336,7 @@ def _print_status(found: DataSetStatus) -> None:
         )
 
 
-app = typer.Typer(help="Make, check and serve training data.", no_args_is_help=True)
+app = typer.Typer(help="Build, check and serve training data.", no_args_is_help=True)
 
 FolderArgument = Annotated[Path, typer.Argument(help="A Genesis folder.")]
 
@@ -344,12 +351,12 @@ app.command("status")(show_genesis)
 @app.command("serve")
 def serve(
     folder: FolderArgument,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free port.")] = 8100,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 chooses a free port.")] = 8100,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
 ) -> None:
     """Serve a Genesis folder over HTTP until Ctrl+C: a small CDN, with its state at /status.
 
-    It supports ranges, conditional requests and cache headers, so that caches can be placed in front of it.
+    The server supports ranges, conditional requests and cache headers, so a cache can be placed in front of it.
     """
     import signal
     import threading

@@ -27,7 +27,7 @@ RunName = Annotated[
     typer.Option("--run", metavar="FILE-OR-ID", help="The run. (default: that of the running node, or the only one)"),
 ]
 OwnerToken = Annotated[
-    str | None, typer.Option("--token", metavar="TOKEN", help="Wallet that invites; NEUROSHARD_TOKEN is better.")
+    str | None, typer.Option("--token", metavar="TOKEN", help="Your wallet's token; NEUROSHARD_TOKEN is safer.")
 ]
 
 
@@ -41,16 +41,19 @@ def add_to(app: typer.Typer) -> None:
 
 def invite_friend(
     run: RunName = None,
-    uses: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Number of wallets that can join.")] = 1,
-    days: Annotated[float, typer.Option(min=0.01, max=3650, metavar="D", help="Days until it ends.")] = 7,
+    uses: Annotated[
+        int, typer.Option(min=1, max=10_000, metavar="N", help="Number of wallets that can join with it.")
+    ] = 1,
+    days: Annotated[float, typer.Option(min=0.01, max=3650, metavar="D", help="Days until it expires.")] = 7,
     label: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Name of the invitation, as `run members` shows it.")
     ] = None,
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the link to a file as well.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the link to this file.")] = None,
     qr: Annotated[
-        Path | None, typer.Option("--qr", metavar="FILE", help="Write a QR code of the link, as an SVG image.")
+        Path | None,
+        typer.Option("--qr", metavar="FILE", help="Also write a QR code of the link to this file, as an SVG image."),
     ] = None,
-    may_invite: Annotated[bool, typer.Option("--may-invite", help="Let the invited invite others.")] = False,
+    may_invite: Annotated[bool, typer.Option("--may-invite", help="Let invited wallets invite others.")] = False,
     peer: Peers = None,
     genesis: GenesisSource = None,
     token: OwnerToken = None,
@@ -58,7 +61,7 @@ def invite_friend(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an invitation to a run of friends and print its link. Anyone with the link can join until it ends."""
+    """Make an invitation to a run of friends and print its link. Anyone with the link can join until it expires."""
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
@@ -101,7 +104,9 @@ def invite_friend(
 
 
 def revoke(
-    label: Annotated[str, typer.Argument(metavar="LABEL", help="Label of the invitation, or 8 digits of its key.")],
+    label: Annotated[
+        str, typer.Argument(metavar="LABEL", help="Label of the invitation, or the first 8 digits of its key.")
+    ],
     run: RunName = None,
     token: OwnerToken = None,
     token_file: TokenFile = None,
@@ -132,8 +137,8 @@ def remove(
 ) -> None:
     """End the membership of one wallet for good, and its vote. Only the run's owner can do this.
 
-    The other voting nodes take its seat away with the next steps. If too few of them are left, use `run refound`. In a
-    run that is open to strangers this takes the name back that `run trust` gave.
+    The other voting nodes remove its seat in the next steps. If too few of them are left, use `run refound`. In a run
+    that is open to strangers, this also revokes `run trust` for the wallet.
     """
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
@@ -181,8 +186,8 @@ def _when_learned(status: dict[str, Any] | None) -> str:
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the members of a run: labels, deputies, the wallets that vote, and those that are online.
 
-    Of a run of friends, the invitations that were made here and have places left follow; of a run that is open to
-    strangers, the list has the owner and the wallets that `run trust` has named.
+    For a run of friends, the invitations follow that were made here and have places left. For a run that is open to
+    strangers, the list contains the owner and the wallets named with `run trust`.
     """
     from neuroshard.config.loading import resolve_data_dir
     from neuroshard.identity.invitations import date_of

@@ -20,16 +20,17 @@ Host = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Address to serve on; one that is not loopback lets other computers connect. (default: 127.0.0.1)",
+        help="Address of dashboard and API; other computers can connect unless it is a loopback address. "
+        "(default: 127.0.0.1)",
     ),
 ]
 GenesisSource = Annotated[
     str | None,
-    typer.Option("--genesis", metavar="PLACE", help="Genesis data: https://, http://, file:// or a folder."),
+    typer.Option("--genesis", metavar="PLACE", help="Genesis data set: https://, http://, file:// or a folder."),
 ]
 OwnText = Annotated[
     Path | None,
-    typer.Option("--text", metavar="FOLDER", help="Train on your own text files in this folder."),
+    typer.Option("--text", metavar="FOLDER", help="Train on the text files in this folder."),
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="auto, cuda, mps or cpu. (default: auto)")
@@ -50,7 +51,7 @@ Invite = Annotated[
     typer.Option(
         "--invite",
         metavar="CODE|LINK|FILE",
-        help="Invitation to a run of friends: names the run, its peers and its data. Better: NEUROSHARD_INVITE.",
+        help="Invitation to a run of friends, with the run, its peers and its data. NEUROSHARD_INVITE is safer.",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -59,7 +60,7 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         metavar="MULTIADDR",
-        help="A node to begin with: /ip4/.../tcp/.../p2p/<node id>. May be repeated.",
+        help="A node to connect to first: /ip4/.../tcp/.../p2p/<node id>. Can be repeated.",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -77,8 +78,8 @@ P2pHost = Annotated[
     typer.Option(
         "--p2p-host",
         metavar="IP",
-        help="IP address to listen on for other nodes; a loopback address keeps them to this computer. "
-        "(default: 0.0.0.0)",
+        help="IP address to listen on for other nodes. With a loopback address, only nodes on this computer can "
+        "connect. (default: 0.0.0.0)",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -96,7 +97,7 @@ SpareStages = Annotated[
     typer.Option(
         "--spare-stages",
         metavar="N",
-        help="Hold up to N stages more than --max-stages that no other node holds. (default: 0)",
+        help="In addition to --max-stages, hold up to N stages that no other node holds. (default: 0)",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -105,7 +106,7 @@ MaxUpload = Annotated[
     typer.Option(
         "--max-upload",
         metavar="MBIT/S",
-        help="Limit of the upload to other nodes, in megabits per second. (default: no limit)",
+        help="Limit for the upload to other nodes, in megabits per second. (default: no limit)",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -114,18 +115,19 @@ MonthlyQuota = Annotated[
     typer.Option(
         "--monthly-quota",
         metavar="GB",
-        help="Limit per calendar month, sent and received, in gigabytes. (default: no limit)",
+        help="Limit for sent and received data per calendar month, in gigabytes. (default: no limit)",
         rich_help_panel=_MEETING,
     ),
 ]
 NoNetwork = Annotated[
-    bool, typer.Option("--no-network", help="Connect to no other nodes; train alone.", rich_help_panel=_MEETING)
+    bool,
+    typer.Option("--no-network", help="Train alone, without connections to other nodes.", rich_help_panel=_MEETING),
 ]
 NoLanDiscovery = Annotated[
     bool,
     typer.Option(
         "--no-lan-discovery",
-        help="Neither look for nodes on the local network nor be found there.",
+        help="Do not look for nodes on the local network, and do not announce this one there.",
         rich_help_panel=_MEETING,
     ),
 ]
@@ -138,13 +140,13 @@ Token = Annotated[
     typer.Option(
         "--token",
         metavar="TOKEN",
-        help="Wallet: a 12/24-word phrase, 64 hex digits, or any text. Better: NEUROSHARD_TOKEN.",
+        help="Wallet: a phrase of 12 or 24 words, 64 hex digits, or any text. NEUROSHARD_TOKEN is safer.",
     ),
 ]
-TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="File that holds the token.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token.")]
 MaxStorage = Annotated[
     int | None,
-    typer.Option("--max-storage", metavar="MB", help="Space for shards and their descriptions. (default: 2000)"),
+    typer.Option("--max-storage", metavar="MB", help="Disk space for shards and their descriptions. (default: 2000)"),
 ]
 InnerSteps = Annotated[
     int | None,
@@ -152,19 +154,19 @@ InnerSteps = Annotated[
         "--inner-steps",
         "--diloco-steps",
         metavar="N",
-        help="Longest interval between two rounds in local steps, for a run of your own. (default: 100)",
+        help="Longest interval between two rounds, in inner steps, for a run of your own. (default: 100)",
     ),
 ]
 TrainWhen = Annotated[
     str | None,
     typer.Option(
-        "--train-when", metavar="WHEN", help="always, or idle: while nobody uses the computer. (default: always)"
+        "--train-when", metavar="WHEN", help="always, or idle: only while nobody uses the computer. (default: always)"
     ),
 ]
 NoTraining = Annotated[bool, typer.Option("--no-training", help="Start without training.")]
 Headless = Annotated[bool, typer.Option("--headless", "--no-browser", help="Do not open the dashboard.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Log details.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log more details.")]
 EndWithStdin = Annotated[  # for programs that start nodes and must not leave any running
     bool, typer.Option("--end-with-stdin", hidden=True, help="Stop cleanly when standard input closes.")
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STOP_SECONDS = 120.0  # time for a final checkpoint on a slow disk, the same as for a service
 NODE_DIGITS = 8  # at the end of a node id, for people
 
-AllMachines = Annotated[bool, typer.Option("--all", help="All machines of your wallet that can be reached.")]
+AllMachines = Annotated[bool, typer.Option("--all", help="Apply to all machines of your wallet that can be reached.")]
 DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
 
 
@@ -36,11 +36,11 @@ def status(
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl+C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second, until Ctrl+C.")] = False,
     every_value: Annotated[bool, typer.Option("--all", help="Show every value, with its meaning.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the running node does, and every path it uses."""
+    """Show the state of the running node, and the paths that it uses."""
     from neuroshard.cli.client import ReconnectingClient, connect
     from neuroshard.cli.client import watch as watch_status
     from neuroshard.cli.status_text import StatusText
@@ -97,13 +97,13 @@ def open_dashboard(
     port: Port = None,
     demo: DemoNode = False,
     print_address: Annotated[
-        bool, typer.Option("--print", help="Print the address instead, for a browser that is not on this desktop.")
+        bool, typer.Option("--print", help="Print the address instead, for a browser on another computer.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Open the running node's dashboard, or its wizard, in the browser. Only this way in has the key that it needs.
+    """Open the running node's dashboard, or its wizard, in the browser, with the key that it needs.
 
-    The key works once, within ten minutes; the browser then keeps its session for a week.
+    The key works once, within ten minutes. The browser then keeps its session for a week.
     """
     from neuroshard.cli.client import connect, entrance_of
     from neuroshard.host.desktop import open_browser_at
@@ -125,7 +125,7 @@ token_app = typer.Typer(help="Keys for programs that use a node.", no_args_is_he
 
 @token_app.command("read")
 def print_read_token(data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
-    """Print a token with which programs such as Prometheus read from the node, and change nothing.
+    """Print a token for programs such as Prometheus. With it they can read from the node, but change nothing.
 
     Send it as `Authorization: Bearer TOKEN`. It is valid until the file api-secret in the data folder is deleted.
     """
@@ -141,7 +141,8 @@ def pause(
     port: Port = None,
     demo: DemoNode = False,
     seconds: Annotated[
-        float | None, typer.Option("--for", metavar="SECONDS", help="Resume by itself, after a week at most.")
+        float | None,
+        typer.Option("--for", metavar="SECONDS", help="Resume automatically after this time, at most a week."),
     ] = None,
     every_machine: AllMachines = False,
     as_json: AsJson = False,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from neuroshard.runs.offer import OfferChoice, RunOffer
 
 
-app = typer.Typer(help="Make a run for others to join, invite friends, or show a run.", no_args_is_help=True)
+app = typer.Typer(help="Create a run, invite friends to it, and manage it.", no_args_is_help=True)
 invitations.add_to(app)
 app.command("refound")(committee.refound)
 app.command("trust")(committee.trust)
@@ -48,7 +48,7 @@ def create(
         typer.Option(metavar="FILE", help="The signed file to write. (default: run-<id>.json, or --update's)"),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Wallet of the owner; NEUROSHARD_TOKEN is better.")
+        str | None, typer.Option(metavar="TOKEN", help="Token of the owner's wallet; NEUROSHARD_TOKEN is safer.")
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
@@ -128,10 +128,13 @@ def publish(
     genesis: Annotated[Path, typer.Option(metavar="FOLDER", help="The Genesis folder of the run, which you signed.")],
     seed: Annotated[
         list[str] | None,
-        typer.Option(metavar="MULTIADDR", help="A node to begin with. May be repeated. (default: those of the run)"),
+        typer.Option(
+            metavar="MULTIADDR", help="A node to connect to first. Can be repeated. (default: those of the run)"
+        ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Wallet that signed the data; NEUROSHARD_TOKEN is better.")
+        str | None,
+        typer.Option(metavar="TOKEN", help="Token of the wallet that signed the data; NEUROSHARD_TOKEN is safer."),
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,

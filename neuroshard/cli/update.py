@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from neuroshard.update.manifest import AvailableUpdate
 
 
-app = typer.Typer(no_args_is_help=True, help="Look for a newer version, install it, or return to the one before.")
+app = typer.Typer(
+    no_args_is_help=True, help="Check for a newer version, install it, or return to the previous version."
+)
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -72,7 +74,7 @@ def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -
 
 @app.command()
 def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Return to the version before the newest update."""
+    """Return to the version from before the last update."""
     from neuroshard.cli.update_node import LocalNode
     from neuroshard.update.applying import roll_back
 

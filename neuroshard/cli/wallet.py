@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from neuroshard.identity.backup import Identity
 
 
-app = typer.Typer(help="Make, show, back up and restore a wallet.", no_args_is_help=True)
+app = typer.Typer(help="Create, show, back up and restore a wallet.", no_args_is_help=True)
 
 TokenOption = Annotated[
-    str | None, typer.Option("--token", metavar="TOKEN", help="The token; NEUROSHARD_TOKEN is better.")
+    str | None, typer.Option("--token", metavar="TOKEN", help="The token; NEUROSHARD_TOKEN is safer.")
 ]
 PassphraseFile = Annotated[
     Path | None,
