@@ -45,12 +45,12 @@ WORDS: Final[dict[int, str]] = {
     400: "The request cannot be read",
     401: "The key is missing, wrong or expired",
     403: "The request comes from a foreign page or names another host",
-    404: "There is no such thing",
-    405: "The route has no such method",
-    408: "The body came too slowly",
+    404: "Not found",
+    405: "The route does not support this method",
+    408: "The body arrived too slowly",
     413: "The body is too large",
-    422: "The request does not say what is needed",
-    429: "Too much at once",
+    422: "The request is not valid",
+    429: "Too many requests at once",
     431: "The headers are too long",
     500: "The node met an error",
     503: "The node is not ready",
@@ -117,7 +117,7 @@ def create_app(context: ApiContext) -> FastAPI:
     return app
 
 
-SETUP_DESCRIPTION = "A node that waits to be set up. Every call but `/health` needs the API secret or a session."
+SETUP_DESCRIPTION = "A node that waits for its setup. Every call but `/health` needs the API secret or a session."
 
 
 @dataclass(frozen=True)

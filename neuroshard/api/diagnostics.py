@@ -33,7 +33,7 @@ MOST_PART_BYTES: Final = 500_000  # limit per file, before compression
 PACKAGES: Final = ("neuroshard", "torch", "numpy", "libp2p", "trio", "fastapi", "uvicorn", "pydantic", "psutil")
 ZIP_BEGINS: Final = 315_532_800.0  # 1980: a zip file cannot store an earlier date
 ZIP_ENDS: Final = 4_102_444_800.0
-README: Final = """A report about one NeuroShard node, for those who help to find out what is wrong with it.
+README: Final = """A report about one NeuroShard node, for people who help to find a problem.
 
 computer.json   versions, operating system, processor, memory
 settings.json   every setting and where it comes from; never the token

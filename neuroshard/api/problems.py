@@ -157,7 +157,7 @@ def problem_of(error: Exception) -> Problem:
             errors = tuple((_location(entry["loc"]), str(entry["msg"])) for entry in error.errors()[:MOST_ERRORS])
             return Problem(422, "; ".join(f"{where}: {what}" for where, what in errors), errors=errors)
         case _:
-            return Problem(500, "The node met an unexpected error.", "Its log says more.")
+            return Problem(500, "The node met an unexpected error.", "The log has more information.")
 
 
 def render(problem: Problem, path: str) -> Response:

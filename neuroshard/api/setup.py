@@ -177,7 +177,7 @@ def confirmed_wallet(wallet: DraftWallet, answers: tuple[str, ...]) -> DraftWall
     words = wallet.words
     given = (*answers, *[""] * len(wallet.asked))
     wrong = [
-        (f"words.{index}", f"Word {place} is another one." if answer.strip() else f"Word {place} is missing.")
+        (f"words.{index}", f"Word {place} is wrong." if answer.strip() else f"Word {place} is missing.")
         for index, (place, answer) in enumerate(zip(wallet.asked, given, strict=False))
         if answer.strip().lower() != words[place - 1]
     ]
@@ -365,7 +365,7 @@ class SetupDraft:
 
     def _fault_of(self, key: str, value: JsonValue) -> tuple[str, str] | None:
         if key not in FIELDS:
-            return (key, f"{key} is not asked here.")
+            return (key, f"{key} cannot be set here.")
         if value is None or self._fixed_by(key) is not None:
             return None
         try:

@@ -310,7 +310,7 @@ def verify_checkpoints(
             CheckpointStore(Path(item.path).parent).verify(item)
         except CheckpointError as error:
             if not Path(item.path).exists():  # a running node has replaced it by a newer one
-                typer.echo(f"gone     {item.path}: the node has replaced it meanwhile", err=as_json)
+                typer.echo(f"gone     {item.path}: the node has since replaced it", err=as_json)
                 continue
             problem = str(error)
         checked.append({"path": item.path, "step": item.step, "sound": not problem, "problem": problem or None})

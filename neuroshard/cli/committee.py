@@ -71,7 +71,7 @@ def refound(
         stages = [{"stage": start.stage, "outer_step": start.outer_step} for start in starts]
         typer.echo(json.dumps({"run_id": offer.run_id, "is_founded": bool(starts), "stages": stages}))
     elif not starts:
-        typer.echo("Your node founds the run again when it runs and has its state: start it.")
+        typer.echo("Start your node. It continues the run when it has the state.")
     else:
         typer.echo(f"Your node is the only voter {what} from now on:")
         for start in starts:
@@ -124,7 +124,9 @@ def trust(
         later = (*deputies, StoredPasses(folder, offer).member(member).statement.wallet)
     stored.name_deputies(offer, wallet_of(loaded)[0], tuple(dict.fromkeys(later)))
     names = ", ".join(wallet_id_of(key)[:8] for key in stored.read(offer).deputies)
-    typer.echo(f"Deputies of run {offer.parameters.name}: {names or 'none'}. Other members learn it within 5 minutes.")
+    typer.echo(
+        f"Deputies of run {offer.parameters.name}: {names or 'none'}. Other members are informed within 5 minutes."
+    )
 
 
 def branch(
@@ -192,7 +194,7 @@ def _print_branch(offer: RunOffer, made: Branch, serve: str, *, as_json: bool) -
         layers, state = each.saved.layers, each.saved.generation
         typer.echo(f"  layers {layers.start + 1}-{layers.stop}: step {state.step:,}, outer step {state.outer_step:,}")
     typer.echo(f"Start it here:  {serve}")
-    typer.echo("Friends join with a new invitation: `neuroshard run invite` makes one for each while your node runs.")
+    typer.echo("Friends need new invitations: `neuroshard run invite` makes one for each while your node runs.")
 
 
 def _new_starts(stored: StoredFoundations, offer: RunOffer, before: Foundations) -> tuple[StageStart, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MANIFEST_SECONDS = 10.0
 LEAST_FREE_BYTES = 2_000_000_000
-_INSTALL_TORCH = "Install PyTorch into this environment as pytorch.org says for this computer."
+_INSTALL_TORCH = "Install PyTorch into this environment, as pytorch.org describes for this computer."
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def data(case: Case) -> Finding:
     if case.loaded.sources["genesis"] != "flag" and in_use is not None and in_use["source"]:
         genesis = str(in_use["source"])
     if genesis is None:
-        return Finding("data", is_well=True, detail="no place is named: the nodes of the run send the data")
+        return Finding("data", is_well=True, detail="no data source is set: the nodes of the run send the data")
     found = anyio.run(look_at_source, genesis, MANIFEST_SECONDS, backend="trio")
     return Finding("data", is_well=True, detail=found)
 
@@ -201,10 +201,12 @@ def port(case: Case) -> Finding:
         return Finding("port", is_well=True, detail=f"{settings.port} is free")
     if owner.is_setup:
         detail = f"the wizard of the first run waits at port {owner.port}"
-        return Finding("port", is_well=True, detail=detail, action="`neuroshard` opens its page again: finish there.")
+        return Finding(
+            "port", is_well=True, detail=detail, action="`neuroshard` opens the wizard again: finish it there."
+        )
     if case.status is None:
         detail = f"process {owner.pid} holds {settings.data_dir}, but no node answers at port {owner.port}"
-        return Finding("port", is_well=False, detail=detail, action="Wait for its start, or end that process.")
+        return Finding("port", is_well=False, detail=detail, action="Wait until it has started, or end that process.")
     return Finding("port", is_well=True, detail=f"a node of this folder is running at port {owner.port}")
 
 
@@ -251,7 +253,7 @@ def nat(case: Case) -> Finding:
     ]
     outside, router = outbound_host(), default_gateway()
     if outside is None:
-        detail, action = "there is no way to the internet", "Nodes of the local network still find each other."
+        detail, action = "there is no route to the internet", "Nodes on the local network still find each other."
         return Finding("nat", is_well=True, detail=detail, action=action)
     behind = f"{outside} behind {router}" if router else outside
     reachable = settings.port_mapping or settings.relay
@@ -296,7 +298,7 @@ def clock(case: Case) -> Finding:
     genesis = case.loaded.settings.genesis or ""
     error = _clock_error(genesis) if genesis.startswith(("http://", "https://")) else None
     if error is None:
-        return Finding("clock", is_well=True, detail=f"{here}; there was no other clock to compare it with")
+        return Finding("clock", is_well=True, detail=f"{here}; no other clock was available for comparison")
     is_well = abs(error) <= MOST_CLOCK_ERROR_SECONDS
     detail = f"{here}; {abs(error):,.0f} s {'ahead of' if error > 0 else 'behind'} the data's server"
     return Finding("clock", is_well=is_well, detail=detail, action="" if is_well else _SET_CLOCK)

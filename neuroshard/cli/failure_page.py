@@ -106,7 +106,7 @@ def _words(error: Exception) -> tuple[str, str, str]:
     kind = type(error).__name__
     details = DETAILS.format(frames=_escaped("\n".join([*lines, kind])))
     return (
-        f"An error in the program ended it: {kind}.",
+        f"NeuroShard stopped because of an error in the program: {kind}.",
         "Start it again; if it happens again, please report it.",
         details,
     )

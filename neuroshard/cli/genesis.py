@@ -154,7 +154,7 @@ def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOpti
     )
     if built.has_default_run and not built.is_reused:
         typer.echo(
-            "The default run that was published here stays. If the data changed, nodes cannot join that run with them:"
+            "The default run published here is unchanged. If the data changed, nodes cannot join that run with them:"
         )
         typer.echo(f"then publish another one: neuroshard run publish RUN --genesis {out}")
     typer.echo(f"Train on it: neuroshard --genesis {out}")

@@ -11,7 +11,7 @@ from typing import Any
 from neuroshard.errors import NetworkRefusedError, UsageError
 
 PUBLIC_HUB = "https://huggingface.co"
-KEPT = "The export itself is complete and was kept. Fix the cause, export to a new place and push again."
+KEPT = "The export is complete and was kept. Fix the cause, export to a new folder and push again."
 
 
 def hub_token(file: Path | None) -> str:

@@ -175,12 +175,14 @@ def name_voter(stored: StoredFoundations, offer: RunOffer, owner: Wallet, member
     run = offer.parameters.name
     return (
         f"Wallets that may vote on run {run}, in addition to yours: {names}. They get seats when they have worked for "
-        "30 minutes, the first three together. Other nodes learn it within 5 minutes."
+        "30 minutes, the first three together. Other nodes are informed within 5 minutes."
     )
 
 
 def _when_learned(status: dict[str, Any] | None) -> str:
-    return "Other members learn it within a minute." if status else "Others learn it when your node runs."
+    return (
+        "Other members are informed within a minute." if status else "Other members are informed when your node runs."
+    )
 
 
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
@@ -300,7 +302,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _print_hints(made: Invitation) -> None:
-    typer.echo("The invited opens it with a click, or runs: neuroshard --invite LINK")
+    typer.echo("Your friend opens it with a click, or runs: neuroshard --invite LINK")
     if not made.data:
         typer.echo(
             "The link names no place of the data, so your nodes send them. "

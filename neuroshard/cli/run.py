@@ -159,7 +159,7 @@ def publish(
         return
     typer.echo(f"{done.file}: run {done.run.run_id} is now the default run of these data.")
     if done.replaced is not None:
-        typer.echo(f"The default before was run {done.replaced.run_id}.")
+        typer.echo(f"The previous default was run {done.replaced.run_id}.")
     for address in done.run.seeds:
         typer.echo(f"Seed: {address}")
     if not done.run.seeds:
@@ -221,9 +221,11 @@ def _print_made(
     if is_closed:
         typer.echo("LINK is an invitation: `neuroshard run invite` makes one for each friend while your node runs.")
     elif not seeds:
-        typer.echo("ADDR is an address of a node of the run: `neuroshard status` shows it once yours is running.")
+        typer.echo("ADDR is the address of a node of the run: `neuroshard status` shows it while your node runs.")
     if source and "://" not in source:
-        typer.echo(f"Others need the data, too: copy the folder, or `neuroshard genesis serve {shlex.quote(source)}`.")
+        typer.echo(
+            f"Others also need the data: copy the folder, or run `neuroshard genesis serve {shlex.quote(source)}`."
+        )
 
 
 def _holding(offer: RunOffer) -> list[tuple[int, RunParameters]]:

@@ -113,7 +113,10 @@ def _reply(
             if error.code != TOO_LONG or len(turns) == 1:
                 raise
             del turns[:2]  # a message and its reply
-            typer.echo("(The model no longer reads the oldest message and its reply.)", err=True)
+            typer.echo(
+                "(The conversation is longer than the model can read: the oldest message and its reply are left out.)",
+                err=True,
+            )
         else:
             return
 

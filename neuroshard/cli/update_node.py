@@ -111,7 +111,7 @@ class LocalNode:
             self.stop(node)
             self.start(program, version, node)
             why = str(error).rstrip(".") or "interrupted"
-            return f"It runs outside of its service ({why}): stop it and `systemctl --user start {node.unit}`."
+            return f"It runs outside its service ({why}): stop it and run `systemctl --user start {node.unit}`."
         return ""
 
     def _start_unit(self, unit: str, version: str) -> None:

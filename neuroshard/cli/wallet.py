@@ -45,7 +45,7 @@ def new(
         return
     typer.echo(phrase)
     typer.echo(f"\nWallet {wallet.wallet_id}. Write the words down and keep them secret:", err=True)
-    typer.echo("they are the only way to this wallet, and nothing on this computer stores them.", err=True)
+    typer.echo("they are the only key to this wallet, and this computer does not store them.", err=True)
     typer.echo("Start with: NEUROSHARD_TOKEN='<the words>' neuroshard", err=True)
 
 

@@ -274,7 +274,7 @@ def _complaint(
     reason = detail.get("ctx", {}).get("error") if detail["type"] == "value_error" and key not in SECRET_KEYS else None
     because = f" ({str(reason)[:200]})" if reason else ""
     origin = places.get(key, source) if source == "config.toml" else source_name(source, key)
-    return f"{key} (from {origin}) cannot be {given}{because}: allowed is {note_of(key).allowed}."
+    return f"{key} (from {origin}) cannot be {given}{because}: use {note_of(key).allowed}."
 
 
 def source_name(source: Source, key: str) -> str:

@@ -124,7 +124,7 @@ class Settings(BaseModel):
 
     token: Annotated[SecretStr | None, SettingNote("a phrase of 12 or 24 words, 64 hex digits, or any text")] = None
     token_file: Annotated[
-        Folder | None, SettingNote("a file that holds the token", owner="`neuroshard --token-file FILE`")
+        Folder | None, SettingNote("a file with the token", owner="`neuroshard --token-file FILE`")
     ] = None
     host: Annotated[
         str,
@@ -134,7 +134,7 @@ class Settings(BaseModel):
     port: Annotated[Whole, Field(ge=0, le=65_535), SettingNote("0 to 65535; 0 takes any free port")] = 8000
     data_dir: Annotated[
         Folder,
-        SettingNote("a folder this user can write", Applies.NOT_STORED, owner="`neuroshard --data-dir FOLDER`"),
+        SettingNote("a folder that this user can write to", Applies.NOT_STORED, owner="`neuroshard --data-dir FOLDER`"),
     ] = Path()
     genesis: Annotated[
         str | None,
@@ -161,10 +161,10 @@ class Settings(BaseModel):
         Real, Field(ge=0, le=86_400), SettingNote("seconds between checkpoints, 0 to 86400", Applies.AT_ONCE)
     ] = 30.0
     checkpoint_write_gb_per_day: Annotated[
-        Real, Field(ge=0.001), SettingNote("gigabytes a day, at least 0.001", Applies.AT_ONCE)
+        Real, Field(ge=0.001), SettingNote("gigabytes per day, at least 0.001", Applies.AT_ONCE)
     ] = 200.0
     inner_steps: Annotated[
-        Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of one's own; unset: 100")
+        Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of your own; unset: 100")
     ] = None
     max_stages: Annotated[
         Whole | None, Field(ge=1, le=4096), SettingNote("1 to 4096 stages of a run; unset: as many as fit the memory")
@@ -191,9 +191,9 @@ class Settings(BaseModel):
         SettingNote("an IP address of this computer; a loopback address also turns LAN discovery and port mapping off"),
     ] = "0.0.0.0"  # noqa: S104 - other nodes must reach this one
     max_upload: Annotated[
-        Real | None, Field(gt=0), SettingNote("megabits a second, more than 0, to other nodes; unset: no limit")
+        Real | None, Field(gt=0), SettingNote("megabits per second to other nodes, more than 0; unset: no limit")
     ] = None
-    network: Annotated[bool, SettingNote("true or false; false: this node meets no others")] = True
+    network: Annotated[bool, SettingNote("true or false; false: this node does not connect to others")] = True
     lan_discovery: Annotated[bool, SettingNote("true or false; whether nodes on the local network find this one")] = (
         True
     )
@@ -219,12 +219,12 @@ class Settings(BaseModel):
     monthly_quota: Annotated[
         Real | None,
         Field(gt=0),
-        SettingNote("gigabytes a calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
+        SettingNote("gigabytes per calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
     ] = None
     cpu_percent: Annotated[
         Whole,
         Field(ge=1, le=100),
-        SettingNote("1 to 100 percent of the time, in which training computes", Applies.AT_ONCE),
+        SettingNote("1 to 100, the percentage of the time in which training computes", Applies.AT_ONCE),
     ] = 100
     gpu_max_temperature: Annotated[
         Whole | None, Field(ge=30, le=110), SettingNote("30 to 110 degrees Celsius; unset: no limit", Applies.AT_ONCE)

@@ -64,7 +64,7 @@ class Genesis:
         if self.manifest.signing_key is not None:
             return f"Verified: the manifest is signed by {self.manifest.signing_key[:16]}, every shard has a digest."
         if self.manifest.pages:
-            return "Unverified data: the manifest is not signed; shards are only checked for damage on the way."
+            return "Unverified data: the manifest is not signed; shards are only checked for transfer errors."
         return "Unverified data: the manifest has neither a signature nor digests."
 
     def pins(self, next_merge_id: int) -> GenesisPins:

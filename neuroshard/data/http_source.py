@@ -180,9 +180,9 @@ def _in_words(host: str, error: httpx.HTTPError) -> DataUnavailableError:
         case httpx.ConnectTimeout() | httpx.ConnectError():
             what = f"{host} cannot be reached"
         case httpx.TimeoutException():
-            what = f"{host} sends nothing any more"
+            what = f"{host} stopped sending"
         case httpx.ProxyError():
-            what = f"the proxy on the way to {host} refuses"
+            what = f"the proxy for {host} refused"
         case _:
             what = f"the connection to {host} broke"
     detail = _ERROR_NUMBER.sub("", str(error))

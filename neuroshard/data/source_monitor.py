@@ -153,7 +153,7 @@ class SourceMonitor:
         if manifest.signing_key is not None:
             self._trust = ManifestTrust(manifest.signing_key, was_signed=True)
         more = manifest.total_shards - self._pins.total_shards
-        words = "The source has the data of this run, and no newer ones."
+        words = "The source has the data of this run, and no newer data."
         if more:
             words = (
                 f"Newer data: {more:,} shards more than the {self._pins.total_shards:,} of this run, which stays with "

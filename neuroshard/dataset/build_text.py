@@ -116,7 +116,7 @@ def _order_key(document: Document) -> bytes:
 MAX_TEXT_FILE_BYTES = 64 << 20
 MAX_TEXT_BYTES = 512 << 20
 MAX_TEXT_FILES = 200_000
-_EXPECTED_CONTENT = "Put text files (*.txt, *.md, *.py and the like, UTF-8) into it; about 100 kB is the least."
+_EXPECTED_CONTENT = "Add text files (*.txt, *.md, *.py and the like, UTF-8) to it, at least about 100 kB."
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class S3Claim:
         """Check the claim before each write: raise ConflictError if it was lost, renew it if the thread did not."""
         with self._lock:
             if self._is_lost:
-                raise self._taken("somebody who took over after this process was silent for too long")
+                raise self._taken("another process, which took over because this one had been silent for too long")
             is_old = self._clock() - self._renewed_at > 2 * RENEW_SECONDS
         if is_old:
             self._renew()

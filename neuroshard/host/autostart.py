@@ -352,7 +352,7 @@ class AutostartStatus:
         """Return a sentence about the missing program, or an empty string if nothing is wrong."""
         if self.missing is None:
             return ""
-        return f"The {self.kind} {self.path} starts {self.missing}, which is not there."
+        return f"The {self.kind} {self.path} starts {self.missing}, which does not exist."
 
 
 def read_autostart(places: Sequence[Place]) -> AutostartStatus:

@@ -36,7 +36,7 @@ def runs_on_battery() -> bool | Unknown:
     if battery is None:
         return False
     plugged: bool | None = battery.power_plugged
-    return Unknown("the battery does not say whether it is charged") if plugged is None else not plugged
+    return Unknown("the battery does not report its charge") if plugged is None else not plugged
 
 
 def runs_on_battery_linux(supplies: Path) -> bool | Unknown:
@@ -377,7 +377,7 @@ class Sensors:
 
     def _look_at_gpu(self, uuid: str | None) -> GpuReading | Unknown:
         if uuid is None:
-            return Unknown("no NVIDIA GPU trains here now")
+            return Unknown("no NVIDIA GPU is training here now")
         if self._gpu is None or self._gpu[0] != uuid:
             self._gpu = uuid, GpuSensor(uuid)
         return self._gpu[1].look()

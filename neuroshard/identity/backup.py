@@ -107,11 +107,11 @@ def unseal(data: bytes, passphrase: str) -> Identity:
             )
         backup = read_json(data, BackupFile, MAX_BACKUP_BYTES)
     except ValueError as error:
-        raise _damaged(f"it is not a whole backup: {error}") from None
+        raise _damaged(f"it is incomplete: {error}") from None
     content = msgspec.to_builtins(backup)
     checksum, shown = content.pop("sha256"), {name: content[name] for name in BackupHead.__struct_fields__}
     if checksum != _checksum(content):
-        raise _damaged("its checksum is not the one it was written with")
+        raise _damaged("its checksum does not match")
     salt, nonce, sealed = (bytes.fromhex(text) for text in (backup.salt, backup.nonce, backup.sealed))
     try:
         secret = ChaCha20Poly1305(_key(passphrase, salt)).decrypt(nonce, sealed, canonical_json(shown))

@@ -243,7 +243,7 @@ FILE_SUFFIX = ".neuroshard-invitation"
 _CHECKSUM_BYTES = 4
 _CODE = re.compile(r"[A-Za-z0-9_-]*")
 _HTTPS_LINK = re.compile(r"https://[^/?#\s]+/join/?#(?P<code>\S*)", re.IGNORECASE)
-_COPY = "Copy it whole, from the first to the last character."
+_COPY = "Copy all of it, from the first to the last character."
 _Url = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)]
 
 

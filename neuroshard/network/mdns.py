@@ -386,7 +386,7 @@ class MdnsDiscovery:
     def _complain(self, place: ReachableInterface, error: BaseException) -> None:
         level = logging.DEBUG if self._has_complained else logging.INFO
         self._has_complained = True
-        _LOG.log(level, "Discovery on the local network of %s is off for now: %s", place.interface.name, error)
+        _LOG.log(level, "Discovery on the local network is off for now on %s: %s", place.interface.name, error)
 
 
 class _Channel:

@@ -44,7 +44,7 @@ async def keep_running(
             failures = 1 if anyio.current_time() - started > STEADY_SECONDS else failures + 1
             seconds = pause_after(failures)
             defect = None if isinstance(first_cause(error), NeuroShardError) else error  # the log shows its traceback
-            text = "%s failed and is tried again in %.0f s: %s"
+            text = "%s failed. Retrying in %.0f s: %s"
             _LOG.warning(text, name, seconds, cause_words(error), exc_info=defect)
             on_failure(cause_words(error), seconds)
             await anyio.sleep(seconds)

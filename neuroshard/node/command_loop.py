@@ -198,7 +198,7 @@ class CommandLoop:
         if state is not NodeState.PAUSED and self._requested_pause.holds:
             return CommandResult(state, "The node is leaving its layers or stopping; afterwards it is paused.")
         if state is not NodeState.PAUSED:
-            return CommandResult(state, "The pause did not begin: the node was resumed or stopped meanwhile.")
+            return CommandResult(state, "The pause did not begin, because the node was resumed or stopped before.")
         until = "until it is resumed" if duration_seconds is None else f"for {duration_seconds:,.0f} seconds"
         rule = self._requested_pause.rule_reason
         also = f" One of your rules would also pause it: {rule}" if rule else ""
@@ -219,7 +219,9 @@ class CommandLoop:
             )
         state = await trainer.wait_until_resumed()
         if state in (NodeState.PAUSED, NodeState.STOPPING, NodeState.NOT_TRAINING):
-            return CommandResult(state, "Training does not resume: the node was paused again or stopped meanwhile.")
+            return CommandResult(
+                state, "Training does not resume, because the node was paused again or stopped before."
+            )
         return CommandResult(state, f"Training resumes.{kept}")
 
     async def _store_requested_pause(self) -> str:

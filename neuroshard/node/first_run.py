@@ -217,7 +217,7 @@ class _FirstRun:
         while self.stored is None and self.demo_folder is None and self.stop.reason is None:
             self.waker.wait(LOOK_SECONDS)
             if self.desk.is_abandoned():
-                self.stop.ask("its page has been closed for half an hour")
+                self.stop.ask("its page was closed for half an hour")
 
     def ask_to_stop(self, reason: str) -> None:
         """Stop without storing anything. Any thread may call this."""

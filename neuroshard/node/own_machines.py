@@ -185,7 +185,10 @@ class OwnMachines:
 
     async def _send(self, mark: OrderMark, action: MachineAction, machine: Machine) -> _Outcome:
         if not machine.is_reachable:
-            return _Outcome(False, "It did not answer, so this did not reach it. Repeat it when the machine is back.")
+            return _Outcome(
+                False,
+                "It did not answer, so the command did not reach it. Repeat the command when the machine is back.",
+            )
         try:
             answer = await self._request(machine.node_id, action, mark.number, SEND_SECONDS)
         except (NeuroShardError, TimeoutError) as error:

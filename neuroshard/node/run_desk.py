@@ -134,7 +134,7 @@ class RunDesk:
             raise UsageError("This computer no longer asks to join.", "Ask again on that computer.")
         if not command.is_allowed:
             anyio.from_thread.run_sync(door.knocks.answer, found.wallet, None)
-            return self._result(f"{found.name or 'The computer'} is not let in.")
+            return self._result(f"{found.name or 'The computer'} was refused.")
         stored, now = StoredPasses(self._data_dir, offer), time.time()
         label = _free_label(found.name[:24] or "computer", stored)
         terms = InvitationTerms(now + DAY_SECONDS, 1, label, tip=self._tip(offer))

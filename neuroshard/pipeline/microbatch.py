@@ -47,7 +47,7 @@ class AcceleratorFullError(StageBusyError):
     """The accelerator has no free memory: another program uses it, or the stage needs more than planned."""
 
     def __init__(self) -> None:
-        super().__init__("The accelerator has no memory left.", "Close what else uses it.")
+        super().__init__("The accelerator has no memory left.", "Close other programs that use it.")
 
 
 class UnknownMicrobatchError(StageError):

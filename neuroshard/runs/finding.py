@@ -32,7 +32,7 @@ NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the
 ADMISSION_SECONDS = 5.0  # between two looks for a pass while a run does not admit this wallet
 PASS_SECONDS = 20.0  # how long peers are asked for a pass that another node of this wallet has shown
 DEFAULT_RUN_SECONDS = 20.0  # how long the seeds of a default run are asked for its parameters
-HOW_TO_JOIN = "To join one, start with --invite LINK: its owner makes the link with `neuroshard run invite`."
+HOW_TO_JOIN = "To join one, start with --invite LINK. Its owner makes the link with `neuroshard run invite`."
 HOW_TO_BEGIN = (
     "Join a run with --invite LINK, train on your own files with --text FOLDER, "
     "or name a data set with --genesis PLACE."
@@ -213,7 +213,7 @@ class RunFinder:
 
         `otherwise` says in the status what happens if none is found.
         """
-        report("Asking the source of the data which run is their default one.", None)
+        report("Asking the source of the data for their default run.", None)
         default = await default_run_of(fetcher, genesis.manifest.signing_key)
         offer = None if default is None else await self._default_offer(default, report, otherwise)
         if offer is not None:

@@ -71,7 +71,7 @@ class HeldOutVote:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.explanation = "No aggregate has been looked at yet."  # reason of the newest vote
+        self.explanation = "No aggregate was checked yet."  # reason of the newest vote
         self._held_out: HeldOut | None = None  # the pinned sequences; None until they are loaded
         self._for_choice: Tensor | None = None  # others (n, t + 1), that no loss in a report is measured on
         self._compute = compute

@@ -430,7 +430,7 @@ class StageLoop:
         """Restore the newest checkpoint without its data position, so that the spoilt steps' data are not repeated."""
         restored = None if self.parts.saver is None else await self.parts.saver.restore()
         if restored is None:
-            return "There is no checkpoint to go back to; the weights are those before these steps."
+            return "There is no earlier checkpoint; the weights are those from before these steps."
         position = self.record.progress.position
         self._continue_from(restored)
         self.record.progress = replace(self.record.progress, position=position, noted=())

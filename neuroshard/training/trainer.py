@@ -473,7 +473,7 @@ class Trainer:
         if obstacle is not None:
             return NodeState.WAITING_FOR_STAGES, obstacle
         if self._state is NodeState.STARTING:
-            return NodeState.STARTING, "Fetching the first data."
+            return NodeState.STARTING, "Downloading the first data."
         return NodeState.TRAINING, "Training."
 
     def _set_state(self, state: NodeState) -> None:

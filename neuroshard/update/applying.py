@@ -158,7 +158,7 @@ def _go_back(trial: _Trial, version: str, error: NeuroShardError | KeyboardInter
     """Start the current version again after another one failed. Always raises UpdateFailedError."""
     control, node, before = trial.control, trial.node, trial.installation.current()
     program = trial.installation.program(before)
-    said = f"The change to version {version} did not succeed: {_words(error)}."
+    said = f"The change to version {version} failed: {_words(error)}."
     try:
         trial.on_step("going back")
         control.stop(node)  # the old one if it is still ending, or the new one
@@ -231,7 +231,7 @@ def _alone(installation: Installation) -> Generator[None]:
     try:
         file = (installation.root / LOCK).open("w", encoding="ascii")
     except OSError as error:
-        action = "Update as the user, or with the tool, that installed it."
+        action = "Update as the user who installed it, or with the tool that installed it."
         raise StorageError(f"{installation.root} cannot be written: {error.strerror}.", action) from error
     with file:
         if not try_lock(file.fileno()):

@@ -131,5 +131,9 @@ async def daily_notice(settings: Settings, current: str, now: float) -> str | No
 
 def notice(version: str) -> str:
     """The sentence for people: the command if it works here, otherwise the way in which this version was installed."""
-    how = "`neuroshard update apply` installs it." if installation_root() else "install it as you installed this one."
+    how = (
+        "`neuroshard update apply` installs it."
+        if installation_root()
+        else "install it in the same way as this version."
+    )
     return f"Version {version} is available: {how}"

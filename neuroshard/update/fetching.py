@@ -32,7 +32,7 @@ FetchProgress = Callable[[int, int], None]  # bytes here, bytes in all
 
 async def fetch_manifest(url: str) -> bytes:
     """The bytes at the URL, at most MAX_MANIFEST_BYTES. Raises UpdateRefusedError, DataUnavailableError, UsageError."""
-    advice = "Set update_url to the address it redirects to, if you trust that one."
+    advice = "If you trust the address that it redirects to, set update_url to it."
     data = bytearray()
     try:
         with anyio.fail_after(MANIFEST_SECONDS):
@@ -42,7 +42,7 @@ async def fetch_manifest(url: str) -> bytes:
                     _refuse_longer(len(data) + len(chunk), MAX_MANIFEST_BYTES, "manifest")
                     data += chunk
     except TimeoutError:
-        said = f"The update manifest did not come within {MANIFEST_SECONDS:.0f} s."
+        said = f"The update manifest did not arrive within {MANIFEST_SECONDS:.0f} s."
         raise DataUnavailableError(said, "Try again later.") from None
     return bytes(data)
 
@@ -94,7 +94,7 @@ async def _attempt(artefact: Artefact, part: Path, progress: FetchProgress) -> N
     validator = validator_file.read_text(encoding="ascii", errors="ignore") if validator_file.exists() else None
     if validator is None or _size(part) > artefact.size:
         _forget(part)
-    advice = "The publisher has to name the address where the archive lies itself."
+    advice = "The publisher must name the final address of the archive."
     async with _opened(artefact.url, advice, _size(part), validator) as file:
         if file.total_bytes is not None and file.total_bytes != artefact.size:
             raise UpdateRefusedError(f"The archive has {file.total_bytes} bytes, {artefact.size} were signed.")

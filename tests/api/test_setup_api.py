@@ -162,7 +162,7 @@ def test_a_new_wallet_is_shown_until_its_words_were_given_back(wizard: SetupApi)
     assert wizard.owner("POST", "/api/setup/finish").status_code == 422
     right = [words[place - 1] for place in asked]
     assert wizard.faults("/api/setup/backup", {"words": [right[0], "zebra", ""]}) == {
-        "words.1": f"Word {asked[1]} is another one.",
+        "words.1": f"Word {asked[1]} is wrong.",
         "words.2": f"Word {asked[2]} is missing.",
     }
     assert set(wizard.faults("/api/setup/backup", {"words": []})) == {"words.0", "words.1", "words.2"}
@@ -314,7 +314,7 @@ def test_a_link_that_is_opened_answers_no_question(tmp_path: Path) -> None:
     assert (arrival["purpose"], arrival["invitation"]["label"]) == (None, "Eve")  # Join must be pressed again
     assert wizard.owner("POST", "/api/link", {"text": "neuroshard://join/\0\u202e"}).status_code == 202
     arrival = wizard.owner("GET", "/api/setup").json()["arrival"]
-    assert "Copy it whole" in arrival["link_fault"]
+    assert "Copy all of it" in arrival["link_fault"]
     assert wizard.call("POST", "/api/link", {"text": ""}, HERE).status_code == 401
 
 

@@ -200,7 +200,7 @@ def _data() -> DataStatus:
         next_shard_ready=True,
         shards=_shards(),
         refresh=RefreshStatus(
-            RefreshState.CURRENT, "The source has the data of this run, and no newer ones.", time.time() - 90
+            RefreshState.CURRENT, "The source has the data of this run, and no newer data.", time.time() - 90
         ),
         coverage=DataCoverage(3, 14, (1.0, 1.0, 2.0, 3.0, 3.0, 2.0, 0.5, 0.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.0)),
     )

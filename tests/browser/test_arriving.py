@@ -177,13 +177,13 @@ def refused() -> list[tuple[str, str]]:
     other = good[:40] + ("A" if good[40] != "A" else "B") + good[41:]
     local = code_until(time.time() + WEEK, f"/ip4/10.255.254.253/tcp/4001/p2p/{identity_of(1).node_id}")
     return [
-        (other, "Copy it whole"),
-        ("", "Copy it whole"),
+        (other, "Copy all of it"),
+        ("", "Copy all of it"),
         (code_until(1_700_000_000, PUBLIC_PEER), "The invitation expired on 2023-11-14 22:13 UTC"),
         ("A" * 10_000, "The invitation has 10000 characters; at most 1600 are read."),
-        ("neuroshard://join/<script>alert(1)</script>", "Copy it whole"),
-        ("neuroshard://join/../../etc/passwd", "Copy it whole"),
-        ("javascript:alert(document.cookie)", "Copy it whole"),
+        ("neuroshard://join/<script>alert(1)</script>", "Copy all of it"),
+        ("neuroshard://join/../../etc/passwd", "Copy all of it"),
+        ("javascript:alert(document.cookie)", "Copy all of it"),
         (local, "private addresses that are not on this computer's network"),
     ]
 

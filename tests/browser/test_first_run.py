@@ -79,7 +79,7 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         assert page.locator(".setup-words").count() == 0
         give_words_back(page, ["zebra"] * 12)
         press(page, "Check")
-        expect(page.get_by_role("alert").first).to_have_text(re.compile(r"Word \d+ is another one\."))
+        expect(page.get_by_role("alert").first).to_have_text(re.compile(r"Word \d+ is wrong\."))
         page.go_back()
         heading(page, "Write these words down")
         page.go_forward()

@@ -65,7 +65,7 @@ def test_an_invitation_made_in_the_page_is_opened_by_a_click_and_joined(
             assert code == 0, told
             shown = open_page(desktop.wait_for_page(), excused=REFUSALS)
             heading(shown, "Friends")
-            expect(shown.get_by_role("alert")).to_contain_text("Copy it whole")
+            expect(shown.get_by_role("alert")).to_contain_text("Copy all of it")
             code, told = opened(desktop, guest.data_dir, link)
             assert code == 0, told
             shown.goto(desktop.wait_for_page(2))
@@ -97,7 +97,7 @@ def test_a_link_without_a_node_opens_the_wizard_with_the_invitation(open_page: O
     with started(desktop, "link", "--", hostile):
         page = open_page(desktop.wait_for_page(), excused=REFUSALS)
         heading(page, "Join with an invitation")
-        expect(page.get_by_role("alert")).to_contain_text("Copy it whole")
+        expect(page.get_by_role("alert")).to_contain_text("Copy all of it")
         with started(desktop, "link", "--", "A" * 5_000) as second:
             told, _ = second.communicate(timeout=60)
             assert second.returncode == 0, told

@@ -42,7 +42,7 @@ def test_an_entry_whose_program_is_gone_is_told(neuroshard: Command, tmp_path: P
     entry.write_text(desktop_entry((str(gone), "--headless")))
     told = neuroshard("autostart", "status")
     assert told.code == 0
-    assert f"starts {gone}, which is not there" in told.err
+    assert f"starts {gone}, which does not exist" in told.err
     assert "`neuroshard autostart on` writes it again" in told.err
     assert neuroshard("autostart", "status", "--json").json()["missing"] == str(gone)
     gone.parent.mkdir()
@@ -64,5 +64,5 @@ def test_the_doctor_tells_of_such_an_entry(neuroshard: Command, tmp_path: Path) 
     entry.write_text(desktop_entry((str(tmp_path / "gone"), "--headless")))
     told = finding()
     assert told["is_well"] is False
-    assert f"starts {tmp_path}/gone, which is not there" in str(told["detail"])
+    assert f"starts {tmp_path}/gone, which does not exist" in str(told["detail"])
     assert "autostart off" in str(told["action"])

@@ -177,7 +177,7 @@ def test_chat_keeps_the_conversation_and_drops_what_the_model_cannot_read(neuros
     outcome = chat(neuroshard, lines, "--max-tokens", "4", "--temperature", "0", "--system", "Be brief.")
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.count("\n") >= 5
-    assert "no longer reads the oldest message" in outcome.stderr
+    assert "the oldest message and its reply are left out" in outcome.stderr
     too_long = chat(neuroshard, "word " * 5_000)
     assert too_long.returncode == 1
     assert "the model reads at most" in too_long.stderr
@@ -280,7 +280,7 @@ def test_the_doctor_asks_the_given_peers_and_ports_when_no_node_runs(
     assert {name for name, finding in findings.items() if not finding["is_well"]} == {"p2p port", "peers"}
     assert nobody in findings["peers"]["action"]
     assert "--p2p-port" in findings["p2p port"]["action"]
-    assert "there was no other clock to compare it with" in findings["clock"]["detail"]
+    assert "no other clock was available for comparison" in findings["clock"]["detail"]
 
 
 @pytest.mark.parametrize(("slow_seconds", "is_well"), [(0, True), (7200, False), (-7200, False)])

@@ -145,7 +145,7 @@ def test_a_state_that_a_running_node_replaces_meanwhile_is_not_damaged(neuroshar
         check=False,
     )
     oldest.with_name(f"{oldest.name}.away").rename(oldest)
-    assert f"gone     {oldest}: the node has replaced it meanwhile" in ran.stdout
+    assert f"gone     {oldest}: the node has since replaced it" in ran.stdout
     assert f"DAMAGED  {oldest}" not in ran.stdout
     assert (ran.returncode, ran.stderr) == (0, "")
 

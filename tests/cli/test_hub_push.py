@@ -164,7 +164,7 @@ def test_a_hub_that_refuses(
     outcome = export(neuroshard, trained, tmp_path / "model", hub.url)
     assert outcome.code == 4
     assert f"{hub.url} did not accept somebody/model: " in outcome.err
-    assert "The export itself is complete and was kept" in outcome.err
+    assert "The export is complete and was kept" in outcome.err
     assert TOKEN not in outcome.out + outcome.err
     assert "Traceback" not in outcome.err
     assert hub.files == {}

@@ -178,5 +178,5 @@ def test_a_run_becomes_the_default_of_its_data(
     default = (genesis / "run.json").read_bytes()
     rebuilt = owner("genesis", "build", "--text", small_text, "--out", genesis, "--vocabulary", "300")
     assert rebuilt.code == 0, rebuilt.err
-    assert "The default run that was published here stays." in rebuilt.out
+    assert "The default run published here is unchanged." in rebuilt.out
     assert (genesis / "run.json").read_bytes() == default

@@ -141,7 +141,7 @@ def test_every_damage_of_one_character_is_found() -> None:
         damaged = random.choice([code[:place] + letter + code[place + 1 :], code[:place] + code[place + 1 :]])
         if damaged == code:
             continue
-        with pytest.raises(InvitationError, match=r"damaged.*Copy it whole"):
+        with pytest.raises(InvitationError, match=r"damaged.*Copy all of it"):
             read_invitation(damaged)
 
 

@@ -52,7 +52,7 @@ def test_another_port_s_answer_is_passed_over() -> None:
     assert read_mapping(MAPPED, 4002) is None
 
 
-@pytest.mark.parametrize(("result", "said"), [(2, "switched this off"), (3, "no internet connection"), (9, "result 9")])
+@pytest.mark.parametrize(("result", "said"), [(2, "turned this off"), (3, "no internet connection"), (9, "result 9")])
 def test_a_refusal_may_be_short_and_says_why(result: int, said: str) -> None:
     refusal = read_mapping(bytes((0, 130, 0, result, 0, 0, 0, 5)), 4001)
     assert refusal == NatPmpRefusal(result, 5)

@@ -183,7 +183,7 @@ def test_a_refusal_is_told_and_not_asked_again() -> None:
     box = NatPmpBox(result=2)
 
     async def scenario(router: NatPmpRouter) -> None:
-        with pytest.raises(RouterRefusedError, match="switched this off"):
+        with pytest.raises(RouterRefusedError, match="turned this off"):
             await router.open(4001, 4001, 3600)
 
     play(box.answer, scenario)

@@ -44,7 +44,7 @@ def test_a_newer_version_becomes_a_warning_that_stays(place: ReleasePlace, tmp_p
             tasks.cancel_scope.cancel()
 
     anyio.run(until_told)
-    assert board.current().warnings == ("Version 9.9.9 is available: install it as you installed this one.",)
+    assert board.current().warnings == ("Version 9.9.9 is available: install it in the same way as this version.",)
 
 
 def test_a_damaged_memory_of_updates_is_a_warning_and_stays_one(place: ReleasePlace, tmp_path: Path) -> None:

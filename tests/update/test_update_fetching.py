@@ -99,7 +99,7 @@ def test_a_manifest_that_does_not_come_is_no_refused_update(
     monkeypatch.setattr(fetching, "MANIFEST_SECONDS", 0.05)
     server.files["update.json"] = b"{}"
     server.default = server.stalls_after(0)
-    with pytest.raises(DataUnavailableError, match="did not come within"):
+    with pytest.raises(DataUnavailableError, match="did not arrive within"):
         anyio.run(fetch_manifest, f"{server.url}/update.json")
 
 

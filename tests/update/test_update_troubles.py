@@ -140,7 +140,7 @@ def test_a_service_is_given_back_to_its_manager(computer: Computer, tmp_path: Pa
     with computer.node():
         done = computer.update("apply", "--yes", **variables)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "outside of its service" not in done.stdout
+        assert "outside its service" not in done.stdout
         assert [(line.split()[0], line.split()[-1]) for line in computer.starts()] == [
             ("0.1.0", "kept"),
             ("0.2.0", "kept"),

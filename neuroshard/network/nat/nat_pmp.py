@@ -137,7 +137,7 @@ def _header(packet: bytes, operation: NatPmpOperation) -> int | NatPmpRefusal | 
 
 _RESULTS = {
     1: "it supports another version of the protocol",
-    2: "its owner switched this off",
+    2: "its owner turned this off",
     3: "it has no internet connection",
     4: "it has no port left",
     5: "it does not support this operation",
