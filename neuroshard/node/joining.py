@@ -118,8 +118,8 @@ class Joining:
                 return ""
             missing = f"value of height {max(named):,}"
         return (
-            f"No node that answers has the {missing} that your invitation names: they are behind, or on another line. "
-            "Waiting for others. If this stays, ask for a new invitation, and start with it."
+            f"No node that answers has the {missing} from your invitation: the nodes are behind, or follow another "
+            "chain. Waiting for other nodes. If this does not change, ask for a new invitation and start with it."
         )
 
     def _to_ask(self) -> list[NodeId]:

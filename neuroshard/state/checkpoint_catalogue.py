@@ -121,11 +121,11 @@ def spread_warnings(stages: Sequence[SavedStage]) -> tuple[str, ...]:
         seconds = max(times) - min(times)
         warnings.append(
             f"The stages were saved up to {_duration(seconds)} apart, from {_moment(min(times))} to "
-            f"{_moment(max(times))}: together they are worse than each was with its neighbours of the time."
+            f"{_moment(max(times))}: combined, they make a worse model than stages that were saved together."
         )
     if max(steps) - min(steps) > max(FAR_APART_STEPS, FAR_APART_SHARE * max(steps)):
         warnings.append(
-            f"The stages are at steps from {min(steps):,} to {max(steps):,}: those behind have seen less of the data."
+            f"The stages are at steps from {min(steps):,} to {max(steps):,}: the older ones were trained on less data."
         )
     return tuple(warnings)
 

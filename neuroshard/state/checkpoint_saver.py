@@ -322,9 +322,10 @@ class CheckpointSaver:
         try:
             generation = self.store.write(meta, self._staging, self._cancel.is_set, residual)
         except InterruptedError:
-            return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was given up.")
+            return WriteReport(meta.step, started, self._clock() - started, None, "The last checkpoint was abandoned.")
         except StorageError as error:
-            alarm = f"{error} No checkpoint of step {meta.step} was saved; training continues, older checkpoints stay."
+            failure = f"No checkpoint of step {meta.step} was saved"
+            alarm = f"{error} {failure}; training continues, and older checkpoints are kept."
             _LOG.error("%s", alarm)  # a full disk needs no traceback
             return WriteReport(meta.step, started, self._clock() - started, None, alarm)
         finally:

@@ -433,7 +433,7 @@ def _generation(path: Path, manifest: CheckpointManifest) -> CheckpointGeneratio
 
 def _difference(found: Expectation, expected: Expectation) -> str:
     if found.architecture != expected.architecture:
-        return "The checkpoint is of another architecture."
+        return "The checkpoint has another architecture."
     if found.layers != expected.layers:
         return f"The checkpoint holds layers {found.layers.start}..{found.layers.stop}."
     return "The checkpoint belongs to another run or wallet."

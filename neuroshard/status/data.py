@@ -29,7 +29,7 @@ class RefreshStatus:
     state: Annotated[RefreshState, about("result of the last check of the data source", gauge="data_refresh")] = (
         RefreshState.PENDING
     )
-    explanation: str = "The source was not looked at again since the start."
+    explanation: str = "The source was not checked again since the start."
     checked_at: Annotated[float | None, about("time of the last check", "s since 1970")] = None
     next_at: Annotated[float | None, about("time of the next check", "s since 1970")] = None
     newest_shards: Annotated[

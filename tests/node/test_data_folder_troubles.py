@@ -16,7 +16,7 @@ from benchmarks.node_process import NodeProcess, running_node
 pytestmark = pytest.mark.process
 # Rights of files hold for root as well without these two privileges.
 WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
-CONTINUES = "training continues, older checkpoints stay"
+CONTINUES = "training continues, and older checkpoints are kept"
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_a_full_disk_stops_checkpoints_but_not_training(
         filler = fill(small_disk)
         full = node.wait_for("alarm", lambda status: status["checkpoints"]["alarm"] is not None)
         alarm = full["checkpoints"]["alarm"]
-        assert "training continues, older checkpoints stay" in alarm
+        assert "training continues, and older checkpoints are kept" in alarm
         assert str(small_disk) in alarm
         assert full["checkpoints"]["generations"]
         later = node.wait_for("steps", lambda status: status["training"]["steps"] > full["training"]["steps"] + 20)

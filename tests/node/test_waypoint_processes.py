@@ -68,5 +68,5 @@ def test_a_friend_learns_the_owners_waypoint_and_its_invitation_names_the_same_v
             tmp_path / "stray", [*quick, "--invite", leading_elsewhere(invitation)], variables=stray
         ) as lost:
             status = lost.wait_for("the reason", lambda status: "your invitation" in str(status), LONGEST_SECONDS)
-            assert f"has the value of height {MILESTONE_HEIGHTS} that your invitation names" in str(status)
+            assert f"has the value of height {MILESTONE_HEIGHTS} from your invitation" in str(status)
             assert status["training"]["steps"] == 0
