@@ -132,7 +132,7 @@ def test_the_invited_waits_for_the_line_of_its_invitation(heights: int, fork: in
             donor.offer(known, certified(known, donor.root, heights, fork=fork))
             newcomer = invited(world, known, tip)
             assert not await has_joined(newcomer, donor)
-            assert "has the value of height 128 that your invitation names" in newcomer.told[-1]
+            assert "has the value of height 128 from your invitation" in newcomer.told[-1]
             assert "ask for a new invitation" in newcomer.told[-1]
             donor.offer(known, certified(known, donor.root, LONG))
             assert await has_joined(newcomer, donor)
@@ -161,7 +161,7 @@ def test_a_later_foundation_of_the_owner_replaces_the_tip(tmp_path: Path) -> Non
             donor.offer(first, certified(first, donor.root, LONG))
             newcomer = invited(world, first, tip)
             assert not await has_joined(newcomer, donor)
-            assert "has the foundation that your invitation names" in newcomer.told[-1]
+            assert "has the foundation from your invitation" in newcomer.told[-1]
             newcomer.swarm.versions.learn_foundations(second)
             assert not await has_joined(newcomer, donor)
             third = founded(second)

@@ -65,14 +65,14 @@ def test_versions_take_force_with_their_outer_steps_and_a_joiner_gets_them_all(
         told = sign_version(tmp_path, run_id, RATES[1], starts[0])
         assert f"It applies from outer step {starts[0]} on, and version 1 before." in told
         sign_version(tmp_path, run_id, RATES[2], starts[1])
-        owner.wait_for("the news", lambda _: is_logged(owner, "signed version 3;"))
+        owner.wait_for("the news", lambda _: is_logged(owner, "signed version 3,"))
         owner.post("/api/training/resume")
         owner.wait_for_steps((starts[1] + 2) * INNER_STEPS)
         rates = rates_of(owner)
         expected = {step: RATES[sum(step >= start for start in starts)] for step in rates}
         assert rates == pytest.approx(expected)
         assert set(expected.values()) == set(RATES)
-        owner.wait_for("word of it", lambda _: is_logged(owner, "version 3 of the run holds"))
+        owner.wait_for("word of it", lambda _: is_logged(owner, "version 3 of the run applies now"))
 
         address = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]))
         invitation = Run(run_id, tmp_path / "owner").invitation
