@@ -43,21 +43,17 @@ def build(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            help="A file that lists sources (TOML or JSON), or `genesis` for the list in this package.",
+            "--config", metavar="FILE", help="A file that lists sources (TOML, JSON), or `genesis`: our list."
         ),
     ] = None,
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            help="With --text: number of token ids, up to 32000. (default: depends on the size of the text)",
+            metavar="N", help="With --text: number of token ids, up to 32000. (default: depends on the text size)"
         ),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, metavar="N", help="With --config: number of processes. (default: one per core)"),
+        int | None, typer.Option(min=1, max=1024, metavar="N", help="With --config: processes. (default: one per core)")
     ] = None,
     s3_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="With --config: S3-compatible store, if it is not Amazon's.")
@@ -70,12 +66,9 @@ def build(
             help="Format of the shards. bin: token ids; pt: tensors of torch.save, four times as large. (default: bin)",
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="With --config: keep running, and continue when the sources grow.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="With --config: continue when the sources grow.")] = False,
     token: Annotated[
-        str | None,
-        typer.Option(metavar="TOKEN", help="Token of the wallet that signs the data; NEUROSHARD_TOKEN is safer."),
+        str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is safer.")
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,

@@ -41,17 +41,14 @@ def add_to(app: typer.Typer) -> None:
 
 def invite_friend(
     run: RunName = None,
-    uses: Annotated[
-        int, typer.Option(min=1, max=10_000, metavar="N", help="Number of wallets that can join with it.")
-    ] = 1,
+    uses: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Number of wallets that can join.")] = 1,
     days: Annotated[float, typer.Option(min=0.01, max=3650, metavar="D", help="Days until it expires.")] = 7,
     label: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Name of the invitation, as `run members` shows it.")
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the link to this file.")] = None,
     qr: Annotated[
-        Path | None,
-        typer.Option("--qr", metavar="FILE", help="Also write a QR code of the link to this file, as an SVG image."),
+        Path | None, typer.Option("--qr", metavar="FILE", help="Also write a QR code of the link to this SVG file.")
     ] = None,
     may_invite: Annotated[bool, typer.Option("--may-invite", help="Let invited wallets invite others.")] = False,
     peer: Peers = None,
