@@ -209,14 +209,14 @@ class RunDesk:
 
     def _revoke(self, named: str) -> CommandResult:
         label = StoredPasses(self._data_dir, self._offer()).revoke(self._wallet, named)
-        return self._result(f"The invitation {label} is revoked. Other members learn it within a minute.")
+        return self._result(f"The invitation {label} is revoked. Other members are informed within a minute.")
 
     def _name_deputy(self, wallet: str) -> CommandResult:
         offer, stored = self._offer(), StoredFoundations(self._data_dir)
         member = StoredPasses(self._data_dir, offer).member(wallet)
         deputies = (*stored.read(offer).deputies, member.statement.wallet)
         stored.name_deputies(offer, self._wallet, tuple(dict.fromkeys(deputies)))
-        return self._result(f"{member.label} is a deputy now. Other members learn it within 5 minutes.")
+        return self._result(f"{member.label} is a deputy now. Other members are informed within 5 minutes.")
 
     def _join(self, command: JoinRun) -> CommandResult:
         if self._is_demo:
