@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from dashboard_session import OpenPage
-from playwright.sync_api import ViewportSize, expect
+from playwright.sync_api import Page, ViewportSize, expect
 from wizard_session import (
     SLOW_MS,
     FirstRun,
@@ -61,6 +61,18 @@ def check_other_browser(address: str, open_page: OpenPage) -> None:
     page.goto("about:blank")
 
 
+def choose_own_limits(page: Page) -> None:
+    """Limits that no preset has, the first time with a mistake."""
+    expect(page.get_by_label("Balanced")).to_be_checked()
+    assert page.get_by_label("Memory (MB)").count() == 0
+    page.get_by_label("Own limits").check()
+    page.get_by_label("Memory (MB)").fill("lots")
+    press(page, "Next")
+    expect(page.get_by_role("alert")).to_contain_text("Allowed is megabytes, at least 1")
+    expect(page.get_by_label("Memory (MB)")).to_be_focused()
+    page.get_by_label("Memory (MB)").fill("800")
+
+
 def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, open_page: OpenPage) -> None:
     with started(desktop) as process:
         page = open_page(desktop.wait_for_page(), excused=REFUSALS)
@@ -89,14 +101,7 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
         page.go_back()  # to words that are not shown again
         heading(page, "What may it use?")
         check_page(page)
-        expect(page.get_by_label("Balanced")).to_be_checked()
-        assert page.get_by_label("Memory (MB)").count() == 0
-        page.get_by_label("Own limits").check()
-        page.get_by_label("Memory (MB)").fill("lots")
-        press(page, "Next")
-        expect(page.get_by_role("alert")).to_contain_text("Allowed is megabytes, at least 1")
-        expect(page.get_by_label("Memory (MB)")).to_be_focused()
-        page.get_by_label("Memory (MB)").fill("800")
+        choose_own_limits(page)
         page.get_by_label("Upload (Mbit/s)").fill("2.5")
         press(page, "Next")
         heading(page, "When may it work?")
@@ -124,6 +129,12 @@ def test_a_new_wallet_from_the_first_click_to_the_dashboard(desktop: FirstRun, o
     kept = log + (desktop.data_dir / "logs/node.log").read_text()
     assert " ".join(words) not in kept
     assert not (desktop.home / ".config").exists()  # autostart was not asked for
+
+
+def balanced_settings() -> Mapping[str, object]:
+    """The preset that the wizard proposes on this computer."""
+    presets = {preset.name: preset.settings for preset in presets_of(available_mb(probe_memory(), None))}
+    return presets["balanced"]
 
 
 def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_page: OpenPage, tmp_path: Path) -> None:
@@ -174,11 +185,7 @@ def test_a_wallet_is_entered_by_keyboard_at_phone_width(desktop: FirstRun, open_
     assert (folder / "keys/wallet").read_text() == PHRASE + "\n"
     assert stat.S_IMODE((folder / "keys/wallet").stat().st_mode) == 0o600
     assert (desktop.data_dir / "config.toml").read_text() == f'data_dir = "{folder}"\n'
-    stored = tomllib.loads((folder / "config.toml").read_text())
-    (balanced,) = (
-        preset.settings for preset in presets_of(available_mb(probe_memory(), None)) if preset.name == "balanced"
-    )
-    assert stored.items() >= balanced.items()
+    assert tomllib.loads((folder / "config.toml").read_text()).items() >= balanced_settings().items()
     (entry,) = (path for path in (desktop.home / ".config").rglob("*") if path.is_file())
     assert str(folder) in entry.read_text()
     assert "legal" not in entry.read_text()
