@@ -97,6 +97,9 @@ FORMS: dict[str, SettingForm] = {
     "monthly_quota": SettingForm(
         _NET, "Monthly traffic", "Sent and received in a calendar month.", "GB per month", unset="no limit"
     ),
+    "spare_metered": SettingForm(
+        _NET, "Metered connections", "Send and receive nothing large while the connection is metered, as with a phone."
+    ),
     "network_schedule": SettingForm(
         _NET, "Network hours", "Talk to other nodes only at these times of the week.", unset="always"
     ),

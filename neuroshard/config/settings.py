@@ -221,6 +221,9 @@ class Settings(BaseModel):
         Field(gt=0),
         SettingNote("gigabytes per calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
     ] = None
+    spare_metered: Annotated[
+        bool, SettingNote("true or false; whether to send nothing large over a metered connection", Applies.AT_ONCE)
+    ] = True
     cpu_percent: Annotated[
         Whole,
         Field(ge=1, le=100),

@@ -19,7 +19,16 @@ from neuroshard.config.settings import Settings
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import DamagedFileError, StorageError
 from neuroshard.host.live_settings import Configuration
-from neuroshard.host.owner_policy import HostReadings, Rules, UserPause, clock_words, decide, next_gpu_share, readings
+from neuroshard.host.owner_policy import (
+    HostReadings,
+    Rules,
+    UserPause,
+    YesNo,
+    clock_words,
+    decide,
+    next_gpu_share,
+    readings,
+)
 from neuroshard.host.sensors import SensorThread
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.transfer_policy import TransferPolicy
@@ -85,8 +94,11 @@ SAVE_SECONDS = 5.0  # a kill may lose the count of this time
 GIGABYTE = 1e9
 
 
-def decide_network(rules: Rules, moved_bytes: int, local: datetime) -> NetworkDecision:
-    """Decide which traffic is allowed at a local time (no time zone) after this month's `moved_bytes`. Pure."""
+def decide_network(rules: Rules, moved_bytes: int, local: datetime, metered: YesNo = None) -> NetworkDecision:
+    """Decide which traffic is allowed at a local time (no time zone) after this month's `moved_bytes`. Pure.
+
+    A connection counts as metered only if the system says so.
+    """
     if not rules.network_schedule.allows(local):
         change = rules.network_schedule.next_change(local)
         when = "" if change is None else f" until {clock_words(change, local)}"
@@ -98,6 +110,9 @@ def decide_network(rules: Rules, moved_bytes: int, local: datetime) -> NetworkDe
         month = first_of_next_month(local)
         reason = f"The month's {quota:g} GB are used up: nothing large is transferred until {month.day} {month:%B}."
         return NetworkDecision(NetworkAction.SMALL_ONLY, reason, "monthly_quota", month.timestamp())
+    if rules.spare_metered and metered is True:
+        reason = "The connection is metered: nothing large is transferred over it."
+        return NetworkDecision(NetworkAction.SMALL_ONLY, reason, "spare_metered")
     return NetworkDecision()
 
 
@@ -122,10 +137,10 @@ class NetworkRules:
         self._decision = NetworkDecision()
         self._has_failed = False
 
-    async def look(self, rules: Rules, local: datetime) -> tuple[NetworkDecision, int]:
+    async def look(self, rules: Rules, local: datetime, metered: YesNo = None) -> tuple[NetworkDecision, int]:
         """Apply the rules at a local time (no time zone); return the decision and the bytes of this month."""
         moved = self._ledger.note(self._moved(), f"{local:%Y-%m}")
-        decision = decide_network(rules, moved, local)
+        decision = decide_network(rules, moved, local, metered)
         if decision != self._decision:
             self._obey(decision)
         now = anyio.current_time()
@@ -235,7 +250,7 @@ class OwnerPolicyTask:
         full_decision = decision if user is None else decide(rules, observed, user, local)
         network, moved = NetworkDecision(), 0
         if self._network is not None:
-            network, moved = await self._network.look(rules, local)
+            network, moved = await self._network.look(rules, local, observed.metered)
         self._publish(OwnerPolicyStatus(full_decision, readings(observed), network, moved // 1_000_000))
 
     def _present_rules(self) -> Rules:

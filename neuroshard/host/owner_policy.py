@@ -43,6 +43,7 @@ class HostReadings:
     idle_seconds: Idle = None  # since the last touch of keyboard or mouse
     on_battery: YesNo = None
     full_screen: YesNo = None
+    metered: YesNo = None  # whether the connection to the internet is metered
     programs: frozenset[str] | Unknown | None = None  # running programs, named as in the rules
     gpu: GpuReading | Unknown | None = None
 
@@ -70,6 +71,7 @@ class Rules:
     gpu_watts: int | None = None
     network_schedule: Schedule = field(default_factory=Schedule)
     monthly_quota: float | None = None  # gigabytes
+    spare_metered: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
@@ -86,6 +88,7 @@ class Rules:
             gpu_watts=settings.gpu_max_power,
             network_schedule=Schedule.of(settings.network_schedule),
             monthly_quota=settings.monthly_quota,
+            spare_metered=settings.spare_metered,
         )
 
     @property
@@ -188,6 +191,7 @@ def readings(observed: HostReadings) -> tuple[SensorReading, ...]:
         ("Keyboard and mouse", _idle_words(observed.idle_seconds)),
         ("Power", _choice(observed.on_battery, "on battery", "plugged in, or no battery")),
         ("Full screen", _choice(observed.full_screen, "a program fills the screen", "no program fills the screen")),
+        ("Connection", _choice(observed.metered, "metered", "not metered")),
         ("Programs", _program_words(observed.programs)),
         ("GPU", _gpu_words(observed.gpu)),
     )

@@ -1,4 +1,4 @@
-"""Sensors of this computer: battery, GPU, user input, full screen and named programs, on each system.
+"""Sensors of this computer: battery, GPU, user input, full screen, connection and programs, on each system.
 
 A value that cannot be read is `Unknown`, with the reason in words. A separate thread reads, because a display may never
 answer."""
@@ -105,6 +105,7 @@ ANSWER_SECONDS = 5.0
 _HID_IDLE = re.compile(r'"HIDIdleTime" = (\d+)')
 _PROPERTY = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 _UINT64 = re.compile(r"\(uint64 (\d+),\)")
+_VARIANT = re.compile(r"\(<uint32 (\d)>,\)")
 
 
 def macos_idle_seconds() -> float | Unknown:
@@ -132,6 +133,44 @@ def gnome_idle_seconds() -> float | Unknown:
         )
     )
     return text if isinstance(text, Unknown) else monitor_idle_seconds(text)
+
+
+def networkmanager_is_metered() -> bool | Unknown:
+    """Return whether NetworkManager calls the connection to the internet metered, or guesses it."""
+    text = _output(
+        (
+            *("gdbus", "call", "--system", "--dest", "org.freedesktop.NetworkManager"),
+            *("--object-path", "/org/freedesktop/NetworkManager", "--method"),
+            *("org.freedesktop.DBus.Properties.Get", "org.freedesktop.NetworkManager", "Metered"),
+        )
+    )
+    return text if isinstance(text, Unknown) else metered_from_networkmanager(text)
+
+
+def windows_is_metered() -> bool | Unknown:
+    """Return whether Windows calls the connection to the internet metered."""
+    kind = (
+        "Windows.Networking.Connectivity.NetworkInformation,Windows.Networking.Connectivity,ContentType=WindowsRuntime"
+    )
+    cost = f"[{kind}]::GetInternetConnectionProfile().GetConnectionCost().NetworkCostType"
+    text = _output(("powershell", "-NoProfile", "-NonInteractive", "-Command", cost))
+    return text if isinstance(text, Unknown) else metered_from_windows(text)
+
+
+def metered_from_networkmanager(gdbus: str) -> bool | Unknown:
+    """Interpret "(<uint32 N>,)", an NMMetered: 1 yes, 2 no, 3 guessed yes, 4 guessed no, 0 unknown."""
+    match = _VARIANT.search(gdbus)
+    if match is None or match[1] not in "1234":
+        return Unknown("NetworkManager does not report whether the connection is metered")
+    return match[1] in "13"
+
+
+def metered_from_windows(cost: str) -> bool | Unknown:
+    """Interpret a NetworkCostType."""
+    name = cost.strip()
+    if name not in {"Unrestricted", "Fixed", "Variable"}:
+        return Unknown("Windows does not report whether the connection is metered")
+    return name != "Unrestricted"
 
 
 def hid_idle_seconds(ioreg: str) -> float | Unknown:
@@ -308,6 +347,7 @@ def _is_full_screen(display: Any) -> bool | Unknown:
     return state is not None and display.intern_atom("_NET_WM_STATE_FULLSCREEN") in state.value
 
 
+METERED_LOOK_SECONDS = 60.0  # between two questions about the connection: on Windows each starts PowerShell
 SLOW_LOOK_SECONDS = 5.0  # between two looks that start a program or walk all processes
 
 
@@ -337,6 +377,7 @@ class Sensors:
             idle_seconds=self._idle() if rules.only_idle else None,
             on_battery=self._sometimes("battery", runs_on_battery) if rules.pause_on_battery else None,
             full_screen=self._full_screen() if rules.pause_on_full_screen else None,
+            metered=self._sometimes("metered", self._is_metered, METERED_LOOK_SECONDS) if rules.spare_metered else None,
             programs=self._sometimes(programs, lambda: running_of(programs)) if programs else None,
             gpu=self._look_at_gpu(gpu_uuid) if rules.limits_gpu else None,
         )
@@ -363,6 +404,13 @@ class Sensors:
             return Unknown(f"{reading.why}; {session.why}") if isinstance(session, Unknown) and has_display else session
         return reading
 
+    def _is_metered(self) -> bool | Unknown:
+        if self._system == "win32":
+            return windows_is_metered()
+        if self._system == "linux":
+            return networkmanager_is_metered()
+        return Unknown("this system does not report it")
+
     def _full_screen(self) -> bool | Unknown:
         if self._system == "win32":
             return windows_is_full_screen()
@@ -387,9 +435,9 @@ class Sensors:
         reading = self._sometimes(key, look)
         return reading if isinstance(reading, Unknown) else reading + self._monotonic() - self._kept[key][0]
 
-    def _sometimes(self, key: object, look: Callable[[], Any]) -> Any:
+    def _sometimes(self, key: object, look: Callable[[], Any], seconds: float = SLOW_LOOK_SECONDS) -> Any:
         now = self._monotonic()
-        if key not in self._kept or now - self._kept[key][0] >= SLOW_LOOK_SECONDS:
+        if key not in self._kept or now - self._kept[key][0] >= seconds:
             self._kept[key] = now, look()
         return self._kept[key][1]
 

@@ -24,6 +24,7 @@ CHANGES: dict[str, JsonValue] = {
     "training_schedule": ["mon-fri 18:00-08:00"],
     "network_schedule": "sat-sun 00:00-24:00",
     "monthly_quota": 100,
+    "spare_metered": "false",
     "cpu_percent": 50,
     "gpu_max_temperature": 80,
     "gpu_max_power": "200",

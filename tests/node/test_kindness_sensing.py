@@ -22,6 +22,8 @@ from neuroshard.host.sensors import (
     full_screen_from_state,
     hid_idle_seconds,
     idle_from_ticks,
+    metered_from_networkmanager,
+    metered_from_windows,
     monitor_idle_seconds,
     running_of,
     runs_on_battery,
@@ -101,6 +103,39 @@ def test_idle_times_as_systems_tell_them() -> None:
     assert isinstance(session_idle_seconds("", 1.7e9), Unknown)
     assert monitor_idle_seconds("(uint64 61234,)\n") == 61.234
     assert isinstance(monitor_idle_seconds("()\n"), Unknown)
+
+
+@pytest.mark.parametrize(("kind", "metered"), [(1, True), (3, True), (2, False), (4, False)])
+def test_networkmanager_knows_or_guesses_whether_the_connection_is_metered(kind: int, metered: bool) -> None:
+    assert metered_from_networkmanager(f"(<uint32 {kind}>,)\n") is metered
+
+
+@pytest.mark.parametrize("answer", ["", "()", "(<uint32 0>,)", "(<uint32 9>,)", "(<true>,)", "(<uint32 12>,)"])
+def test_an_answer_of_networkmanager_that_says_nothing_is_unknown(answer: str) -> None:
+    assert isinstance(metered_from_networkmanager(answer), Unknown)
+
+
+def test_the_costs_of_windows() -> None:
+    answers = {"Unrestricted\r\n": False, "Fixed\r\n": True, "Variable": True}
+    assert {answer: metered_from_windows(answer) for answer in answers} == answers
+    assert isinstance(metered_from_windows("Unknown\r\n"), Unknown)
+    assert isinstance(metered_from_windows(""), Unknown)
+
+
+def test_the_connection_is_asked_about_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, calls, now = tmp_path / "gdbus", tmp_path / "calls", [0.0]
+    program.write_text(f'#!/bin/sh\necho "$*" >> {calls}\necho "(<uint32 1>,)"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    sensors = Sensors("linux", {}, lambda: now[0])
+    for second in (0, 1, 59, 61):
+        now[0] = second
+        assert sensors.look(Rules(), None).metered is True
+    assert len(calls.read_text().splitlines()) == 2
+    assert "org.freedesktop.NetworkManager Metered" in calls.read_text()
+    program.write_text("#!/bin/sh\necho 'no such service' >&2; exit 1\n")
+    now[0] = 200
+    assert sensors.look(Rules(), None).metered == Unknown("no such service")
 
 
 def test_windows_ticks_begin_again_after_49_days() -> None:
@@ -256,7 +291,7 @@ def test_the_session_of_a_real_display(screen: str) -> None:
     assert isinstance(everything.idle_seconds, float)
     assert everything.programs == frozenset()
     assert isinstance(everything.gpu, Unknown)
-    nothing = sensors.look(Rules(pause_on_battery=False, pause_on_full_screen=False), None)
+    nothing = sensors.look(Rules(pause_on_battery=False, pause_on_full_screen=False, spare_metered=False), None)
     assert nothing == type(nothing)()
 
 

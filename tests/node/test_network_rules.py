@@ -23,7 +23,7 @@ from neuroshard.data.source import MeteredSource
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.errors import DataUnavailableError, StorageError
 from neuroshard.host.owner_limits import LEDGER_FILE, NetworkRules, TransferLedger, decide_network
-from neuroshard.host.owner_policy import Rules
+from neuroshard.host.owner_policy import Rules, Unknown
 from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.handshake import HANDSHAKE
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
@@ -53,6 +53,24 @@ def test_the_first_rule_that_holds_is_told(moved: int, quota: float, day: int, h
     else:
         assert (decision.action, decision.rule) == (NetworkAction.OPEN, "")
     assert decide_network(Rules(), moved, local).action is NetworkAction.OPEN
+
+
+@pytest.mark.parametrize(
+    ("metered", "spares", "action"),
+    [
+        (True, True, NetworkAction.SMALL_ONLY),
+        (True, False, NetworkAction.OPEN),
+        (False, True, NetworkAction.OPEN),
+        (None, True, NetworkAction.OPEN),
+        (Unknown("there is no gdbus here"), True, NetworkAction.OPEN),
+    ],
+)
+def test_nothing_large_is_sent_over_a_connection_that_the_system_calls_metered(
+    metered: bool | Unknown | None, spares: bool, action: NetworkAction
+) -> None:
+    decision = decide_network(Rules(spare_metered=spares), 0, NOON, metered)
+    assert decision.action is action
+    assert (decision.rule == "spare_metered") == (action is NetworkAction.SMALL_ONLY)
 
 
 def test_the_words_of_the_network() -> None:
