@@ -565,9 +565,9 @@ class Step:
         return not self.may_reduce(member.node_id) and not self.ledger.trusts(member.wallet_id)
 
     def proposer(self, view: int) -> NodeId:
-        """The proposer of a view: the seats take turns in order of seating."""
-        seats = self.ledger.committee.seats
-        return seats[view % len(seats)].node_id
+        """The proposer of a view: the seats take turns. Where they may lie, another one begins at each height."""
+        seats, first = self.committee.seats, self.height if self.committee.is_open else 0
+        return seats[(first + view) % len(seats)].node_id
 
     def may_reduce(self, node: NodeId) -> bool:
         """Whether a member may reduce: it has a seat, or its work is in the last aggregate.

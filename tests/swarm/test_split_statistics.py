@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import cast
 
@@ -76,12 +77,15 @@ def test_different_statistics_for_two_halves_cost_one_view_and_no_honest_name(de
     assert world.settle(until=lambda: all(world.nodes[name].done for name in honest))
     assert world.now < TIMING.redo_seconds
     world.check_safety(liars)
+    named = Counter[NodeId]()
     for name in honest:
         one = world.nodes[name]
-        assert {each.node for each in one.accused} == liars
+        assert {each.node for each in one.accused} <= liars
         assert all(len(each.proof) == 2 for each in one.accused if "has signed two" in each.what)
         assert one.failed is not None
-        assert set(one.failed.wrong) == liars  # so a quorum bars them
+        assert set(one.failed.wrong) <= liars
+        named.update(one.failed.wrong)
+    assert max(named.values()) == len(honest)  # a quorum bars it; the other one is seen next time
 
 
 def test_false_words_about_the_statistics_bar_their_author_only() -> None:

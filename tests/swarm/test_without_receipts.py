@@ -32,6 +32,14 @@ def finish(world: World, liars: set[NodeId]) -> None:
     world.check_safety(liars)
 
 
+def finish_step(world: World) -> None:
+    done = world.nodes[VICTIM].done
+    number = len(done) + 1
+    world.start_all()
+    assert world.settle(until=lambda: world.all_done(number))
+    world.check_safety()
+
+
 def says_that_the_victim_sent_nothing(one: Liar, effect: Effect) -> list[Effect]:
     """It also computes nothing, so that the others need the parts, and gives up its view at once."""
     match effect:
@@ -76,6 +84,25 @@ def test_a_proposer_leaves_out_fewer_seats_than_a_quorum_needs(proposed: int, me
     world.check_safety({liar})
     assert len(value_at(world, "g").accepted) == members
     assert views * TIMING.view_seconds <= world.now < (views + 1) * TIMING.view_seconds
+
+
+def test_the_seats_of_strangers_begin_in_turns() -> None:
+    """So a liar among the seats decides whose work counts in one step of seven, and a sleeping one costs one view."""
+    world = world_of(4)
+    first = list[NodeId]()
+    for _ in SEVEN:
+        first.append(world.proposer(0))
+        finish_step(world)
+    assert sorted(first) == SEVEN
+
+
+def test_the_owner_of_a_run_of_friends_begins_each_step() -> None:
+    world = World(SEVEN, seed=4, plan=SlicePlan(4096))
+    first = set[NodeId]()
+    for _ in range(3):
+        first.add(world.proposer(0))
+        finish_step(world)
+    assert len(first) == 1
 
 
 def sends_parts_to_all_but(reducers: set[NodeId]) -> Twist:

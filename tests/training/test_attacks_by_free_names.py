@@ -80,7 +80,7 @@ def test_nobody_follows_standings_that_free_names_invent(is_open: bool) -> None:
         network.suspend(sleeper.name)
         await for_seconds(DUE_SECONDS + 10, *awake)
         stale = proof_of(awake[0])
-        await for_seconds(3 * DUE_SECONDS, *awake)
+        await for_seconds(4 * DUE_SECONDS, *awake)
         certified = awake[0].state.outer_step
         assert certified >= 3
         liar = SimulatedReplica(BY_ID[0], InMemoryNetwork(), 9)
