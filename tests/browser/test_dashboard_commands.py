@@ -60,6 +60,29 @@ def test_the_model_writes_piece_by_piece(start_node: StartNode, open_page: OpenP
     assert (asked.prompt, asked.max_tokens, asked.temperature) == ("The function", 7, 0.8)
 
 
+def test_a_conversation_is_kept_and_sent_with_each_message(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(f"{node.url}#chat")
+    page.get_by_label("Conversation: it reads").check()
+    page.get_by_label("Max tokens").fill("3")
+    turns = page.get_by_role("list", name="Conversation").get_by_role("listitem")
+    for number, text in enumerate(("Good morning", "And then?"), start=1):
+        page.get_by_label("Your message").fill(text)
+        page.get_by_role("button", name="Send").click()
+        expect(turns).to_have_count(2 * number)
+        expect(page.get_by_label("Your message")).to_have_value("")
+    expect(turns.nth(2)).to_contain_text("And then?")
+    first, second = node.taken
+    assert isinstance(first, Generate)
+    assert isinstance(second, Generate)
+    assert str(first.prompt) in str(second.prompt)
+    reply = turns.nth(1).locator("p").inner_text()
+    assert reply
+    assert reply in str(second.prompt)
+    page.get_by_label("Conversation: it reads").uncheck()
+    expect(turns).to_have_count(0)
+
+
 def test_writing_can_be_cancelled(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     node.endless_text = True

@@ -6,8 +6,14 @@ import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
 import type { Setting } from "../views/setting-rows";
 
+export interface Turn {
+  role: "user" | "assistant";
+  content: string;
+}
+
+/** A text to continue, or a conversation to answer. */
 export interface CompletionRequest {
-  prompt: string;
+  prompt: string | readonly Turn[];
   temperature: number;
   maxTokens: number;
 }

@@ -5,7 +5,7 @@ import type { Client } from "./client";
 import { NodeError } from "./client";
 
 interface Piece {
-  choices?: { text?: string; finish_reason?: string | null }[];
+  choices?: { text?: string; delta?: { content?: string }; finish_reason?: string | null }[]; // of a text or of a conversation
   error?: { message?: string };
   title?: string;
   detail?: string;
@@ -20,8 +20,12 @@ export async function streamCompletion(
   signal: AbortSignal,
   onPiece: (text: string) => void,
 ): Promise<string> {
-  const body = { prompt: request.prompt, max_tokens: request.maxTokens, temperature: request.temperature, stream: true };
-  const response = await client.open("/v1/completions", body, signal);
+  const { prompt, maxTokens, temperature } = request;
+  const terms = { max_tokens: maxTokens, temperature, stream: true };
+  const response =
+    typeof prompt === "string"
+      ? await client.open("/v1/completions", { prompt, ...terms }, signal)
+      : await client.open("/v1/chat/completions", { messages: prompt, ...terms }, signal);
   if (!response.body) throw new NodeError("The node sent no text.", response.status);
   let finish = "";
   for await (const data of events(response.body)) {
@@ -30,7 +34,8 @@ export async function streamCompletion(
     const trouble = piece.error?.message ?? piece.detail;
     if (trouble) throw new NodeError(trouble, response.status);
     const choice = piece.choices?.[0];
-    if (choice?.text) onPiece(choice.text);
+    const text = choice?.text ?? choice?.delta?.content;
+    if (text) onPiece(text);
     if (choice?.finish_reason) finish = choice.finish_reason;
   }
   return FINISHES[finish] ?? "";

@@ -1,7 +1,7 @@
 // Talk to the model in training: streamed, cancellable, honest about how little it has seen.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { NodeActions } from "../api/actions";
+import type { NodeActions, Turn } from "../api/actions";
 import { plural } from "../format";
 import { Card } from "./parts";
 
@@ -26,6 +26,7 @@ export function Chat({ steps, ready, actions }: Props) {
   const [temperature, setTemperature] = useState(0.8);
   const [maxTokens, setMaxTokens] = useState(60);
   const [reply, setReply] = useState<Reply | null>(null);
+  const [turns, setTurns] = useState<readonly Turn[] | null>(null); // of a conversation; null: it continues a text
   const abort = useRef<AbortController | null>(null);
   useEffect(() => () => abort.current?.abort(), []);
   const running = reply?.state === "running";
@@ -34,14 +35,19 @@ export function Chat({ steps, ready, actions }: Props) {
     const controller = new AbortController();
     abort.current = controller;
     const asked: Reply = { prompt, text: "", steps, state: "running", note: "" };
+    const said: readonly Turn[] | null = turns && [...turns, { role: "user", content: prompt }];
     setReply(asked);
     let text = "";
     try {
-      const finish = await actions.complete({ prompt, temperature, maxTokens }, controller.signal, (piece) => {
+      const finish = await actions.complete({ prompt: said ?? prompt, temperature, maxTokens }, controller.signal, (piece) => {
         text = (text + piece).slice(0, MAX_REPLY_CHARACTERS);
         setReply({ ...asked, text });
       });
       setReply({ ...asked, text, state: "done", note: finish });
+      if (said) {
+        setTurns([...said, { role: "assistant", content: text }]);
+        setPrompt("");
+      }
     } catch (error) {
       const cancelled = controller.signal.aborted;
       const note = cancelled ? "Stopped by you." : error instanceof Error ? error.message : String(error);
@@ -51,6 +57,7 @@ export function Chat({ steps, ready, actions }: Props) {
 
   return (
     <Card title="Talk to the model" hint="It continues whatever you write. It learned from scratch, so early on expect nonsense." wide>
+      {turns && <Conversation turns={turns} reply={reply} />}
       <form
         class="chat"
         onSubmit={(event) => {
@@ -60,7 +67,7 @@ export function Chat({ steps, ready, actions }: Props) {
         }}
       >
         <label class="chat-prompt">
-          <span>Your text</span>
+          <span>{turns ? "Your message" : "Your text"}</span>
           <textarea rows={2} maxLength={4000} required value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
         </label>
         <div class="chat-options">
@@ -89,16 +96,44 @@ export function Chat({ steps, ready, actions }: Props) {
             />
           </label>
           <button type="submit" class={`button ${running ? "" : "button-primary"}`} disabled={!ready && !running}>
-            {running ? "Cancel" : "Continue the text"}
+            {running ? "Cancel" : turns ? "Send" : "Continue the text"}
           </button>
+          <label class="chat-mode">
+            <input
+              type="checkbox"
+              checked={turns !== null}
+              disabled={running}
+              onChange={(event) => {
+                setTurns(event.currentTarget.checked ? [] : null);
+                setReply(null);
+              }}
+            />
+            <span>Conversation: it reads what both of you wrote before</span>
+          </label>
         </div>
       </form>
-      <ReplyText reply={reply} steps={steps} ready={ready} />
+      <ReplyText reply={reply} steps={steps} ready={ready} isConversation={turns !== null} />
     </Card>
   );
 }
 
-function ReplyText({ reply, steps, ready }: { reply: Reply | null; steps: number; ready: boolean }) {
+/** All that both have written, with the reply that is under way. */
+function Conversation({ turns, reply }: { turns: readonly Turn[]; reply: Reply | null }) {
+  const open: readonly Turn[] = reply && reply.state !== "done" ? [{ role: "user", content: reply.prompt }, { role: "assistant", content: reply.text }] : [];
+  const shown = [...turns, ...open];
+  return shown.length === 0 ? null : (
+    <ol class="turns" aria-label="Conversation" aria-busy={reply?.state === "running"}>
+      {shown.map(({ role, content }, place) => (
+        <li key={place} class={role === "user" ? "turn-own" : ""}>
+          <b class="small muted">{role === "user" ? "You" : "Model"}</b>
+          <p>{content}</p>
+        </li>
+      ))}
+    </ol>
+  );
+}
+
+function ReplyText({ reply, steps, ready, isConversation }: { reply: Reply | null; steps: number; ready: boolean; isConversation: boolean }) {
   if (!reply) {
     const note = ready ? `The model has taken ${plural(steps, "learning step")} so far.` : "The model cannot be asked right now.";
     return <p class="muted small chat-note">{note}</p>;
@@ -106,11 +141,13 @@ function ReplyText({ reply, steps, ready }: { reply: Reply | null; steps: number
   const model = `Written by the model after ${plural(reply.steps, "learning step")}.`;
   return (
     <div class="reply">
-      <pre class="reply-text" data-testid="reply" tabIndex={0} aria-label="The model's text" aria-busy={reply.state === "running"}>
-        <span class="muted">{reply.prompt}</span>
-        {reply.text}
-        {reply.state === "running" && <span class="caret" aria-hidden="true" />}
-      </pre>
+      {!isConversation && (
+        <pre class="reply-text" data-testid="reply" tabIndex={0} aria-label="The model's text" aria-busy={reply.state === "running"}>
+          <span class="muted">{reply.prompt}</span>
+          {reply.text}
+          {reply.state === "running" && <span class="caret" aria-hidden="true" />}
+        </pre>
+      )}
       <p class={`small chat-note ${reply.state === "failed" ? "text-bad" : "muted"}`} role="status">
         {reply.state === "running" ? "Writing…" : `${reply.note} ${reply.state === "failed" ? "" : model}`}
       </p>
