@@ -184,7 +184,7 @@ class AllReduce:
     # Reducers that fail
 
     def explain(self) -> list[Effect]:
-        """Tell the seats once, by a statement without digests, if others keep this reducer from its work.
+        """Report to the seats once, by a statement without digests, if others keep this reducer from its work.
 
         A member that sends it no parts or no statistics could otherwise have it called silent.
         """
@@ -440,7 +440,7 @@ class AllReduce:
         return self._look_for_lies()
 
     def made_statistics(self, statistics: Mapping[int, Encoded]) -> list[Effect]:
-        """Continue with this node's finished statistics. Those of checked slices are said if they contradict others."""
+        """Continue with this node's finished statistics, and send those of checked slices that contradict others."""
         self._is_stating = False
         if not statistics:
             return []
@@ -471,7 +471,7 @@ class AllReduce:
         return effects
 
     def reduced(self, results: Mapping[int, Encoded]) -> list[Effect]:
-        """Continue with this node's finished results. Those of checked slices are said if they contradict others.
+        """Continue with this node's finished results, and send those of checked slices that contradict others.
 
         When the last of several jobs is done, all digests go ahead, so that audits begin while the results travel.
         """
@@ -535,13 +535,13 @@ class AllReduce:
         """
         if self._reduction is None:
             return []
-        sent, told = dict[int, Encoded](), dict[int, Encoded]()
+        sent, signed = dict[int, Encoded](), dict[int, Encoded]()
         for index in indices:
             one = self._slices[index]
-            (sent if one.reducers[0] == self._setting.self_id else told)[index] = one.parts[self._order[0]]
+            (sent if one.reducers[0] == self._setting.self_id else signed)[index] = one.parts[self._order[0]]
         return [
             Reduce(self.round_id, {index: self._slices[index].rows(self._order) for index in some}, self._reduction)
-            for some in (*in_messages(sent), told)
+            for some in (*in_messages(sent), signed)
             if some
         ]
 

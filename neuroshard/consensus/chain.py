@@ -115,7 +115,7 @@ class ReducerShare(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
-    """What follows from a value and all values before it."""
+    """The state that follows from a value and all values before it."""
 
     committee: Committee
     seed: HexDigest  # of the draws in the next outer step: nobody knew it when the members of that step were chosen
@@ -264,7 +264,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class ChainProof(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a newcomer needs to verify the newest certified state from the foundation."""
+    """The values that prove the newest certified state to a newcomer that knows the foundation."""
 
     ledger: ChainLedger  # after the newest value
     tip: Quorum | None  # None: no height was certified since the foundation
@@ -363,7 +363,7 @@ class Chain:
     def place_of(self, root: str, outer_step: int) -> tuple[Standing, ChainLedger] | None:
         """The standing that certifies an outer state, and the ledger after it; None if the chain does not lead there.
 
-        Of an earlier standing the ledger has the right committee only: that is enough to check how its step ended.
+        For an earlier standing the ledger has only the right committee, which is enough to check the end of its step.
         """
         if self.standing.is_state(root, outer_step):
             return self.standing, self.ledger
@@ -401,7 +401,7 @@ class Chain:
         return committee
 
     def proof(self, known_height: int = LARGEST_HEIGHT) -> ChainProof:
-        """What a newcomer needs, with the values above a height that it knows."""
+        """The proof for a newcomer, with the values above a height that it knows."""
         unknown = max(0, self.standing.height - known_height)
         return ChainProof(self.ledger, self.tip, self.changes, self.recent[-unknown:] if unknown else ())
 
@@ -441,7 +441,7 @@ class Chain:
         return replace(self, ledger=proof.ledger, tip=proof.tip, changes=proof.changes, recent=recent)
 
     def with_earlier(self, certificates: Iterable[Quorum]) -> Chain:
-        """The chain with values before its newest ones, as far as they lead there."""
+        """The chain with those of these values that lead to its newest ones."""
         return self if self.tip is None else replace(self, recent=self._joined((*certificates, *self.recent), self.tip))
 
     @staticmethod

@@ -225,7 +225,7 @@ Entry: TypeAlias = SeatEntry | Trust | Bar
 
 @dataclass(frozen=True)
 class EntryRules:
-    """What the entries of one value may do."""
+    """The changes that the entries of one value may make."""
 
     height: int  # of the value
     owner: WalletId  # whose seat is the first one
@@ -233,7 +233,7 @@ class EntryRules:
     def applied(self, committee: Committee, entries: Sequence[Entry]) -> Committee:
         """Return the committee after the entries, in their order. Raises InvalidEntryError that names the entry.
 
-        The evidence of an entry (signatures, accepted work) is checked elsewhere, before a seat votes: whoever reads a
+        The evidence of an entry (signatures, accepted work) is checked elsewhere, before a seat votes. The reader of a
         certificate relies on the quorum that has checked it.
         """
         changes = [entry for entry in entries if not isinstance(entry, Trust | Bar)]
@@ -309,13 +309,13 @@ def _changed(committee: Committee, seats: tuple[Seat, ...], faults: int | None =
 
 
 def most_admitted(committee: Committee) -> int:
-    """The number of seats that the next value may add: an eighth, or what an open committee lacks of its first four."""
+    """The number of seats that the next value may add: an eighth, or what completes the first four of an open one."""
     seated = len(committee.seats)
     return max(1, seated // 8, LEAST_OPEN_SEATS - seated if committee.is_open else 0)
 
 
 def barred_after(barred: Iterable[Barred], bars: Iterable[Bar], outer_step: int, most: int) -> tuple[Barred, ...]:
-    """The nodes that reduce nothing in an outer step, at most so many. Raises InvalidEntryError."""
+    """The nodes that reduce nothing in an outer step, at most `most`. Raises InvalidEntryError."""
     until = {one.node_id: one.until for one in barred if one.until > outer_step}
     for bar in bars:
         if bar.node_id not in until and len(until) >= most:

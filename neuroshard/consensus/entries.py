@@ -43,7 +43,9 @@ from neuroshard.types import NodeId, WalletId
 def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> EntryEvidence:
     """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small."""
     seats = step.committee.members
-    departures = {one.member: one for one in (*new.departures, *known.departures) if one.body.step_id == step.id}
+    leave_requests = {
+        one.member: one for one in (*new.leave_requests, *known.leave_requests) if one.body.step_id == step.id
+    }
     keys = {one.member.wallet_id: one for one in (*new.keys, *known.keys) if one.body.step_id == step.id}
     silences = {
         (one.member, one.body.wallet_id): one
@@ -53,7 +55,7 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
     faults = {one.member: one for one in (*new.faults, *known.faults) if one.body.step_id == step.id}
     double_votes = {pair[0].member: pair for pair in (*new.double_votes, *known.double_votes)}
     return EntryEvidence(
-        tuple(one for member, one in sorted(departures.items()) if member in seats),
+        tuple(one for member, one in sorted(leave_requests.items()) if member in seats),
         tuple(one for (member, _), one in sorted(silences.items()) if member in seats),
         tuple(one for wallet, one in sorted(keys.items()) if wallet in step.committee.wallets),
         tuple(pair for member, pair in sorted(double_votes.items()) if member in seats),
@@ -107,7 +109,7 @@ def _committee_after(step: Step, entries: Sequence[Entry]) -> Committee:
 def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]]:
     """Every entry that has evidence, valid or not, in groups of which all or none enter the value."""
     committee, admissions = step.committee, step.ledger.due_admissions()
-    for signed in evidence.departures:
+    for signed in evidence.leave_requests:
         if signed.body.step_id == step.id and signed.member in committee.members:
             yield (Leave(signed.member.wallet_id),)
     for signed in evidence.keys:
@@ -127,7 +129,7 @@ def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]
 
 
 def _admitted(committee: Committee, admissions: Sequence[Admit]) -> Iterable[Sequence[Admit]]:
-    """Admissions one by one; in an open committee all at once that it lacks of its first four seats."""
+    """Admissions one by one. An open committee gets the missing ones of its first four seats at once."""
     lacking = LEAST_OPEN_SEATS - len(committee.seats) if committee.is_open else 0
     if lacking > 0:
         yield admissions[:lacking]
@@ -171,7 +173,7 @@ def _silent_wallets(step: Step, evidence: EntryEvidence) -> list[WalletId]:
 def _faulty_reducers(step: Step, evidence: EntryEvidence) -> Iterable[Bar]:
     """Nodes that a quorum calls wrong, and those that a quorum calls silent or wrong.
 
-    Liars alone are no quorum, so they bar nobody. The honest seats together are one, whatever the liars say.
+    Liars alone do not reach a quorum, so they bar nobody. The honest seats together are one, whatever the liars say.
     """
     wrong, faulty = defaultdict[NodeId, set[NodeId]](set), defaultdict[NodeId, set[NodeId]](set)
     for signed in evidence.faults:

@@ -6,7 +6,7 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
     a node learns                                    it continues
     a statement of a higher number, valid            from the standing that the statement names
     two statements of one number that differ         not at all, until a higher one names both. Two of the owner
-                                                     without stages after the same statement are no contradiction
+                                                     without stages after the same statement do not contradict
     a statement of a lower or the same number again  as before
     a statement whose predecessor is not known       as before, and asks for the predecessor
     a deputy's statement, and one of the owner of    as before: the owner's word counts
@@ -15,7 +15,7 @@ number are two epochs, and nothing that belongs to one counts in the other. Noth
 
 The owner names deputies in a statement, which needs no stages. A deputy may found while the owner is away. It names no
 other deputies, and never goes below the heights of earlier statements or below the owner's newest waypoint on its line.
-What the owner has continued stays valid.
+Statements that the owner has continued stay valid.
 
 In a run that is open to strangers, the owner's statements also name the wallets that may get seats. The chain takes the
 list in by an entry whose number is the epoch of the statement, so an old list cannot return.
@@ -88,9 +88,9 @@ class Foundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     previous: HexDigest | None = None  # the statement before it
     # all statements of the number before this one, if they contradict each other
     contradictions: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_CONTRADICTIONS)] = ()
-    # keys that may sign later statements, besides the owner's
+    # keys that may sign later statements, in addition to the owner's
     deputies: Annotated[tuple[PublicKey, ...], Meta(max_length=MAX_DEPUTIES)] = ()
-    # wallets that may get seats among strangers, besides the owner's
+    # wallets that may get seats among strangers, in addition to the owner's
     trusted: Annotated[tuple[NamedWallet, ...], Meta(max_length=MAX_TRUSTED)] = ()
 
     def __post_init__(self) -> None:
@@ -284,13 +284,13 @@ class Foundations:
 
     @property
     def deputies(self) -> tuple[bytes, ...]:
-        """The keys that may sign the next statement besides the owner's: all highest statements name them."""
+        """The keys that may sign the next statement in addition to the owner's: all highest statements name them."""
         named = [each.foundation.deputies for each in self.highest]
         return tuple(key for key in named[0] if all(key in keys for keys in named)) if named else ()
 
     @property
     def trusted(self) -> tuple[WalletId, ...]:
-        """The wallets that may get seats among strangers, besides the owner's."""
+        """The wallets that may get seats among strangers, in addition to the owner's."""
         return self.highest[0].foundation.trusted if self.highest else ()
 
     @property

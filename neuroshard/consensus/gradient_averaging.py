@@ -161,10 +161,10 @@ class GradientAveraging:
         return float(f"{learning_rate_at(steps, self.inner):.6e}")
 
     def parts(self, state: OuterState) -> Mapping[str, Tensor]:
-        """Views of the parts of a state beside the weights. Raises ValueError for the state of another strategy."""
+        """Views of the parts of a state without the weights. Raises ValueError for the state of another strategy."""
         sizes = _sizes(self.plan)
         if state.velocity.shape != (averaging_kept_length(self.plan),):
-            raise ValueError(f"gradient averaging keeps {averaging_kept_length(self.plan)} numbers beside the weights")
+            raise ValueError(f"gradient averaging keeps {averaging_kept_length(self.plan)} numbers and the weights")
         bounds = zip(sizes.items(), accumulate(sizes.values()), strict=True)
         return {name: state.velocity[end - size : end] for (name, size), end in bounds}
 
@@ -229,7 +229,7 @@ def first_state(
 
 
 def averaging_kept_length(plan: FactorPlan) -> int:
-    """Number of values that a state keeps beside the weights."""
+    """Number of values that a state keeps in addition to the weights."""
     return sum(_sizes(plan).values())
 
 

@@ -83,11 +83,11 @@ class GroupRounds:
         book: VoteLog,
         chain: StageChain,
         times: RoundTimes | None = None,
-        told: StageRoundsStatus | None = None,
+        reported: StageRoundsStatus | None = None,
         offload: BlockingRunner = anyio.to_thread.run_sync,
         note_abandoned: Callable[[Abandoned], None] = lambda _why: None,
     ) -> None:
-        """`told` is the status before a restart. `note_abandoned` gets rounds abandoned while training continued."""
+        """`reported` is the status before a restart. `note_abandoned` gets those abandoned while training continued."""
         self.stage = replica.stage
         self.chain = chain
         self.must_follow = anyio.Event()  # set once the chain proves a newer state that this node must download
@@ -110,7 +110,7 @@ class GroupRounds:
         self._exchange_seconds: float | None = None  # of this member's last round
         self._note_abandoned = note_abandoned
         self._beside: TaskGroup | None = None  # task group for rounds during training, while `run` is active
-        self.status = told or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
+        self.status = reported or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
         # Durations in seconds of the views in which rounds completed. Views before them failed because a member was
@@ -218,7 +218,7 @@ class GroupRounds:
                 await sleep_to_tick(pause)
 
     async def _keep_probing(self) -> None:
-        """Ask the replicas that have not answered lately, beside the others: nobody waits for them."""
+        """Ask the replicas that have not answered lately, apart from the others: nobody waits for them."""
         while True:
             now = anyio.current_time()
             unproven = self._matchmaking.unproven(self.chain.ledger, now)
@@ -247,7 +247,7 @@ class GroupRounds:
             await self.seats.look(look.step, self._matchmaking, now)
         ahead = self._matchmaking.ahead(self.chain.ledger, look)
         if ahead and not self._is_learning and self._beside is not None:
-            self._beside.start_soon(self._learn, ahead)  # whoever does not answer delays no look
+            self._beside.start_soon(self._learn, ahead)  # a node that does not answer delays no look
         if await self._is_behind(look):
             return
         due = self._matchmaking.looked(look)

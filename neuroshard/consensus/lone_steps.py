@@ -94,7 +94,7 @@ class LoneSteps:
         return UNPROVEN if self.is_ahead and self._chain.obstacle == "" and self.pending() is None else ""
 
     def after_lost_state(self) -> Step | None:
-        """The step after the newest certified state, which this node lacks.
+        """The step after the newest certified state, which this node does not have.
 
         None if others have a say in that step, or if any of the lost states has the work of others.
         """

@@ -9,7 +9,7 @@ others nothing. Where strangers take part, only the work of established members 
     is the chain's newest, step due         enters, if a quorum of the seats is here and it may take part
     a seat has sent its intent for the step enters
     a replica reports a greater height      asks for its chain, and adopts what the chain proves
-    the chain proves a newer state          catches up by aggregates; else downloads the state
+    the chain proves a newer state          catches up by aggregates, or downloads the state
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from neuroshard.status.rounds import Voter
 from neuroshard.types import NodeId, WalletId
 
 ASKED_AT_ONCE = 16  # replicas that have not answered lately
-NEWCOMER_SHARE = 0.1  # of the time since the last step: so long an open run waits for strangers
+NEWCOMER_SHARE = 0.1  # of the time since the last step, for which an open run waits for strangers
 SILENT_SECONDS, SILENT_HEIGHTS = 600.0, 6  # without an answer of a seat, both: then the others may remove it
 
 
@@ -127,7 +127,7 @@ class DueStep:
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at the replicas has shown."""
+    """The answers of the replicas at one look."""
 
     own: ReplicaStatus
     others: Mapping[NodeId, ReplicaStatus]  # those that answered

@@ -72,7 +72,7 @@ class _Arriving:
 
 @dataclass
 class _Lane:
-    """What waits for one receiver and is under way to it: small messages, or large ones."""
+    """The small or the large messages that wait for one receiver or are under way to it."""
 
     waiting: deque[Sequence[Encoded]] = field(default_factory=deque[Sequence[Encoded]])
     carriers: int = 0  # tasks that send its messages
@@ -225,7 +225,7 @@ class RoundMessageQueue:
             start += length
 
     async def _has_arrived(self, peer: NodeId, frame: Frame, length: int, moving: int) -> bool:
-        """Send a part of this length, with which so many bytes are under way to its receiver."""
+        """Send a part of this length, with which `moving` bytes are under way to its receiver."""
         for _ in range(MAX_TRIES):
             began = anyio.current_time()
             try:

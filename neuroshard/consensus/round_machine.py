@@ -170,7 +170,7 @@ class RoundStateMachine:
         self._evidence = merged_evidence(self.setting.step, self._evidence or EntryEvidence(), evidence)
         if self.voting.completed is not None or self.views.has_proposal or self._exchange is not None:
             return []
-        if self.has_entered and not evidence.departures:
+        if self.has_entered and not evidence.leave_requests:
             return []  # only a leave is urgent; other entries go with the aggregate
         return self._propose_entries(now)
 

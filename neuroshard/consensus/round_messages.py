@@ -370,7 +370,7 @@ class NewViewSaid(AuthoredMessage[NewView], frozen=True, tag="new-view", forbid_
 class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     """The signed statements that make the entries of a proposal valid."""
 
-    departures: Annotated[tuple[VerifiedBody[Departure], ...], Meta(max_length=MAX_SEATS)] = ()
+    leave_requests: Annotated[tuple[VerifiedBody[Departure], ...], Meta(max_length=MAX_SEATS)] = ()
     silences: Annotated[tuple[VerifiedBody[Silence], ...], Meta(max_length=MAX_SEATS * MAX_SEATS)] = ()
     keys: Annotated[tuple[VerifiedBody[VotingKey], ...], Meta(max_length=MAX_SEATS)] = ()
     double_votes: Annotated[tuple[tuple[VerifiedBody[Vote], VerifiedBody[Vote]], ...], Meta(max_length=MAX_SEATS)] = ()
@@ -378,7 +378,7 @@ class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     faults: Annotated[tuple[VerifiedBody[ReducerFaults], ...], Meta(max_length=MAX_SEATS)] = ()
 
     def __post_init__(self) -> None:
-        _verify(Departure, self.departures, "departures")
+        _verify(Departure, self.leave_requests, "leave_requests")
         _verify(Silence, self.silences, "silences")
         _verify(VotingKey, self.keys, "keys")
         _verify(Vote, [vote for pair in self.double_votes for vote in pair], "double_votes")

@@ -250,7 +250,7 @@ class RoundRunner:
         """Keep this node's own evidence, as if it had been received, for the step that the node enters next."""
         self._heard.keep(own, evidence, 0, counts=True)
 
-    def tell(self, nodes: frozenset[NodeId], message: EvidenceSaid | CertificateSaid) -> None:
+    def notify(self, nodes: frozenset[NodeId], message: EvidenceSaid | CertificateSaid) -> None:
         """Send a message that belongs to no running step of this node."""
         self._say(nodes, message)
 

@@ -99,13 +99,13 @@ class SeatChanges:
         )
         if evidence != EntryEvidence():
             self._actor.keep(self._member.node_id, EvidenceSaid(evidence))
-            self._actor.tell(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
+            self._actor.notify(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
 
     def _removed(self, step: Step) -> list[Seat]:
         return [seat for seat in step.committee.seats if self._is_removed(seat.wallet_id)]
 
     def _faults(self, step: Step) -> tuple[VerifiedBody[ReducerFaults], ...]:
-        """What this node's seat knows about the reducers of the step before."""
+        """The word of this node's seat about the reducers of the step before."""
         failed = self._actor.failed
         if failed is None or failed.value != step.standing.value or self._member not in step.committee.members:
             return ()
@@ -144,8 +144,8 @@ class SeatChanges:
                 terms = self._free_step()
                 if terms is not None:
                     step_id = terms[0].step.id
-                    evidence = EntryEvidence(departures=(self._sign(Departure(step_id)),))
-                    self._actor.tell(terms[0].others, EvidenceSaid(evidence))
+                    evidence = EntryEvidence(leave_requests=(self._sign(Departure(step_id)),))
+                    self._actor.notify(terms[0].others, EvidenceSaid(evidence))
                     self._vote(terms, evidence)
                 with anyio.move_on_after(ASK_AGAIN_SECONDS):
                     await self._chain.changed.wait()
@@ -160,7 +160,7 @@ class SeatChanges:
         if terms is None:
             return
         step = terms[0].step
-        if any(one.body.step_id == step.id and one.member in step.committee.members for one in evidence.departures):
+        if any(one.body.step_id == step.id and one.member in step.committee.members for one in evidence.leave_requests):
             self._vote(terms, evidence)
 
     def _vote(self, terms: tuple[RoundConfig, RoundWork], evidence: EntryEvidence) -> None:
@@ -171,7 +171,7 @@ class SeatChanges:
         """Send the certificate to the seats that remain: they may not have received all votes."""
         chain = self._chain.chain
         if chain is not None and chain.tip is not None:
-            self._actor.tell(others, CertificateSaid(chain.tip))
+            self._actor.notify(others, CertificateSaid(chain.tip))
         while not self._actor.mail.is_empty():
             await anyio.sleep(0.02)
 
@@ -189,7 +189,7 @@ class SeatChanges:
 
 
 def _advice(chain: Chain) -> str:
-    """What is missing for more seats among strangers, or for the end of some."""
+    """The conditions that are missing for more seats among strangers, or for the end of some."""
     ledger, committee = chain.ledger, chain.ledger.committee
     if ledger.strangers is None:
         return ""

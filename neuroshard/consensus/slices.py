@@ -170,7 +170,7 @@ class SliceState:
         return tuple(map(self.parts.__getitem__, order))
 
     def agreed(self, said: Mapping[NodeId, str]) -> str:
-        """The digest that counts at this node: its own if it computes the slice, else that of all reducers; or ""."""
+        """The digest that counts at this node: its own of a slice that it computes, or that of all reducers; or ""."""
         if self.is_computed:
             return said.get(self.self_id, "")
         first = said.get(self.reducers[0], "")

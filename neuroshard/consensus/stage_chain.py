@@ -151,7 +151,7 @@ class StageChain:
             self._refuted = founding.statement
             _LOG.error(
                 "An heir continues stage %d on a line that this node does not follow: the chain here has another heir, "
-                "or several seats. Whoever follows that line trains apart. The run's owner can end it: "
+                "or several seats. A node on that line trains apart. The run's owner can end it: "
                 "`neuroshard run refound`.",
                 chain.start.stage + 1,
             )

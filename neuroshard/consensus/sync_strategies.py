@@ -267,7 +267,7 @@ def sequences_to_round(
 
 
 def kept_length(parameters: OuterOptimization, schema: TensorSchema) -> int:
-    """Number of values in the outer state of a stage beside the anchor."""
+    """Number of values in the outer state of a stage in addition to the anchor."""
     if parameters.strategy == "averaging":
         return averaging_kept_length(factor_plan(parameters, schema))
     return schema.total_size

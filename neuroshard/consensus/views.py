@@ -228,7 +228,7 @@ class Views:
 
 
 def facts_of(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts:
-    """What the judgement of contributions needs of their authors, in row order."""
+    """The facts about the authors that the judgement of contributions needs, in row order."""
     commitments = [one.body.commitment for one in intents]
     return MemberFacts(
         work=tuple([float(one.body.sequences) for one in intents]),

@@ -326,7 +326,7 @@ class Voting:
 
 
 def votes_in(message: Message) -> Sequence[VerifiedBody[Vote]]:
-    """The votes in a message, whoever signed them."""
+    """The votes in a message, by any signer."""
     match message:
         case VoteSaid(signed):
             return [signed]

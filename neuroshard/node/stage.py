@@ -212,7 +212,7 @@ def _outer_part(
             partial(swarm.versions.founding_of, index),
             FileChainStore(home.store.folder / ROUNDS_FOLDER, home.store.data_dir),
         ),
-        told=swarm.rounds.earlier(swarm.name_of(index)),
+        reported=swarm.rounds.earlier(swarm.name_of(index)),
         note_abandoned=outer.note_abandoned,
     )
     return outer, group, StateDonor(stage.keeper, outer, progress, group), vote

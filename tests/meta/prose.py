@@ -6,10 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from source_files import ROOT, name_of, ours
-
-# Not yet rewritten with the words of the field.
-REWRITTEN_WITH_THE_CHAIN = ("neuroshard/consensus/",)
+from source_files import ROOT, ours
 
 UNITS = "second|minute|hour|day|month|step|token|line|node|file|page|parameter|layer|round|request|connection|peer"
 COUNTED = r"(?:\d[\d.,]*\d|\d|one|two|three|ten|bytes|[KMG]i?B|Mbit|tokens|sequences|steps|requests|frames|calls)"
@@ -66,10 +63,9 @@ REPLACED: dict[str, str] = {
     "passage": "trace, sequence",
     "passages": "traces, sequences",
 }
-# Names that others choose: Python's files, and consensus until the chain of certificates rewrites it.
+# Names that others choose: Python's files.
 NOT_OURS_TO_CHOOSE = {
     "neuroshard/data/shard_file.py": {"tell"},
-    "neuroshard/node/stage.py": {"told"},
 }
 
 FOLDERS = ("neuroshard", "installers", "docs", "web/src")
@@ -95,8 +91,7 @@ def prose_files() -> list[Path]:
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in ENDINGS]
     found += [path for path in (ROOT / "installers").rglob("*") if path.parent.name != "locks"]
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "web/index.html", "hatch_build.py")]
-    files = [path for path in sorted({*found, *top}) if path.is_file() and ours(path)]
-    return [path for path in files if not name_of(path).startswith(REWRITTEN_WITH_THE_CHAIN)]
+    return [path for path in sorted({*found, *top}) if path.is_file() and ours(path)]
 
 
 def hits_in_prose(name: str, text: str) -> list[str]:

@@ -178,7 +178,7 @@ class SimulatedReplica:
             AcceptanceCheck(self._root_after, self._candidates, self._object, self._choose),
             book=self.book,
             chain=StageChain(self.founding or (lambda: founding), self.store, at_once),
-            told=self.told,
+            reported=self.told,
             times=self.times,
             offload=at_once,
             note_abandoned=self._note_abandoned,
