@@ -54,6 +54,7 @@ def enter_wallet(page: Page) -> None:
     page.get_by_label("Wallet phrase").fill(PHRASE)
     press(page, "Next")
     heading(page, "What may it use?")
+    page.get_by_label("Own limits").check()
     page.get_by_label("Memory (MB)").fill("600")
     page.get_by_label("Processor threads").fill("1")
     press(page, "Next")

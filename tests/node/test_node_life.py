@@ -35,7 +35,7 @@ def test_a_restart_goes_on_where_it_was_and_a_stop_saves_the_last_step(trained: 
     assert "SIGTERM received" in log[-1]
     final = newest_state(trained).step
     assert final >= seen["training"]["steps"]
-    assert f"checkpoint of step {final} saved" in log[-2]
+    assert f"checkpoint of step {final} was saved" in log[-2]
 
 
 def test_a_kill_loses_no_more_than_the_status_said(

@@ -97,5 +97,5 @@ def test_an_answer_that_is_given_twice_makes_one_invitation(
 
     trio.run(main)
     assert not knocks.waiting
-    assert refused == ["This computer does not ask any more."]
+    assert refused == ["This computer no longer asks to join."]
     assert len(StoredPasses(tmp_path, offer).issued().issued) == 1
