@@ -236,7 +236,7 @@ def test_what_was_agreed_on_and_is_not_finite_shows_in_the_weights() -> None:
 
 def test_a_state_of_another_strategy_is_refused() -> None:
     averaging = averaging_of(3)
-    with pytest.raises(ValueError, match="numbers beside the weights"):
+    with pytest.raises(ValueError, match="numbers and the weights"):
         averaging.contribution(fresh_outer_state(flatten(new_model())), torch.zeros(SCHEMA.total_size), None)
 
 
