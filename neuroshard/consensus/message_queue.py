@@ -1,8 +1,8 @@
 """Sends and receives the messages of a stage's rounds: cut into parts, which are repeated until they arrive.
 
 The queue accepts messages only from nodes that train the stage, and a limited number of bytes at once. If they are too
-many, the messages of nodes that count displace those of names that cost nothing. Several messages are under way to a
-receiver at a time, so one may overtake another.
+many, the messages of nodes that count displace those of names that cost nothing. Small messages arrive at a receiver in
+the order in which they were sent. Several large ones are under way to it at a time, so one may overtake another.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PART = "round/part"
 PART_BYTES = 4 << 20
 PART_SECONDS = 1200.0  # four parts of 4 MiB at 110 kbit/s
 PARTS_AT_ONCE = 32
-AT_ONCE = 4  # messages under way in a lane: they fill the line while the answers to others are under way
-LANES = 2  # to one receiver: no small message, such as a vote, waits for large ones
+LARGE_AT_ONCE = 4  # messages under way to a receiver: they fill the line while the answers to others are under way
+SMALL_AT_ONCE = 1  # so that they stay in order; a small message, such as a vote, waits for no large one
 MAX_PIECES = 16  # pieces per part: a part in more pieces is copied into one
 RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # for a part whose receiver is unreachable; a receiver that returns asks again
@@ -74,8 +74,9 @@ class _Arriving:
 class _Lane:
     """The small or the large messages that wait for one receiver or are under way to it."""
 
+    most_carriers: int  # tasks that send its messages
     waiting: deque[Sequence[Encoded]] = field(default_factory=deque[Sequence[Encoded]])
-    carriers: int = 0  # tasks that send its messages
+    carriers: int = 0
     moving: int = 0  # bytes in parts that are under way
 
 
@@ -110,7 +111,7 @@ class RoundMessageQueue:
             self._tasks = tasks
             try:
                 for key, lane in self._lanes.items():
-                    lane.carriers = min(AT_ONCE, len(lane.waiting))
+                    lane.carriers = min(lane.most_carriers, len(lane.waiting))
                     for _ in range(lane.carriers):
                         tasks.start_soon(self._carry, key, lane)
                 await anyio.sleep_forever()
@@ -120,12 +121,12 @@ class RoundMessageQueue:
     def send(self, peer: NodeId, message: Sequence[Encoded]) -> None:
         """Queue the bytes of a message for a receiver."""
         key = peer, _size(message) > SMALL_BYTES
-        lane = self._lanes.setdefault(key, _Lane())
+        lane = self._lanes.setdefault(key, _Lane(LARGE_AT_ONCE if key[1] else SMALL_AT_ONCE))
         waiting = lane.waiting
         waiting.append(message)
         while len(waiting) > MAX_WAITING or (len(waiting) > 1 and sum(map(_size, waiting)) > 2 * self._max_bytes):
             waiting.popleft()
-        if self._tasks is not None and lane.carriers < AT_ONCE:
+        if self._tasks is not None and lane.carriers < lane.most_carriers:
             lane.carriers += 1
             self._tasks.start_soon(self._carry, key, lane)
 
@@ -193,7 +194,9 @@ class RoundMessageQueue:
                 (over if one.is_over else of_sender).append(key)
         if part.size > self._max_bytes:
             raise RequestRefusedError("There is no memory for a message of this size now; try again later.")
-        if len(over) + len(of_sender) == LANES * AT_ONCE:  # an honest sender begins no other one before one is over
+        if (
+            len(over) + len(of_sender) == LARGE_AT_ONCE + SMALL_AT_ONCE
+        ):  # an honest sender begins no other one before one is over
             del self._arriving[[*over, *of_sender][0]]
         self._arriving[sender, part.number] = _Arriving(part.size, now)
 

@@ -26,6 +26,8 @@ from neuroshard.consensus.effects import (
     EncodedContribution,
     FailedReducers,
     GiveUp,
+    Job,
+    JobResult,
     Persist,
     RoundConfig,
     RoundProgress,
@@ -192,8 +194,10 @@ class RoundRunner:
 
     def has_voted_in(self, step_id: str) -> bool:
         """Whether this node has voted for a value of this step, so that the value may become its end."""
-        record = self._records.get(step_id)
-        return record is not None and record.prepared != ""
+        running, records = self._running, [self._records.get(step_id)]
+        if running is not None:
+            records.append(running.member.voting.record)  # its votes may not be on the disk yet
+        return any(record is not None and record.step_id == step_id and record.prepared != "" for record in records)
 
     async def recall(self, step_id: str) -> bool:
         """Adopt the known end of a step. Returns True if its aggregate is stored here as well."""
@@ -224,9 +228,13 @@ class RoundRunner:
     def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:
         """Take part in a round of this step; the node may have been in it before."""
         before = self._running
-        is_again = before is not None and before.member.setting.step.id == setting.step.id and before.member.has_entered
+        if before is not None and before.member.setting.step.id != setting.step.id:
+            before = None
+        if before is not None and before.member.voting.completed is not None:
+            self._gave_up = None  # the effects of its end are still to be carried out
+            return
         running = self._begin(setting, number, work)
-        view = before.member.views.view + 1 if is_again and before is not None else 0
+        view = before.member.views.view + 1 if before is not None and before.member.has_entered else 0
         self._put(running, running.member.enter(contribution, anyio.current_time(), view))
         self._hear_again(running)
 
@@ -432,15 +440,19 @@ class RoundRunner:
                     objects = judging.objection if root else None  # without a root, the node is at another step
                     objection = "" if objects is None else await objects(aggregate, root, job.work.choice)
                     answer = Checked(root, objection)
-        self._put(running, running.member.answered(job, answer))
+        self._answer(running, job, answer)
+
+    def _answer(self, running: _Running, job: Job, answer: JobResult) -> None:
+        """Give a member the result of its job. One that was replaced meanwhile could no longer send its votes."""
+        if running is self._running:
+            self._put(running, running.member.answered(job, answer))
 
     async def _compute(self) -> None:
         while True:
             await self._job_added.until(lambda: bool(self._jobs))
             running, job = self._jobs.popleft()
             if running is self._running:
-                answer = await self._around.offload(partial(running.work.answer, job))
-                self._put(running, running.member.answered(job, answer))
+                self._answer(running, job, await self._around.offload(partial(running.work.answer, job)))
 
 
 def _unwatched(_progress: RoundProgress) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +99,27 @@ def branched_from(folder: Path, *arguments: object) -> Outcome:
     return neuroshard("run", "branch", stage.parent.name, "--yes", "--data-dir", folder, "--json", *arguments)
 
 
-def test_a_state_behind_the_newest_certified_one_needs_force(trained: Path) -> None:
+def test_a_state_behind_the_newest_certified_one_needs_force(
+    trained: Path, quick: list[str], saving_often: Mapping[str, str], tmp_path: Path
+) -> None:
+    """A saved state is put back after the node has completed further steps."""
     (stage,) = find_stage_folders(trained)
-    states = saved_stages([stage])
-    oldest = states[-1].generation
-    for state in states:
-        if state.generation.outer_step > oldest.outer_step:
-            Path(state.generation.path).unlink()
-    assert oldest.outer_step < states[0].generation.outer_step
+    oldest, backup = saved_stages([stage])[-1], tmp_path / "backup"
+    backup.mkdir()
+    for file in (Path(oldest.generation.path), oldest.tensor_file):
+        shutil.copy(file, backup)
+    wanted = oldest.generation.outer_step + 3  # the newest state may be one step ahead of the certified one
+    with running_node(trained, quick, variables=saving_often) as node:
+        node.wait_for("further steps", lambda status: status["diloco"]["outer_steps"] >= wanted, LONGEST_SECONDS)
+        assert node.stop() == 0
+    for state in saved_stages([stage]):
+        Path(state.generation.path).unlink()
+    shutil.copytree(backup, Path(oldest.generation.path).parent, dirs_exist_ok=True)
     refused = branched_from(trained)
     assert refused.code == 2
     assert "not the newest one" in refused.err
     (done,) = branched_from(trained, "--force").json()["stages"]
-    assert (done["outer_step"], done["is_tip"]) == (oldest.outer_step, False)
+    assert (done["outer_step"], done["is_tip"]) == (oldest.generation.outer_step, False)
 
 
 def damage(tensor_file: Path) -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 import torch
 
 from neuroshard.consensus.all_reduce import AllReduce
+from neuroshard.consensus.effects import VoteRecord
 from neuroshard.consensus.matchmaking import RoundTimes, WorkToRound
 from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.round_machine import RoundStateMachine
@@ -255,6 +258,31 @@ def test_training_waits_for_no_round_that_cannot_end(messages: int) -> None:
             assert all(outcome == Abandoned(NO_QUORUM, is_soon_again=True) for outcome in b.outcomes)
             assert f"too few voting nodes are online. Start those of {a.member.wallet_id[:8]}" in b.group.obstacle
             tasks.cancel_scope.cancel()
+
+    play(scenario)
+
+
+def test_a_member_that_enters_its_step_again_while_it_ends_keeps_the_end_from_nobody() -> None:
+    """It enters again after the step was decided here, and before it has told the others."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, seats=(A,)) for seed, name in enumerate((A, B)))
+        enter, write, entries = a.group.actor.enter, a.book.write, list[Callable[[], None]]()
+
+        def note_entry(*terms: Any) -> None:
+            entries.append(partial(enter, *terms))
+            enter(*terms)
+
+        def store(record: VoteRecord) -> None:
+            write(record)
+            if record.lock is not None and len(entries) == 1:
+                entries.pop()()
+
+        a.group.actor.enter, a.book.write = note_entry, store  # type: ignore[method-assign]
+        await for_seconds(DUE_SECONDS + 5, a, b)
+        assert not entries
+        assert a.state.outer_step == b.state.outer_step == 1
+        assert a.replica_status().line == b.replica_status().line
 
     play(scenario)
 

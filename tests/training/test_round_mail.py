@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from neuroshard.consensus.message_queue import (
-    AT_ONCE,
-    LANES,
+    LARGE_AT_ONCE,
     PART,
     PART_BYTES,
     PART_LIMITS,
+    SMALL_AT_ONCE,
     STALE_SECONDS,
     MessagePart,
     RoundMessageQueue,
@@ -213,7 +213,29 @@ def test_a_small_message_does_not_wait_for_large_ones() -> None:
         pair = Correspondents(network)
         await pair.deliver(*(bytes(500_000) for _ in range(8)), b"vote")
         (place,) = (place for place, (_, one) in enumerate(pair.come) if one == b"vote")
-        assert place <= AT_ONCE  # only messages that had left already come before it
+        assert place <= LARGE_AT_ONCE  # only messages that had left already come before it
+
+    play(scenario)
+
+
+def test_small_messages_arrive_in_the_order_in_which_they_were_sent() -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        sent, come, transports = [bytes([number]) for number in range(9)], list[bytes](), [*map(network.join, (A, B))]
+
+        async def read(_sender: NodeId, pieces: Sequence[Encoded]) -> None:
+            whole = b"".join(pieces)
+            await anyio.sleep(0.3 if whole[0] % 2 else 0.1)  # some messages take longer to read
+            come.append(whole)
+
+        queues = [RoundMessageQueue(STAGE, one, PART_BYTES, read, everybody) for one in transports]
+        transports[1].serve(PART, queues[1].take, PART_LIMITS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(queues[0].run)
+            for one in sent:
+                queues[0].send(B, [one])
+            await anyio.sleep(60)
+            tasks.cancel_scope.cancel()
+        assert come == sent
 
     play(scenario)
 
@@ -236,7 +258,7 @@ def test_messages_of_a_sender_may_arrive_between_the_parts_of_another_one() -> N
 def test_a_sender_cannot_begin_any_number_of_messages() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         total, post = 2 * PART_BYTES, Post(network, 64 * PART_BYTES)
-        for number in range(LANES * AT_ONCE + 1):
+        for number in range(LARGE_AT_ONCE + SMALL_AT_ONCE + 1):
             await post.take(B, number, total, 0, PIECE)
         with pytest.raises(RequestRefusedError, match="does not follow"):
             await post.take(B, 0, total, PART_BYTES, PIECE)
