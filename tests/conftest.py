@@ -120,5 +120,5 @@ def trained_folder(quick: list[str], saving_often: Mapping[str, str], tmp_path_f
 
 @pytest.fixture
 def trained(trained_folder: Path, tmp_path: Path) -> Path:
-    """Data folder of a node that trained and was stopped well, ours to spoil; it holds three checkpoints."""
+    """Data folder of a node that trained and was stopped well, for a test to change; it holds three checkpoints."""
     return shutil.copytree(trained_folder, tmp_path / "node")
