@@ -35,6 +35,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "utilisation_int8": ("utilisation", ("int8",)),
     "utilisation_int4": ("utilisation", ("int4",)),
     "attacks": ("attacks", ()),
+    "attacks_2.4M": ("attacks", ("2.4M",)),
     "dashboards": ("dashboards", ()),
     "kill": ("kill", ()),
     "foreground": ("foreground", ()),

@@ -42,14 +42,15 @@ from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import Architecture, LayerRange
 
 SHAPE = Architecture(64, 2, 4, 2, 168, 256, 64)
+LARGER_SHAPE = replace(SHAPE, hidden_size=256, layer_count=3, feed_forward_size=720)  # of 2.4 M parameters
 BATCH, HELD_OUT = 2, size(512, 64)  # sequences of a replica's inner step; windows
 INNER = InnerOptimization(learning_rate=2e-3, warmup_steps=20, schedule="constant")
 
 
-def run_of(outer: OuterOptimization) -> Callable[[int], RunParameters]:
+def run_of(outer: OuterOptimization, shape: Architecture = SHAPE) -> Callable[[int], RunParameters]:
     """Parameters of a run of one stage with this outer optimisation, for every outer step. They pin no data."""
-    pins = GenesisPins("00", 16, None, "00", SHAPE.vocabulary_size)
-    run = RunParameters("laboratory", 1, SHAPE, 1, BATCH, BATCH, 1, pins, INNER, outer)
+    pins = GenesisPins("00", 16, None, "00", shape.vocabulary_size)
+    run = RunParameters("laboratory", 1, shape, 1, BATCH, BATCH, 1, pins, INNER, outer)
     return lambda _: run
 
 
@@ -88,18 +89,19 @@ class Start:
     steps: int
     weights: Tensor
     moments: dict[str, Any]
+    shape: Architecture = SHAPE
 
     @staticmethod
-    def of(texts: Texts, seed: int, steps: int, replicas: int) -> Start:
+    def of(texts: Texts, seed: int, steps: int, replicas: int, shape: Architecture = SHAPE) -> Start:
         """Train one model for so many steps, on data that none of the replicas has."""
-        executor, generator = new_executor(seed), replica_data(seed, replicas)
+        executor, generator = new_executor(seed, shape=shape), replica_data(seed, replicas)
         for step in range(steps):
             inner_step(executor, texts.batch(BATCH, generator), step)
-        return Start(seed, steps, flatten(executor.model), executor.optimizer.state_dict())
+        return Start(seed, steps, flatten(executor.model), executor.optimizer.state_dict(), shape)
 
     def executor(self) -> StageExecutor:
         """A replica that goes on from here."""
-        executor = new_executor(self.seed)
+        executor = new_executor(self.seed, shape=self.shape)
         load_vector(executor.model, self.weights)
         executor.optimizer.load_state_dict(copy.deepcopy(self.moments))
         return executor
@@ -271,7 +273,7 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
             OuterSync(
                 compute=compute,
                 model=executor.model,
-                versions=run_of(scheme.outer),
+                versions=run_of(scheme.outer, start.shape),
                 state=replace(fresh_outer_state(flatten(executor.model)), line=LineProgress(start.steps * BATCH)),
             )
             for executor in executors
@@ -293,7 +295,7 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
         trio.run(train)
     if len({one.state.anchor.numpy().tobytes() for one in outer}) != 1:
         raise AssertionError("the replicas did not agree")
-    bits = 8 * meeting.sent_bytes / (parameter_count() * scheme.steps)
+    bits = 8 * meeting.sent_bytes / (parameter_count(start.shape) * scheme.steps)
     own_loss = fmean(held_out_loss(executor.model, texts) for executor in executors)
     load_vector(executors[0].model, outer[0].state.anchor)
     loss = held_out_loss(executors[0].model, texts)
@@ -311,9 +313,9 @@ def vote(texts: Texts, compute: ComputeThread, executor: StageExecutor, outer: O
     return objects
 
 
-def parameter_count() -> int:
+def parameter_count(shape: Architecture = SHAPE) -> int:
     """Of the model that all train."""
-    return sum(parameter.numel() for parameter in StageModel(SHAPE).parameters())
+    return sum(parameter.numel() for parameter in StageModel(shape).parameters())
 
 
 @dataclass(frozen=True)
@@ -355,9 +357,9 @@ def _replica_step(executor: StageExecutor, texts: Texts, generator: torch.Genera
     inner_step(executor, texts.batch(BATCH, generator), step)
 
 
-def new_executor(seed: int, inner: InnerOptimization = INNER) -> StageExecutor:
+def new_executor(seed: int, inner: InnerOptimization = INNER, shape: Architecture = SHAPE) -> StageExecutor:
     """The first weights of a seed, and fresh moments."""
-    model = StageModel(SHAPE, LayerRange(0, SHAPE.layer_count))
+    model = StageModel(shape, LayerRange(0, shape.layer_count))
     initialise(model, seed)
     return StageExecutor(model, make_inner_optimizer(model, inner), torch.device("cpu"))
 
