@@ -144,7 +144,9 @@ def networkmanager_is_metered() -> bool | Unknown:
             *("org.freedesktop.DBus.Properties.Get", "org.freedesktop.NetworkManager", "Metered"),
         )
     )
-    return text if isinstance(text, Unknown) else metered_from_networkmanager(text)
+    if isinstance(text, Unknown):
+        return Unknown(f"whether it is metered is not known; NetworkManager does not answer: {text.why}")
+    return metered_from_networkmanager(text)
 
 
 def windows_is_metered() -> bool | Unknown:

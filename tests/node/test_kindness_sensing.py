@@ -135,7 +135,9 @@ def test_the_connection_is_asked_about_once_a_minute(tmp_path: Path, monkeypatch
     assert "org.freedesktop.NetworkManager Metered" in calls.read_text()
     program.write_text("#!/bin/sh\necho 'no such service' >&2; exit 1\n")
     now[0] = 200
-    assert sensors.look(Rules(), None).metered == Unknown("no such service")
+    reading = sensors.look(Rules(), None).metered
+    assert isinstance(reading, Unknown)
+    assert reading.why == "whether it is metered is not known; NetworkManager does not answer: no such service"
 
 
 def test_windows_ticks_begin_again_after_49_days() -> None:
