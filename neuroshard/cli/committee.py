@@ -116,13 +116,12 @@ def trust(
     if offer.parameters.admission != "friends":
         typer.echo(name_voter(stored, offer, wallet_of(loaded)[0], member, withdraw=withdraw))
         return
-    deputies = stored.read(offer).deputies
+    owner = wallet_of(loaded)[0]
     if withdraw:
-        named = [key for key in deputies if wallet_id_of(key).startswith(member.lower())]
-        later = tuple(key for key in deputies if key not in named)
+        named = [key for key in stored.read(offer).deputies if wallet_id_of(key).startswith(member.lower())]
+        stored.withdraw_deputies(offer, owner, named)
     else:
-        later = (*deputies, StoredPasses(folder, offer).member(member).statement.wallet)
-    stored.name_deputies(offer, wallet_of(loaded)[0], tuple(dict.fromkeys(later)))
+        stored.name_deputy(offer, owner, StoredPasses(folder, offer).member(member).statement.wallet)
     names = ", ".join(wallet_id_of(key)[:8] for key in stored.read(offer).deputies)
     typer.echo(
         f"Deputies of run {offer.parameters.name}: {names or 'none'}. Other members are informed within 5 minutes."

@@ -152,9 +152,8 @@ def remove(
         typer.echo(name_voter(foundations, offer, wallet, member, withdraw=True))
         return
     removed, is_revoked = StoredPasses(folder, offer).remove(wallet, member)
-    deputies = foundations.read(offer).deputies
-    if removed.statement.wallet in deputies:
-        foundations.name_deputies(offer, wallet, tuple(key for key in deputies if key != removed.statement.wallet))
+    if removed.statement.wallet in foundations.read(offer).deputies:
+        foundations.withdraw_deputies(offer, wallet, [removed.statement.wallet])
     typer.echo(f"Wallet {removed.wallet_id} is no longer a member. {_when_learned(status)}")
     if not is_revoked:
         typer.echo(

@@ -10,7 +10,8 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar, cast
@@ -25,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TEMPORARY_PREFIX = ".tmp-"
+LOCK_NAME = ".lock"
+LOCK_SECONDS = 10.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -65,6 +68,10 @@ class StateFile(Generic[T]):
         except OSError as error:
             reason = error.strerror or str(error)
             raise StorageError(f"{self.path} cannot be written ({reason}).", "Check the disk.") from error
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """See `alone_in`: for a change of what was read before."""
+        return alone_in(self.path.parent, self.data_dir)
 
     def remove(self) -> None:
         """Delete the file if it exists. Raises StorageError."""
@@ -112,6 +119,42 @@ def make_folder(folder: Path, data_dir: Path | None) -> None:
     if data_dir is not None and not data_dir.is_dir():
         raise FileNotFoundError(errno.ENOENT, _moved_hint(data_dir))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, data_dir: Path | None) -> Generator[None]:
+    """Keep the other threads and processes that call this for the same folder waiting, while a file in it is read and
+    then changed. Not to be nested for one folder. Raises StorageError if the wait takes LOCK_SECONDS.
+    """
+    path = folder / LOCK_NAME
+    try:
+        make_folder(folder, data_dir)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be opened ({failure_reason(error, data_dir)}).", "Check the disk."
+        ) from error
+    try:
+        latest = time.monotonic() + LOCK_SECONDS
+        while not _is_locked(path, descriptor):
+            if time.monotonic() > latest:
+                raise StorageError(
+                    f"Another NeuroShard process has been changing the files in {folder} for {LOCK_SECONDS:g} seconds.",
+                    "Try again when it has ended.",
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)  # releases the lock; the file stays: unlinking it would race with others that wait
+
+
+def _is_locked(path: Path, descriptor: int) -> bool:
+    try:
+        return try_lock(descriptor)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be locked: {error.strerror or error}.", "Use a folder on a local disk."
+        ) from error
 
 
 def failure_reason(error: OSError, data_dir: Path | None) -> str:

@@ -25,6 +25,7 @@ from neuroshard.identity.invitations import (
     to_code,
 )
 from neuroshard.identity.wallet import key_words, wallet_id_of
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.node.invited_tip import verified_tip
 from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
@@ -58,8 +59,7 @@ RETRY_SECONDS = 600.0  # if the word cannot be stored
 class RunDesk:
     """Answers commands about runs. The files are read and written in a worker thread.
 
-    One command at a time, as each changes what it has read in a file before: otherwise one of two invitations that are
-    made at once is not listed, and nobody can revoke it.
+    One command at a time, so that two invitations that are made at once get labels of their own.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunDesk:
         self._board = board
         self._stop = stop
         self._is_demo = is_demo
-        self._files = anyio.Lock()  # while they are read and changed
+        self._carrying_out = anyio.Lock()
 
     @property
     def _data_dir(self) -> Path:
@@ -102,7 +102,7 @@ class RunDesk:
                 work = partial(self._answer_knock, command)
             case JoinRun():
                 work = partial(self._join, command)
-        async with self._files:
+        async with self._carrying_out:
             result = await anyio.to_thread.run_sync(work)
         self.show_knocks()
         if isinstance(command, JoinRun):
@@ -112,7 +112,7 @@ class RunDesk:
     async def run(self) -> None:
         """Show the owner who asks to join, and settle who has the last place of an invitation, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir, self._files)
+            tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir)
             while True:
                 await self._peer_network.knocked.wait()
                 self.show_knocks()
@@ -214,8 +214,7 @@ class RunDesk:
     def _name_deputy(self, wallet: str) -> CommandResult:
         offer, stored = self._offer(), StoredFoundations(self._data_dir)
         member = StoredPasses(self._data_dir, offer).member(wallet)
-        deputies = (*stored.read(offer).deputies, member.statement.wallet)
-        stored.name_deputies(offer, self._wallet, tuple(dict.fromkeys(deputies)))
+        stored.name_deputy(offer, self._wallet, member.statement.wallet)
         return self._result(f"{member.label} is a deputy now. Other members are informed within 5 minutes.")
 
     def _join(self, command: JoinRun) -> CommandResult:
@@ -243,8 +242,10 @@ class RunDesk:
         return CommandResult(self._board.current().state, message, details)
 
 
-async def settle_places(peer_network: PeerNetwork, owner: Wallet, data_dir: Path, files: anyio.Lock) -> None:
-    """Void the places of wallets beyond the uses of an invitation, until cancelled. `files` guards the stored ones.
+async def settle_places(
+    peer_network: PeerNetwork, owner: Wallet, data_dir: Path, offload: BlockingRunner = anyio.to_thread.run_sync
+) -> None:
+    """Void the places of wallets beyond the uses of an invitation, until cancelled.
 
     Such wallets were admitted by members that had no connection to this node. Of several nodes of the owner the one
     with the lowest id acts: after PATIENCE_SECONDS it knows the others.
@@ -262,8 +263,7 @@ async def settle_places(peer_network: PeerNetwork, owner: Wallet, data_dir: Path
         if due and me == min([me, *(node.node_id for node in nodes if node.wallet_id == owner.wallet_id)]):
             due_at |= {each.wallet_id: now + RETRY_SECONDS for each in due}
             try:
-                async with files:
-                    await anyio.to_thread.run_sync(StoredPasses(data_dir, followed.offer).void_places, owner, due)
+                await offload(partial(StoredPasses(data_dir, followed.offer).void_places, owner, due))
             except NeuroShardError as error:
                 _LOG.error("The places of an invitation are not settled: %s", error)
 

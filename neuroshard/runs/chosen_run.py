@@ -86,21 +86,24 @@ class RunChoice:
 
     def choose(self, run: ChosenRun) -> None:
         """Make this the run of the next start. The others stay listed. Raises StorageError."""
-        others = tuple(one for one in self.read().runs if one.run != run.run)
-        self._file.write(ChosenRuns(run.run, (run, *others)[:MAX_RUNS]))
+        with self._file.alone():
+            others = tuple(one for one in self.read().runs if one.run != run.run)
+            self._file.write(ChosenRuns(run.run, (run, *others)[:MAX_RUNS]))
 
     def leave(self) -> None:
         """Serve a run of this computer's own from the next start on. Raises StorageError."""
-        chosen = self.read()
-        if chosen.current is not None:
-            self._file.write(replace(chosen, current=None))
+        with self._file.alone():
+            chosen = self.read()
+            if chosen.current is not None:
+                self._file.write(replace(chosen, current=None))
 
     def forget_code(self, run_id: RunId) -> None:
         """Delete the invitation to a run: this computer has its pass. Raises StorageError."""
-        chosen = self.read()
-        if any(one.run == run_id and one.code is not None for one in chosen.runs):
-            later = tuple(replace(one, code=None) if one.run == run_id else one for one in chosen.runs)
-            self._file.write(replace(chosen, runs=later))
+        with self._file.alone():
+            chosen = self.read()
+            if any(one.run == run_id and one.code is not None for one in chosen.runs):
+                later = tuple(replace(one, code=None) if one.run == run_id else one for one in chosen.runs)
+                self._file.write(replace(chosen, runs=later))
 
 
 def release_run() -> ChosenRun | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Collection
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from string import hexdigits
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
+from neuroshard.config.state_file import alone_in, make_folder, read_bounded, write_atomically
 from neuroshard.consensus.committee import MAX_TRUSTED
 from neuroshard.consensus.foundation import (
     KEPT_HEIRS,
@@ -94,6 +95,13 @@ class StoredFoundations:
 
     def write(self, offer: RunOffer, foundations: Foundations) -> None:
         """Store all statements, next to those that a command has stored meanwhile. Raises StorageError."""
+        with self._alone():
+            self._write(offer, foundations)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return alone_in(self._folder, self._data_dir)
+
+    def _write(self, offer: RunOffer, foundations: Foundations) -> None:
         file, both = self._file(offer), merged(self.read(offer), foundations)
         try:
             make_folder(file.parent, self._data_dir)
@@ -101,18 +109,28 @@ class StoredFoundations:
         except OSError as error:
             raise StorageError(f"Cannot write {file}: {error}.", "Make the data folder writable.") from error
 
-    def name_deputies(self, offer: RunOffer, owner: Wallet, deputies: tuple[bytes, ...]) -> None:
-        """Sign and store a statement that names these deputies, unless they are named. Raises UsageError, StorageError.
+    def name_deputy(self, offer: RunOffer, owner: Wallet, deputy: bytes) -> None:
+        """Sign and store a statement that names a wallet as deputy as well. Raises UsageError and StorageError.
 
         A running node reads the file regularly and passes the statement on.
         """
-        known = self._changeable(offer, owner)
-        if len(deputies) > MAX_DEPUTIES:
-            raise UsageError(
-                f"A run has at most {MAX_DEPUTIES} deputies.", "Withdraw one: `neuroshard run trust --withdraw`."
-            )
-        if deputies != known.deputies:
-            self.write(offer, known.with_statements([known.next(owner, (), deputies)]))
+        with self._alone():
+            known = self._changeable(offer, owner)
+            if deputy in known.deputies:
+                return
+            if len(known.deputies) == MAX_DEPUTIES:
+                raise UsageError(
+                    f"A run has at most {MAX_DEPUTIES} deputies.", "Withdraw one: `neuroshard run trust --withdraw`."
+                )
+            self._write(offer, known.with_statements([known.next(owner, (), (*known.deputies, deputy))]))
+
+    def withdraw_deputies(self, offer: RunOffer, owner: Wallet, withdrawn: Collection[bytes]) -> None:
+        """Sign and store a statement without these deputies, if any of them is one. Raises UsageError, StorageError."""
+        with self._alone():
+            known = self._changeable(offer, owner)
+            deputies = tuple(key for key in known.deputies if key not in withdrawn)
+            if deputies != known.deputies:
+                self._write(offer, known.with_statements([known.next(owner, (), deputies)]))
 
     def name_voter(self, offer: RunOffer, owner: Wallet, named: str) -> tuple[WalletId, ...]:
         """Name a wallet that may get seats in a run that is open to strangers. Returns all that are named.
@@ -120,7 +138,7 @@ class StoredFoundations:
         Raises UsageError and StorageError. The name must be complete: anyone can make a wallet with the same first
         digits.
         """
-        known, wallet = self._changeable(offer, owner), WalletId(named.lower())
+        wallet = WalletId(named.lower())
         if len(wallet) != WALLET_ID_DIGITS or not set(wallet) <= set(hexdigits):
             raise UsageError(
                 f"{named!r} is not a wallet.",
@@ -128,19 +146,22 @@ class StoredFoundations:
             )
         if wallet == offer.owner:
             raise UsageError("The owner's wallet may vote without being named.", "Name wallets of others.")
-        return self._name_voters(offer, owner, known, tuple(dict.fromkeys((*known.trusted, wallet))))
+        with self._alone():
+            known = self._changeable(offer, owner)
+            return self._name_voters(offer, owner, known, tuple(dict.fromkeys((*known.trusted, wallet))))
 
     def withdraw_voter(self, offer: RunOffer, owner: Wallet, named: str) -> WalletId:
         """Take the name of a wallet back, which is given by its first digits. Raises UsageError and StorageError."""
-        known = self._changeable(offer, owner)
-        found = [wallet for wallet in known.trusted if wallet.startswith(named.lower())]
-        if len(found) != 1 or len(named) < LEAST_DIGITS:
-            problem = "Several named wallets begin" if len(found) > 1 else "No named wallet begins"
-            raise UsageError(
-                f"{problem} with {named!r}.",
-                f"`neuroshard run members` lists them; give at least {LEAST_DIGITS} digits.",
-            )
-        self._name_voters(offer, owner, known, tuple(wallet for wallet in known.trusted if wallet not in found))
+        with self._alone():
+            known = self._changeable(offer, owner)
+            found = [wallet for wallet in known.trusted if wallet.startswith(named.lower())]
+            if len(found) != 1 or len(named) < LEAST_DIGITS:
+                problem = "Several named wallets begin" if len(found) > 1 else "No named wallet begins"
+                raise UsageError(
+                    f"{problem} with {named!r}.",
+                    f"`neuroshard run members` lists them; give at least {LEAST_DIGITS} digits.",
+                )
+            self._name_voters(offer, owner, known, tuple(wallet for wallet in known.trusted if wallet not in found))
         return found[0]
 
     def _name_voters(
@@ -151,7 +172,7 @@ class StoredFoundations:
                 f"A run names at most {MAX_TRUSTED} wallets.", "Remove one: `neuroshard run remove WALLET`."
             )
         if wallets != known.trusted:
-            self.write(offer, known.with_statements([known.next(owner, (), trusted=wallets)]))
+            self._write(offer, known.with_statements([known.next(owner, (), trusted=wallets)]))
         return wallets
 
     def _changeable(self, offer: RunOffer, owner: Wallet) -> Foundations:

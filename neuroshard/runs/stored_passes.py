@@ -169,13 +169,14 @@ class StoredPasses:
 
         Raises UsageError if the wallet may not invite or the label is in use, InvitationError, and StorageError.
         """
-        known = self.issued()
-        if any(one.label == terms.label for one in known.issued):
-            raise UsageError(f"An invitation with the label {terms.label!r} exists.", "Choose another label.")
-        invitation = self._invite(wallet, terms, places)
-        grant = invitation.grant
-        one = IssuedInvitation(grant.label, grant.invitation, grant.uses, grant.not_after)
-        self._issued.write(IssuedInvitations((*known.issued, one), known.revocations))
+        with self._issued.alone():
+            known = self.issued()
+            if any(one.label == terms.label for one in known.issued):
+                raise UsageError(f"An invitation with the label {terms.label!r} exists.", "Choose another label.")
+            invitation = self._invite(wallet, terms, places)
+            grant = invitation.grant
+            one = IssuedInvitation(grant.label, grant.invitation, grant.uses, grant.not_after)
+            self._issued.write(IssuedInvitations((*known.issued, one), known.revocations))
         return invitation
 
     def revoke(self, owner: Wallet, named: str) -> str:
@@ -238,9 +239,10 @@ class StoredPasses:
             raise UsageError("Only the owner of a run can end a membership.", "Use the owner's token.")
 
     def _revoke(self, owner: Wallet, keys: Sequence[bytes]) -> None:
-        known = self.issued()
         signed = tuple(sign_revocation(owner, self._offer.run_id, key, time.time()) for key in keys)
-        self._issued.write(IssuedInvitations(known.issued, (*known.revocations, *signed)))
+        with self._issued.alone():
+            known = self.issued()
+            self._issued.write(IssuedInvitations(known.issued, (*known.revocations, *signed)))
 
     def _invite(self, wallet: Wallet, terms: InvitationTerms, places: InvitedPlaces) -> Invitation:
         if wallet.public_key == self._offer.initial.owner_public_key:

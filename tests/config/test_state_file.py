@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from neuroshard.config import state_file
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import DamagedFileError, StorageError
 
@@ -103,3 +106,37 @@ def test_a_data_folder_that_was_moved_does_not_begin_anew(tmp_path: Path) -> Non
     with pytest.raises(StorageError, match="no longer exists"):
         count_file(gone).write(Count("steps", 3))
     assert not gone.exists()
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from neuroshard.config.state_file import alone_in
+
+with alone_in(Path(sys.argv[1]), None):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_change_waits_for_another_process_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "LOCK_SECONDS", 0.1)
+    file = count_file(tmp_path)
+    command = [sys.executable, "-c", HOLDER, str(file.path.parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StorageError, match="Another NeuroShard process") as refusal, file.alone():
+            raise AssertionError("two changes at once")
+        assert "Try again" in str(refusal.value.action)
+        holder.communicate("end\n")
+    with file.alone():
+        file.write(Count("after it", 1))
+    assert file.read() == Count("after it", 1)
+
+
+def test_nobody_is_alone_in_a_data_folder_that_was_moved(tmp_path: Path) -> None:
+    moved = count_file(tmp_path / "gone")
+    with pytest.raises(StorageError, match="no longer exists"), moved.alone():
+        raise AssertionError("a folder without files")
+    assert not (tmp_path / "gone").exists()

@@ -16,6 +16,7 @@ from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.run_desk import settle_places
 from neuroshard.types import WalletId
 from tests.node.test_closed_run import OFFER, OWNER, Friends, ids, now, one_use, play, serving, status, until
+from tests.worlds.clock import at_once
 
 ANNA, BEN = 5, 6  # both have the same link, for one wallet
 
@@ -44,7 +45,7 @@ def members_at(node: PeerNetwork, newcomers: Collection[PeerNetwork]) -> set[Wal
 async def friends_of(world: Friends, tasks: Any) -> list[PeerNetwork]:
     """The owner and three friends; the owner's node settles the places."""
     friends = await serving(world, tasks, range(4))
-    tasks.start_soon(settle_places, friends[0], OWNER, friends[0].settings.data_dir, anyio.Lock())
+    tasks.start_soon(settle_places, friends[0], OWNER, friends[0].settings.data_dir, at_once)
     await anyio.sleep(30)
     return friends
 

@@ -102,7 +102,7 @@ def test_the_owner_names_a_deputy_and_withdraws_the_trust(trained: Path) -> None
     StoredPasses(trained, offer).keep_papers(Papers((member_pass,)))
     place = ("--run", run_id, "--data-dir", trained)
     with pytest.raises(UsageError, match="Only the run's owner can name its deputies"):
-        StoredFoundations(trained).name_deputies(offer, friend, (friend.public_key,))
+        StoredFoundations(trained).name_deputy(offer, friend, friend.public_key)
     named = neuroshard("run", "trust", friend.wallet_id[:8], *place)
     assert f": {friend.wallet_id[:8]}. Other members are informed" in named.out, named.err
     founding = ("run", "refound", run_id, "--yes", "--data-dir", trained, "--token", "ab" * 32, "--json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -15,10 +17,11 @@ import trio
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.errors import UsageError
 from neuroshard.identity import SignedRunParameters
-from neuroshard.identity.invitations import Invitation
+from neuroshard.identity.invitations import Invitation, InvitationTerms, InvitedPlaces
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.node.process import StopRequest
 from neuroshard.node.run_desk import RunDesk
+from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.knocking import KnockList, WaitingKnock
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
@@ -72,6 +75,29 @@ def test_two_invitations_at_once_are_both_listed(
 
     trio.run(main)
     assert {one.label for one in StoredPasses(tmp_path, offer).issued().issued} == {"Ada", "Ben"}
+
+
+def test_commands_of_several_processes_undo_nothing_of_each_other(offer: RunOffer, tmp_path: Path) -> None:
+    """Each has files of its own open, as another process would; what one has read, another one changes meanwhile."""
+    places, keys = InvitedPlaces(""), [bytes([number]) * 32 for number in range(1, 5)]
+    start, makers = Barrier(len(keys)), [StoredFoundations(tmp_path) for _ in keys]
+
+    def carry_out(number: int) -> None:
+        start.wait()
+        makers[number].name_deputy(offer, OWNER, keys[number])
+        for day in (1, 2, 3):
+            label = f"{number} {day}"
+            StoredPasses(tmp_path, offer).issue(OWNER, InvitationTerms(time.time() + day * 86_400, 1, label), places)
+            StoredPasses(tmp_path, offer).revoke(OWNER, label)
+
+    with ThreadPoolExecutor(len(keys)) as threads:
+        list(threads.map(carry_out, range(len(keys))))
+    known = StoredFoundations(tmp_path).read(offer)
+    assert set(known.deputies) == set(keys)
+    assert not known.is_contradictory
+    invitations = StoredPasses(tmp_path, offer).invitations(time.time())
+    assert len(invitations) == 12
+    assert {one.state for one in invitations} == {"revoked"}
 
 
 def test_an_answer_that_is_given_twice_makes_one_invitation(
