@@ -145,9 +145,10 @@ def test_another_computer_of_the_owner_takes_the_silent_seat_over() -> None:
         assert seated(b) == {second.node_id, *NAMED}
         assert chain_of(b).ledger.committee.seats[0].node_id == second.node_id
         before = b.state.outer_step
-        await live_until(lambda: min(one.state.outer_step for one in (b, c, other)) >= before + 3, b, c, d, other)
-        assert any(other.member in each.signers for each in chain_of(b).recent[-3:])
-        check_one_line([b, c, d, other])
+        network.suspend(d.name)  # three of four seats are a quorum, so each step needs its vote
+        await live_until(lambda: min(one.state.outer_step for one in (b, c, other)) >= before + 3, b, c, other)
+        assert all(other.member in each.signers for each in chain_of(b).recent[-2:])
+        check_one_line([b, c, other])
 
     IDENTITIES[second.node_id] = second
     try:
