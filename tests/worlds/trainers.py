@@ -32,6 +32,7 @@ from neuroshard.pipeline.stage_client import LocalStageClient, StageClient
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
+from neuroshard.status.rounds import MemberPart
 from neuroshard.training.held_out_vote import HeldOutVote
 from neuroshard.training.outer_sync import ReplicaProgress, lone_exchange
 from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
@@ -218,6 +219,22 @@ def note_rounds(noted: Noted, held: StageParts) -> None:
         return completed
 
     outer.run_round = note  # type: ignore[method-assign]
+
+
+def accepted_rounds(node: Node, name: NodeId) -> set[int]:
+    """The outer steps whose aggregate contains all work that the node had done in its first stage.
+
+    On a busy machine a round may leave a node out that comes too late.
+    """
+    group = node.trainer.parts.stages[0].group
+    assert group is not None
+    return {
+        record.outer_step
+        for record in group.status.recent
+        if not record.is_late
+        for member in record.members
+        if (member.node_id, member.part) == (name, MemberPart.ACCEPTED)
+    }
 
 
 async def trained_until(are_done: Callable[[], bool], nodes: Sequence[Node]) -> None:
