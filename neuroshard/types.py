@@ -19,6 +19,7 @@ ShardId = NewType("ShardId", int)
 PRINTABLE = r"\A[ -~]*\Z"  # a pattern: printable ASCII
 LOOPBACK = "127.0.0.1"
 DAY_SECONDS = 86_400.0
+BITS_PER_BYTE = 8
 MAX_NODE_ID_CHARACTERS = 64  # the id of an Ed25519 key has 52
 MAX_ADDRESS_CHARACTERS = 256  # of a multiaddr, or of a host and its port
 LATEST_TIME = 10**11  # seconds since 1970

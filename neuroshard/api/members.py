@@ -18,8 +18,7 @@ from neuroshard.api.requests import CommandBody, NoMembers
 from neuroshard.errors import UsageError
 from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, MAX_USES, Invitation, to_code
 from neuroshard.status.board import AnswerKnock, Invite, JoinRun, ListMembers, NameDeputy, RevokeInvitation
-
-BITS_PER_BYTE = 8
+from neuroshard.types import BITS_PER_BYTE
 
 
 class IssuedBody(ResponseBody):

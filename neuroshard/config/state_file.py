@@ -70,7 +70,7 @@ class StateFile(Generic[T]):
             raise StorageError(f"{self.path} cannot be written ({reason}).", "Check the disk.") from error
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """See `alone_in`: for a change of what was read before."""
+        """Change the file without another thread or process: `alone_in` for its folder."""
         return alone_in(self.path.parent, self.data_dir)
 
     def remove(self) -> None:

@@ -27,12 +27,11 @@ from neuroshard.network.limits import frame_budget
 from neuroshard.network.mdns import MdnsDiscovery, direct_endpoints
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
-from neuroshard.types import NodeId
+from neuroshard.types import BITS_PER_BYTE, NodeId
 
 _LOG = logging.getLogger(__name__)
 
 PEERS_FILE, PORT_FILE = "network/peers.json", "network/port.json"
-BITS_PER_BYTE = 8
 
 
 def upload_limit(settings: Settings) -> float | None:

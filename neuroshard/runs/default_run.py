@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.config.multiaddr import checked_multiaddr
+from neuroshard.config.run_parameters import MAX_SEEDS
 from neuroshard.config.state_file import read_bounded, write_atomically
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, parse_manifest
@@ -33,7 +34,6 @@ _LOG = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
 MAX_RUN_FILE_BYTES = 16 * 1024
-MAX_SEEDS = 16
 LOOK_SECONDS = 5.0  # an unresponsive data server must not keep a node from training
 
 

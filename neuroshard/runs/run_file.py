@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import yaml
 
+from neuroshard.config.loading import MAX_CONFIG_BYTES
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import StorageError, UsageError
@@ -86,7 +87,6 @@ def read_yaml(text: str) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", value)
 
 
-MAX_CONFIG_BYTES = 1_000_000
 BATCH_SIZE = 4
 TRIM_FRACTION_OF_STRANGERS = 0.25
 ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"

@@ -15,6 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from benchmarks.node_process import TOKEN
+from neuroshard.config.run_parameters import MAX_SEEDS
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.manifest import parse_manifest, serialise_manifest
 from neuroshard.data.source import open_source
@@ -23,7 +24,6 @@ from neuroshard.identity import TokenSecret, Wallet, canonical_json, parse_token
 from neuroshard.runs.creation import Owner, create_run, update_run
 from neuroshard.runs.default_run import (
     MAX_RUN_FILE_BYTES,
-    MAX_SEEDS,
     DefaultRun,
     default_run_of,
     publish_run,

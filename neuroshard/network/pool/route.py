@@ -11,10 +11,10 @@ from neuroshard.errors import NeuroShardError
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.nat.external_addresses import ExternalAddresses, is_public_ipv4
 from neuroshard.network.pool import Endpoint, NotDeliveredError, PeerTraffic
+from neuroshard.network.transfer_policy import BULK_BYTES
 from neuroshard.network.transport import PeerUnreachableError, RequestTimeoutError
 from neuroshard.types import NodeId
 
-BULK_BYTES = 256 * 1024  # frames with more than this, or an answer that may have more
 ENDPOINT_KIND = "pool/endpoint"
 ENDPOINT_SECONDS = 5.0
 ASKED_AGAIN_SECONDS = 60.0  # about an endpoint that was not there or could not be reached
