@@ -2,14 +2,7 @@
 
 from neuroshard.compression.codec import EXCERPT, Bf16Codec, Codec, Fp32Codec, MalformedVectorError, checked_vector
 from neuroshard.compression.integers import BLOCK, INT4_BLOCK, Int4Codec, Int8Codec
-from neuroshard.compression.named import (
-    aggregate_codec,
-    is_sparse,
-    make_codec,
-    next_residual,
-    residual_decay,
-    with_residual,
-)
+from neuroshard.compression.named import aggregate_codec, is_sparse, make_codec, next_residual, with_residual
 
 __all__ = [
     "BLOCK",
@@ -26,6 +19,5 @@ __all__ = [
     "is_sparse",
     "make_codec",
     "next_residual",
-    "residual_decay",
     "with_residual",
 ]
