@@ -55,7 +55,7 @@ class RoundWork:
 
     def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
         """The encoded slices of a contribution (d,) fp32."""
-        return tuple(self.codec.encode(vector[slice(*self.plan.bounds(index))]) for index in range(self.plan.count))
+        return tuple(map(self.codec.encode, torch.split(vector, self.plan.width)))
 
     @property
     def results(self) -> Codec:
@@ -67,9 +67,8 @@ class RoundWork:
         codec = codec or self.results
         # NumPy allocates a vector of this size in large pages, which is much faster
         vector = torch.from_numpy(np.empty(self.plan.length, np.float32))  # pyright: ignore[reportUnknownMemberType]
-        for index, data in enumerate(slices):
-            size = self.plan.size(index)
-            codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
+        for data, part in zip(slices, torch.split(vector, self.plan.width), strict=True):
+            codec.decode_range(data, 0, len(part), len(part), out=part)
         return vector
 
     def is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:
