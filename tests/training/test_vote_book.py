@@ -133,15 +133,14 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
         FileVoteLog(tmp_path / "rounds").write(RECORD)
 
 
-def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_none(tmp_path: Path) -> None:
+def test_the_newest_contribution_is_kept_and_what_is_damaged_is_none(tmp_path: Path) -> None:
     book = FileVoteLog(tmp_path / "rounds")
-    assert book.offer(HASH) is None
+    assert book.offer() is None
     offer = SavedContribution(HASH, 120, AGGREGATE)
     book.keep_offer(replace(offer, step_id="cd" * 32))
     book.keep_offer(offer)
     again = FileVoteLog(tmp_path / "rounds")
-    assert again.offer(HASH) == offer
-    assert again.offer("cd" * 32) is None
+    assert again.offer() == offer
     path = tmp_path / "rounds" / CONTRIBUTION_FILE
     whole = path.read_bytes()
     for damaged in (
@@ -154,7 +153,7 @@ def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_non
         b"",
     ):
         path.write_bytes(damaged)
-        assert again.offer(HASH) is None
+        assert again.offer() is None
 
 
 def test_a_contribution_that_cannot_be_written_is_told(tmp_path: Path) -> None:
