@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from statistics import median_low
 
 from neuroshard.aggregation import MemberFacts, statistics_size
@@ -23,7 +24,6 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.consensus.slices import MAX_SLICES
 from neuroshard.identity import hash_parts
-from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_EARLY = 2 * MAX_SLICES + 1  # messages per sender for a round not known here yet: its parts and its results
@@ -209,7 +209,7 @@ class Views:
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[VerifiedBody[Intent], ...]:
         """A round's worth of intents: seats first; if there are too few places, others get a quarter of them."""
         step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
-        order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
+        order = sorted(nodes, key=partial(hash_parts, "neuroshard/places", step.id))
         known = [node for node in order if step.may_reduce(node)]
         # of the others, those that the owner has named come first
         others = [node for node in order if not step.may_reduce(node)]
@@ -238,27 +238,7 @@ def facts_of(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts
     )
 
 
-def medians_of_claims(
-    established: Sequence[Intent],
-    intents: Mapping[NodeId, Intent],
-    seats: Collection[NodeId],
-    choices: Collection[tuple[NodeId, int]],
-) -> tuple[CertifiedWork, int]:
-    """The lower medians of what established members claim, of the seats' choices, and of the seats' seconds since the
-    last step.
-
-    So no minority can raise them. At least one established member is needed.
-    """
-    work = CertifiedWork(
-        median_low([intent.sequences for intent in established]),
-        _median([intent.exchange for intent in established]),
-        _median([intent.sequence for intent in established]),
-        _median([choice for _, choice in choices]),
-    )
-    return work, median_low([intents[node].seconds for node in intents if node in seats] or [0])
-
-
-def _median(numbers: Iterable[int | None]) -> int | None:
+def known_median(numbers: Iterable[int | None]) -> int | None:
     """Lower median of the known numbers; None without one."""
     known = [number for number in numbers if number is not None]
     return median_low(known) if known else None
