@@ -72,15 +72,17 @@ class AllReduce:
         *,
         compares_norms: bool = True,
     ) -> None:
-        """`own` is this node's contribution, None if it is not a member of the round."""
+        """`own` is this node's contribution, which takes part if the node's intent promises it."""
         self.round_id = round_id
         self.members = tuple(sorted(map(attrgetter("member"), intents)))  # in the order of the rows
         self.verdict: GateVerdict | None = None
         self._setting = setting
         self._self_id = setting.member.node_id
-        self._own = own
         self._compares_norms = compares_norms
         self.intents = {one.member.node_id: one.body for one in intents}
+        promised = self.intents.get(self._self_id)
+        is_own = own is not None and promised is not None and promised.commitment == commitment_of(own.digests)
+        self._own = own if is_own else None
         self._order = [member.node_id for member in self.members]
         # the other participants, which get all public messages
         self.others = (setting.others | set(self._order)) - {self._self_id}
@@ -165,16 +167,14 @@ class AllReduce:
         if own is None:
             return []
         self._digests[self_id] = own.digests
-        by_reducer: dict[NodeId, dict[int, Encoded]] = {}
+        by_reducer, effects = defaultdict[NodeId, dict[int, Encoded]](dict), list[Effect]()
         for index, one in enumerate(self._slices):
             for to in one.reducers:
-                by_reducer.setdefault(to, {})[index] = own.parts[index]
-        effects = list[Effect]()
+                by_reducer[to][index] = own.parts[index]
+        for index, part in by_reducer.pop(self_id, {}).items():
+            self._slices[index].parts[self_id] = part
         for to, slices in sorted(by_reducer.items()):
-            if to != self_id:
-                effects += self._hand_over(to, self_id, slices)
-            for index, part in slices.items() if to == self_id else ():
-                self._slices[index].parts[self_id] = part
+            effects += self._hand_over(to, self_id, slices)
         return [*effects, *self._state()]
 
     def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
@@ -258,10 +258,9 @@ class AllReduce:
         choice, self._blocks = hash_parts("neuroshard/audit", setting.secret, self.round_id), ()
         if setting.step.committee.is_open:
             return self.check([others[int.from_bytes(choice) % len(others)]] if others else [])
-        if others and setting.excerpts is not None:
-            self._blocks = draw_blocks(setting.plan, others, choice)
-        if not self._blocks or setting.excerpts is None:
+        if not others or setting.excerpts is None or not (blocks := draw_blocks(setting.plan, others, choice)):
             return []
+        self._blocks = blocks
         self.is_audited, self._blocks_of_rows, effects = False, {}, list[Effect]()
         if self._own is not None:
             own = BlocksSent(self.round_id, setting.excerpts(self._own.parts, self._blocks))
@@ -540,11 +539,11 @@ class AllReduce:
         for index in indices:
             one = self._slices[index]
             (sent if one.reducers[0] == self._self_id else signed)[index] = one.parts[self._order[0]]
-        return [
-            Reduce(self.round_id, {index: self._slices[index].rows(self._order) for index in some}, self._reduction)
-            for some in (*in_messages(sent), signed)
-            if some
-        ]
+        effects = list[Effect]()
+        for some in (*in_messages(sent), signed):
+            if rows := {index: self._slices[index].rows(self._order) for index in some}:
+                effects.append(Reduce(self.round_id, rows, self._reduction))
+        return effects
 
     def _said_by(
         self, author: NodeId, body: StatisticsDigests | ResultDigests

@@ -345,12 +345,9 @@ class RoundStateMachine:
         return self.views.are_fit(said.intents, said.signed.body.view) if said.intents else bool(entries)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
-        promised = {one.member: one.body.commitment for one in said.intents}.get(self.setting.member)
-        is_promised = self._own is not None and promised == commitment_of(self._own.digests)
         # Two friends that contradict each other, of which one has bad memory, spoil one view and not the step.
         compares_norms = self.views.is_first or self.setting.step.committee.is_open
-        own = self._own if is_promised else None
-        exchange = AllReduce(self.setting, round_id, said.intents, own, compares_norms=compares_norms)
+        exchange = AllReduce(self.setting, round_id, said.intents, self._own, compares_norms=compares_norms)
         self._exchange = exchange
         effects = exchange.begin()
         for sender, early in self.views.take_early(round_id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from itertools import filterfalse
 from statistics import median_low
 
 from neuroshard.aggregation import MemberFacts, statistics_size
@@ -208,18 +209,19 @@ class Views:
 
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[VerifiedBody[Intent], ...]:
         """A round's worth of intents: seats first; if there are too few places, others get a quarter of them."""
-        step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
+        step, most, chosen = self._setting.step, self._setting.most_members, dict[GroupMember, VerifiedBody[Intent]]()
         order = sorted(nodes, key=partial(hash_parts, "neuroshard/places", step.id))
-        known = [node for node in order if step.may_reduce(node)]
+        known = list(filter(step.may_reduce, order))
         # of the others, those that the owner has named come first
-        others = [node for node in order if not step.may_reduce(node)]
-        others.sort(key=lambda node: step.is_free_name(self.intents[node].member))
+        others = filterfalse(step.may_reduce, order)
+        others = sorted(others, key=lambda node: step.is_free_name(self.intents[node].member))
         count = most * 3 // 4 if len(order) > most else len(known)
         for node in (*known[:count], *others, *known[count:]):
-            members = [one.member for one in (*chosen, self.intents[node])]
+            signed = self.intents[node]
+            members = [*chosen, signed.member]
             if len(members) <= most and step.may_meet(members) and step.may_join(members, self.view):
-                chosen.append(self.intents[node])
-        return tuple(sorted(chosen, key=lambda one: one.member))
+                chosen[signed.member] = signed
+        return tuple(map(chosen.__getitem__, sorted(chosen)))
 
     def _accused(self) -> set[NodeId]:
         """Members that were missing, in any view so far, at more voters than may lie."""

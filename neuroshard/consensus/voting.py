@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import GroupMember
@@ -324,7 +325,7 @@ class Voting:
             return []
         value, aggregate = known
         self.completed = Complete(certificate, aggregate)
-        to = self._setting.others | {member.node_id for member in value.members} - {self._setting.member.node_id}
+        to = self._setting.others.union(map(attrgetter("node_id"), value.members)) - {self._setting.member.node_id}
         return [Say(to, CertificateSaid(certificate)), self.completed]  # a member sends nothing after the end
 
 
