@@ -225,7 +225,8 @@ def reduction_by(
         counts = sorted({total.count, verdict.member_count})
         raise ValueError(f"statistics and verdict are of {counts} contributions")
     established = [one for one in verdict.clusters if one.is_established]
-    clusters, count = [*established, *(one for one in verdict.clusters if not one.is_established)], len(established)
+    others = [one for one in verdict.clusters if not one.is_established]
+    clusters, count = [*established, *others], len(established)
     match config:
         case TrimmedMean(trim_fraction):
             return _middle_mean(verdict, clusters, trim_count(count, trim_fraction))
