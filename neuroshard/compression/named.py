@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neuroshard.compression.codec import Bf16Codec, Codec, Fp32Codec
 from neuroshard.compression.integers import Int4Codec, Int8Codec
-from neuroshard.compression.sparse import SparseCodec, TopKCodec
+from neuroshard.compression.sparse import TopKCodec
 from neuroshard.config.run_parameters import CodecName
 
 
@@ -36,11 +36,6 @@ def make_codec(name: CodecName) -> Codec:
 def is_sparse(codec: Codec) -> bool:
     """Whether a contribution contains only some of its numbers, and different ones each time."""
     return isinstance(codec, TopKCodec)
-
-
-def aggregate_codec(codec: Codec) -> Codec:
-    """The codec of the aggregate: that of the contributions, unless they are sparse and their sum is less so."""
-    return SparseCodec() if is_sparse(codec) else codec
 
 
 def with_residual(contribution: Tensor, residual: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ from neuroshard.aggregation import (
     statistics_bytes,
     sum_statistics,
 )
-from neuroshard.compression import EXCERPT, Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
+from neuroshard.compression import EXCERPT, Codec, MalformedVectorError, SparseCodec, is_sparse, make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.effects import CompareBlocks, CompareNorms, Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.consensus.slices import Block, Encoded, SlicePlan
@@ -59,8 +59,8 @@ class RoundWork:
 
     @property
     def results(self) -> Codec:
-        """The codec of the aggregate."""
-        return aggregate_codec(self.codec)
+        """The codec of the aggregate: that of the contributions, unless they are sparse and their sum is less so."""
+        return SparseCodec() if is_sparse(self.codec) else self.codec
 
     def decoded(self, slices: Sequence[Encoded], codec: Codec | None = None) -> Tensor:
         """The vector (d,) fp32 of all slices, by default of an aggregate. Raises MalformedVectorError."""

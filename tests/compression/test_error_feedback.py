@@ -7,15 +7,11 @@ from typing import get_args
 import pytest
 import torch
 
-from neuroshard.compression import (
-    Codec,
-    aggregate_codec,
-    is_sparse,
-    make_codec,
-    next_residual,
-    with_residual,
-)
+from neuroshard.aggregation import TrimmedMean
+from neuroshard.compression import Codec, is_sparse, make_codec, next_residual, with_residual
 from neuroshard.config.run_parameters import CodecName
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import SlicePlan
 
 
 def contribution(round_index: int, size: int = 5000) -> torch.Tensor:
@@ -65,7 +61,7 @@ def test_what_is_sparse_forgets_and_adds_up_to_something_else(name: CodecName) -
     codec = make_codec(name)
     assert is_sparse(codec) == (name == "topk")
     assert (codec.residual_decay < 1.0) == is_sparse(codec)
-    assert (aggregate_codec(codec).name != codec.name) == is_sparse(codec)
+    assert (RoundWork(SlicePlan(1), codec, TrimmedMean()).results.name != codec.name) == is_sparse(codec)
 
 
 def test_nothing_lost_is_no_residual_and_no_copy() -> None:
