@@ -195,7 +195,9 @@ def sums_in_order(statistics: SliceStatistics) -> list[float]:
 
 def arranged(finite: NDArray[np.bool_], sums: Sequence[float], *, with_gram: bool) -> SliceStatistics:
     """The inverse of `sums_in_order`; rows that are not finite lose their sums."""
-    count, tidy = len(finite), np.array(sums) + 0.0  # replaces -0.0 by 0.0
+    count = len(finite)
+    with np.errstate(invalid="ignore"):  # a sender's NaN may signal; `SliceStatistics` refuses any NaN
+        tidy = np.array(sums) + 0.0  # replaces -0.0 by 0.0
     norms, dots = np.where(finite, tidy[: 2 * count].reshape(2, count), 0.0).tolist()
     center, *pairs = tidy[2 * count :].tolist()
     gram = _mirrored(norms, pairs, finite) if with_gram else None
