@@ -264,21 +264,11 @@ class AllReduce:
         self.is_audited, self._blocks_of_rows, effects = False, {}, list[Effect]()
         if self._own is not None:
             own = BlocksSent(self.round_id, setting.excerpts(self._own.parts, self._blocks))
-            effects = self._take_blocks(self._self_id, own)
+            effects = self.take_blocks(self._self_id, own)
         asked = frozenset(self._order) - {self._self_id}
         return [Say(asked, BlocksWanted(self.round_id, self._blocks)), *effects]
 
-    def help(self, sender: NodeId, message: PartsWanted | BlocksWanted | BlocksSent) -> list[Effect]:
-        """Answer a member that audits or checks, or take an answer."""
-        match message:
-            case PartsWanted():
-                return self._parts_for(sender, message)
-            case BlocksWanted():
-                return self._blocks_for(sender, message)
-            case BlocksSent():
-                return self._take_blocks(sender, message)
-
-    def _take_blocks(self, sender: NodeId, sent: BlocksSent) -> list[Effect]:
+    def take_blocks(self, sender: NodeId, sent: BlocksSent) -> list[Effect]:
         """Store a member's blocks. They prove nothing by themselves."""
         rows, verdict = self._blocks_of_rows, self.verdict
         if rows is None or verdict is None or sender not in self._order:
@@ -305,7 +295,7 @@ class AllReduce:
         self.skipped += differing is None
         return self.check(sorted(differing)[:FREE_PARTS]) if differing else []
 
-    def _blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
+    def blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
         """Send a seat blocks of this node's contribution, once per round."""
         own, setting, blocks = self._own, self._setting, self._setting.plan.blocks
         are_fit = sender in setting.step.seats and all(block < blocks(index) for index, block in wanted.blocks)
@@ -358,7 +348,7 @@ class AllReduce:
             if to != self._self_id
         ]
 
-    def _parts_for(self, sender: NodeId, wanted: PartsWanted) -> list[Effect]:
+    def parts_for(self, sender: NodeId, wanted: PartsWanted) -> list[Effect]:
         """Send the parts that a member checks. Without a reason that this node knows, it gets a few of them only."""
         author, given = wanted.author, dict[int, Encoded]()
         if sender not in self.others or author not in self._digests:

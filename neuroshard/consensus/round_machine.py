@@ -83,6 +83,7 @@ from neuroshard.types import NodeId
 
 MAX_AHEAD = 8  # views: a proposer farther ahead of the voters could exhaust the range of views
 NO_VALUE = "0" * 64  # requests the certificate
+_OfRound = ContributionSent | StatementSaid | ResultSaid | ChoicesSaid | PartsWanted | BlocksWanted | BlocksSent
 
 
 class RoundStateMachine:
@@ -215,18 +216,14 @@ class RoundStateMachine:
                 effects += self._take_new_view(signed, lock, now)
             case ProposalSaid():
                 effects += self._take_proposal(message, now)
-            case ContributionSent() | StatementSaid() | ResultSaid() | ChoicesSaid():
-                effects += self._take_part(sender, message)
-            case PartsWanted() | BlocksWanted() | BlocksSent():
-                exchange = self._exchange
-                if exchange is not None and exchange.round_id == message.round_id:
-                    effects += exchange.help(sender, message)
             case VoteSaid() | CertificateSaid():
                 effects += self._take_votes(sender, message, now)
             case EvidenceSaid(evidence):
                 effects += self.add_evidence(evidence, now)
             case AggregateSent():
                 effects += [*self.voting.take(message, self.views.view), *self._vote_again()]
+            case _:
+                effects += self._take_part(sender, message)
         return effects
 
     def answered(self, job: Job, answer: JobResult) -> list[Effect]:
@@ -405,16 +402,21 @@ class RoundStateMachine:
             return [*effects, *voting.ask(sender)]
         return [*effects, *self._look(), *([] if exchange.expects_results else voting.ask(sender))]
 
-    def _take_part(
-        self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid | ChoicesSaid
-    ) -> list[Effect]:
+    def _take_part(self, sender: NodeId, message: _OfRound) -> list[Effect]:
         exchange = self._exchange
-        is_plain = isinstance(message, ContributionSent | ChoicesSaid)
-        round_id = message.round_id if is_plain else message.signed.body.round_id
+        is_signed = isinstance(message, StatementSaid | ResultSaid)
+        round_id = message.signed.body.round_id if is_signed else message.round_id
         if exchange is None or exchange.round_id != round_id:
-            self.views.keep_early(sender, message, round_id)
+            if not isinstance(message, PartsWanted | BlocksWanted | BlocksSent):
+                self.views.keep_early(sender, message, round_id)
             return []
         match message:
+            case PartsWanted():
+                return exchange.parts_for(sender, message)
+            case BlocksWanted():
+                return exchange.blocks_for(sender, message)
+            case BlocksSent():
+                return exchange.take_blocks(sender, message)
             case ContributionSent():
                 effects = exchange.take_contribution(sender, message)
             case StatementSaid():
