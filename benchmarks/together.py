@@ -20,7 +20,7 @@ from benchmarks.record import NotHereError, Report, Row, mean_with_interval
 from benchmarks.sizes import size
 from benchmarks.stacked import StackedReplicas, new_models
 from benchmarks.texts import TEXTS, real_texts
-from neuroshard.compression import make_codec, residual_decay
+from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import InnerOptimizerName, OuterOptimization
 from neuroshard.consensus.sync_strategies import FragmentStep, steps_between_rounds, strategy_at
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES, chosen_candidate
@@ -104,8 +104,8 @@ class Arm:
         outer = self.outer or OuterOptimization()
         if self.is_earlier:
             momentum = 0.5 + (outer.momentum - 0.5) * min(1.0, state.outer_step / 5)
-            whole, decay = Fragment.whole(schema.total_size), residual_decay(make_codec(outer.codec))
-            return FragmentStep(whole, (Nesterov(outer.learning_rate, momentum),), decay)
+            whole, codec = Fragment.whole(schema.total_size), make_codec(outer.codec)
+            return FragmentStep(whole, (Nesterov(outer.learning_rate, momentum),), codec.residual_decay)
         step = strategy_at(outer, schema, state.outer_step, state.line.sequences // BATCH)
         assert isinstance(step, FragmentStep)
         return step

@@ -8,7 +8,8 @@ All medians and deviations are those of the established members. The others are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
@@ -58,9 +59,12 @@ class MemberFacts:
     @property
     def counted(self) -> tuple[bool, ...]:
         """Whether medians cover the row: it is established, and no copy of another row that is."""
-        rows = zip(self.established, self.originals, strict=True)
-        keys = [first if is_established else None for is_established, first in rows]
-        return tuple(key is not None and key not in keys[:row] for row, key in enumerate(keys))
+        counted, seen = list[bool](), set[int]()
+        for is_established, original in zip(self.established, self.originals, strict=True):
+            counted.append(is_established and original not in seen)
+            if is_established:
+                seen.add(original)
+        return tuple(counted)
 
     @classmethod
     def of_equals(cls, count: int, *, are_friends: bool = False) -> MemberFacts:
@@ -157,38 +161,42 @@ def judge_statistics(
         raise ValueError(f"work of {len(members.work)} members for {total.count} contributions")
     abstained = abstaining(members.work, members.established, are_friends=members.are_friends)
     counted = members.counted
-    norms = {row: sqrt(square) for row, square in enumerate(total.squared_norms) if row not in abstained}
-    refused = dict[int, RejectionReason]()
-    for row, norm in norms.items():
+    refused, norms = dict[int, RejectionReason](), dict[int, float]()  # norms of the rows that are not refused yet
+    for row, square in enumerate(total.squared_norms):
+        if row in abstained:
+            continue
         if not total.finite[row]:
             refused[row] = RejectionReason.NOT_FINITE
-        elif norm == 0.0:
+        elif square == 0.0:
             refused[row] = RejectionReason.ZERO
-    judges = [row for row in _left(norms, refused) if counted[row]]
+        else:
+            norms[row] = sqrt(square)
+    judges = [norm for row, norm in norms.items() if counted[row]]
     is_robust, median_norm = len(judges) >= MIN_ROBUST_MEMBERS, 0.0
     if is_robust:
-        median_norm = median(norms[row] for row in judges)
+        median_norm = median(judges)
         has_largest = not (members.are_friends and judges_direction)
         largest = MAX_NORM_RATIO * median_norm if has_largest else float("inf")
-        for row in _left(norms, refused):
-            if not MIN_NORM_RATIO * median_norm <= norms[row] <= largest:
+        for row, norm in list(norms.items()):
+            if not MIN_NORM_RATIO * median_norm <= norm <= largest:
                 refused[row] = RejectionReason.NORM
+                del norms[row]
         if judges_direction:
             _refuse_directions(total, members, norms, refused)
-    accepted, is_clipped = _left(norms, refused), is_robust and judges_direction
-    factors = tuple(_fp32(min(1.0, median_norm / norms[row])) if is_clipped else 1.0 for row in accepted)
+    accepted, is_clipped = tuple(norms), is_robust and judges_direction
+    factors = tuple(_fp32(min(1.0, median_norm / norm)) if is_clipped else 1.0 for norm in norms.values())
     clusters = _clusters(total, members, accepted)
     others = frozenset(row for row, is_established in enumerate(members.established) if not is_established)
     return GateVerdict(accepted, refused, factors, clusters, is_robust, abstained, others)
 
 
 def _refuse_directions(
-    total: SliceStatistics, members: MemberFacts, norms: Mapping[int, float], refused: dict[int, RejectionReason]
+    total: SliceStatistics, members: MemberFacts, norms: dict[int, float], refused: dict[int, RejectionReason]
 ) -> None:
+    """Move the rows whose direction disagrees from `norms` to `refused`."""
     center_norm = sqrt(total.center_squared_norm)
     cosines = {
-        row: total.center_dots[row] / (norms[row] * center_norm) if center_norm > 0 else 0.0
-        for row in _left(norms, refused)
+        row: total.center_dots[row] / (norm * center_norm) if center_norm > 0 else 0.0 for row, norm in norms.items()
     }
     counted = members.counted
     judges = [row for row in cosines if counted[row]]
@@ -200,6 +208,7 @@ def _refuse_directions(
     for row, cosine in cosines.items():
         if not cosine > (bound if members.established[row] else bound_of_others):
             refused[row] = RejectionReason.DIRECTION
+            del norms[row]
 
 
 def _cosine_of_others(cosine: float, count: int) -> float:
@@ -223,20 +232,22 @@ def _clusters(total: SliceStatistics, members: MemberFacts, accepted: Sequence[i
     than alone. Members that are not established form clusters of their own.
     """
     weights = capped_weights(members.work, members.established)
-    copies = dict[tuple[bool, int], list[int]]()
+    copies, clusters = defaultdict[tuple[bool, int], list[int]](list), list[Cluster]()
     for row in accepted:
-        copies.setdefault((members.established[row], members.originals[row]), []).append(row)
-    clusters = {rows[0]: rows for rows in copies.values()}
+        copies[members.established[row], members.originals[row]].append(row)
+    groups = list(copies.values())
     if finds_near_copies(members):
         if total.gram is None:
             raise ValueError("near-copies are found in the Gram matrix, which these statistics do not contain")
-        firsts = [row for row in clusters if members.established[row]]
+        by_first = {rows[0]: rows for rows in groups}
+        firsts = [row for row in by_first if members.established[row]]
         for near in near_copies(total.gram, firsts):
-            clusters[near[0]] = sorted(row for first in near for row in clusters.pop(first))
-    return tuple(
-        Cluster(tuple(rows), max(weights[row] for row in rows), members.established[rows[0]])
-        for _, rows in sorted(clusters.items())
-    )
+            by_first[near[0]] = sorted(row for first in near for row in by_first.pop(first))
+        groups = list(by_first.values())
+    for rows in sorted(groups):
+        weight = max(map(weights.__getitem__, rows))
+        clusters.append(Cluster(tuple(rows), weight, members.established[rows[0]]))
+    return tuple(clusters)
 
 
 def near_copies(gram: GramMatrix, rows: Sequence[int]) -> list[tuple[int, ...]]:
@@ -272,7 +283,3 @@ def near_copies(gram: GramMatrix, rows: Sequence[int]) -> list[tuple[int, ...]]:
 def _fp32(value: float) -> float:
     """The nearest fp32 number: contributions are multiplied in fp32."""
     return float(np.float32(value))
-
-
-def _left(norms: Mapping[int, float], refused: Collection[int]) -> tuple[int, ...]:
-    return tuple(row for row in norms if row not in refused)

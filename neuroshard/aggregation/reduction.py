@@ -224,8 +224,9 @@ def reduction_by(
     if total.count != verdict.member_count:
         counts = sorted({total.count, verdict.member_count})
         raise ValueError(f"statistics and verdict are of {counts} contributions")
-    clusters = sorted(verdict.clusters, key=lambda one: not one.is_established)
-    count = sum(one.is_established for one in clusters)
+    established = [one for one in verdict.clusters if one.is_established]
+    others = [one for one in verdict.clusters if not one.is_established]
+    clusters, count = [*established, *others], len(established)
     match config:
         case TrimmedMean(trim_fraction):
             return _middle_mean(verdict, clusters, trim_count(count, trim_fraction))

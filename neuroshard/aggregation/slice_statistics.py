@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from math import fsum
 from typing import TypeAlias
 
@@ -96,14 +96,17 @@ def slice_statistics(
     exactly and rounded once (Python's fsum). So vectors cut at other multiples of 4,096 have sums that differ in the
     last bits at most.
     """
-    voters = tuple(row for row in range(rows.count) if established is None or established[row])
-    workspace = _Workspace(rows.count, with_gram, is_sparse, voters)
+    every_row = range(rows.count)
+    voters = every_row if established is None else compress(every_row, established)
+    workspace = _Workspace(rows.count, with_gram, is_sparse, tuple(voters))
+    finite, sums = np.ones(rows.count, np.bool_), list[Doubles]()
     # half as many as otherwise: their float64 form needs memory too
-    chunks = rows.chunks(tuple(range(rows.count)), VALUES_AT_ONCE // 2)
-    pieces = [workspace.sums(chunk.numpy()) for _, chunk in chunks]
-    finite = [all(flags) for flags in zip(*(flags for flags, _ in pieces), strict=True)]
-    sums = [fsum(row) for row in np.concatenate([sums for _, sums in pieces], axis=1)]
-    return arranged(finite, sums, with_gram=with_gram)
+    for _, chunk in rows.chunks(tuple(every_row), VALUES_AT_ONCE // 2):
+        are_finite, of_blocks = workspace.sums(chunk.numpy())
+        finite &= are_finite
+        sums.append(of_blocks)
+    of_all_blocks: Doubles = np.concatenate(sums, axis=1)
+    return arranged(finite, list(map(fsum, of_all_blocks)), with_gram=with_gram)
 
 
 def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
@@ -115,8 +118,8 @@ def sum_statistics(slices: Sequence[SliceStatistics]) -> SliceStatistics:
     shapes = {(one.count, one.gram is None) for one in slices}
     if len(shapes) != 1:
         raise ValueError("only statistics of the same contributions, all with or all without Gram matrices, add up")
-    finite = [all(flags) for flags in zip(*(one.finite for one in slices), strict=True)]
-    sums = [fsum(values) for values in zip(*map(sums_in_order, slices), strict=True)]
+    finite = np.all([one.finite for one in slices], axis=0)
+    sums = list(map(fsum, zip(*map(sums_in_order, slices), strict=True)))
     return arranged(finite, sums, with_gram=slices[0].gram is not None)
 
 
@@ -130,7 +133,7 @@ class _Workspace:
         self._pairs = [(i, j) for i in range(count) for j in range(i)] if with_gram else []
         self._values = self._scratch = self._lanes = np.empty(0)
 
-    def sums(self, chunk: Floats) -> tuple[list[bool], Doubles]:
+    def sums(self, chunk: Floats) -> tuple[NDArray[np.bool_], Doubles]:
         """Which of n rows are finite, and the sums of every block (sums, blocks) in the order of `sums_in_order`."""
         count, blocks = self._count, chunk.shape[1] // BLOCK
         if self._values.shape != chunk.shape:
@@ -149,7 +152,7 @@ class _Workspace:
         self._dots_with_center(chunk, finite)
         for place, (i, j) in enumerate(self._pairs, start=2 * count + 1):
             fold_products(values[i], values[j], scratch, lanes[place])
-        return [bool(flags.all()) for flags in finite], np.concatenate((norms, folded(lanes[count:])))
+        return np.logical_and.reduce(finite, axis=1), np.concatenate((norms, folded(lanes[count:])))
 
     def _dots_with_center(self, chunk: Floats, finite: NDArray[np.bool_]) -> None:
         count, lanes, among = self._count, self._lanes, self._established
@@ -190,17 +193,18 @@ def sums_in_order(statistics: SliceStatistics) -> list[float]:
     return [*statistics.squared_norms, *statistics.center_dots, statistics.center_squared_norm, *pairs]
 
 
-def arranged(finite: Sequence[bool], sums: Sequence[float], *, with_gram: bool) -> SliceStatistics:
+def arranged(finite: NDArray[np.bool_], sums: Sequence[float], *, with_gram: bool) -> SliceStatistics:
     """The inverse of `sums_in_order`; rows that are not finite lose their sums."""
     count = len(finite)
-    tidy = [value + 0.0 for value in sums]  # replaces -0.0 by 0.0
-    norms = tuple(norm if good else 0.0 for norm, good in zip(tidy[:count], finite, strict=True))
-    dots = tuple(dot if good else 0.0 for dot, good in zip(tidy[count : 2 * count], finite, strict=True))
-    gram = _mirrored(norms, tidy[2 * count + 1 :], finite) if with_gram else None
-    return SliceStatistics(tuple(finite), norms, dots, tidy[2 * count], gram)
+    with np.errstate(invalid="ignore"):  # a sender's NaN may signal; `SliceStatistics` refuses any NaN
+        tidy = np.array(sums) + 0.0  # replaces -0.0 by 0.0
+    norms, dots = np.where(finite, tidy[: 2 * count].reshape(2, count), 0.0).tolist()
+    center, *pairs = tidy[2 * count :].tolist()
+    gram = _mirrored(norms, pairs, finite) if with_gram else None
+    return SliceStatistics(tuple(finite.tolist()), tuple(norms), tuple(dots), center, gram)
 
 
-def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: Sequence[bool]) -> GramMatrix:
+def _mirrored(diagonal: Sequence[float], pairs: Sequence[float], finite: NDArray[np.bool_]) -> GramMatrix:
     count, values = len(finite), iter(pairs)
     full = [[0.0] * count for _ in range(count)]
     for i in range(count):
@@ -231,7 +235,8 @@ def read_statistics(data: bytes | memoryview, count: int, *, with_gram: bool) ->
     """The inverse of `statistics_bytes`. Raises MalformedStatisticsError, for which the sender is responsible."""
     if count < 1 or len(data) != statistics_size(count, with_gram=with_gram):
         raise MalformedStatisticsError(f"{len(data)} bytes are not the statistics of {count} contributions.")
-    finite, sums = list(map(bool, data[:count])), struct.unpack(f"<{(len(data) - count) // 8}d", data[count:])
+    finite = np.frombuffer(data, np.uint8, count) != 0
+    sums = struct.unpack(f"<{(len(data) - count) // 8}d", data[count:])
     try:
         statistics = arranged(finite, sums, with_gram=with_gram)
     except ValueError as error:

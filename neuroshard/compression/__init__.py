@@ -2,14 +2,8 @@
 
 from neuroshard.compression.codec import EXCERPT, Bf16Codec, Codec, Fp32Codec, MalformedVectorError, checked_vector
 from neuroshard.compression.integers import BLOCK, INT4_BLOCK, Int4Codec, Int8Codec
-from neuroshard.compression.named import (
-    aggregate_codec,
-    is_sparse,
-    make_codec,
-    next_residual,
-    residual_decay,
-    with_residual,
-)
+from neuroshard.compression.named import is_sparse, make_codec, next_residual, with_residual
+from neuroshard.compression.sparse import SparseCodec
 
 __all__ = [
     "BLOCK",
@@ -21,11 +15,10 @@ __all__ = [
     "Int4Codec",
     "Int8Codec",
     "MalformedVectorError",
-    "aggregate_codec",
+    "SparseCodec",
     "checked_vector",
     "is_sparse",
     "make_codec",
     "next_residual",
-    "residual_decay",
     "with_residual",
 ]

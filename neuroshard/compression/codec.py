@@ -21,10 +21,9 @@ class MalformedVectorError(NeuroShardError):
 class Codec(Protocol):
     """Turns an fp32 CPU vector (d,) into bytes and back. Both directions are bit-identical on every machine."""
 
-    @property
-    def name(self) -> str:
-        """Name and settings; equal names mean exchangeable bytes."""
-        ...
+    name: str  # with the settings; equal names mean exchangeable bytes
+    # factor of what the codec has lost of a contribution, before that is added to the next one
+    residual_decay: float = 1.0
 
     def encoded_size(self, length: int) -> int:
         """Maximum number of bytes of `length` numbers: what a receiver allows before it reads."""
@@ -108,9 +107,7 @@ _FP32_BYTES = 4
 class Fp32Codec(Codec):
     """Little-endian fp32. It is exact; numbers that are not finite travel like any other."""
 
-    @property
-    def name(self) -> str:
-        return "fp32"
+    name = "fp32"
 
     def encoded_size(self, length: int) -> int:
         """4 bytes per number."""
@@ -153,9 +150,7 @@ class Bf16Codec(Codec):
     number too large for bf16 becomes the largest one.
     """
 
-    @property
-    def name(self) -> str:
-        return "bf16"
+    name = "bf16"
 
     def encoded_size(self, length: int) -> int:
         """2 bytes per number."""

@@ -109,9 +109,7 @@ _INT8_BLOCKS = Blocks("int8", BLOCK, largest_code=127)
 class Int8Codec(Codec):
     """Scales of all blocks, then one signed byte per number: x is about code * scale, |error| <= scale / 2."""
 
-    @property
-    def name(self) -> str:
-        return _INT8_BLOCKS.name
+    name = _INT8_BLOCKS.name
 
     def encoded_size(self, length: int) -> int:
         """One byte per number, and 4 per block."""
@@ -184,9 +182,7 @@ class Int4Codec(Codec):
     |error| <= scale / 2. The high half of the last byte of an odd number of codes is 0.
     """
 
-    @property
-    def name(self) -> str:
-        return _INT4_BLOCKS.name
+    name = _INT4_BLOCKS.name
 
     def encoded_size(self, length: int) -> int:
         """Half a byte per number, and 4 bytes per block."""

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from neuroshard.compression.codec import Bf16Codec, Codec, Fp32Codec
 from neuroshard.compression.integers import Int4Codec, Int8Codec
-from neuroshard.compression.sparse import SparseCodec, TopKCodec
+from neuroshard.compression.sparse import TopKCodec
 from neuroshard.config.run_parameters import CodecName
-
-TOP_K_DECAY = 0.95  # per round
 
 
 def make_codec(name: CodecName) -> Codec:
@@ -38,19 +36,6 @@ def make_codec(name: CodecName) -> Codec:
 def is_sparse(codec: Codec) -> bool:
     """Whether a contribution contains only some of its numbers, and different ones each time."""
     return isinstance(codec, TopKCodec)
-
-
-def aggregate_codec(codec: Codec) -> Codec:
-    """The codec of the aggregate: that of the contributions, unless they are sparse and their sum is less so."""
-    return SparseCodec() if is_sparse(codec) else codec
-
-
-def residual_decay(codec: Codec) -> float:
-    """The factor by which a codec's error is multiplied before it is added to the next contribution.
-
-    Top-k loses most of a contribution: numbers that wait for long come from outdated weights.
-    """
-    return TOP_K_DECAY if is_sparse(codec) else 1.0
 
 
 def with_residual(contribution: Tensor, residual: Tensor | None) -> Tensor:

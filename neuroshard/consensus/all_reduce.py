@@ -72,23 +72,26 @@ class AllReduce:
         *,
         compares_norms: bool = True,
     ) -> None:
-        """`own` is this node's contribution, None if it is not a member of the round."""
+        """`own` is this node's contribution, which takes part if the node's intent promises it."""
         self.round_id = round_id
         self.members = tuple(sorted(map(attrgetter("member"), intents)))  # in the order of the rows
         self.verdict: GateVerdict | None = None
         self._setting = setting
-        self._own = own
+        self._self_id = setting.member.node_id
         self._compares_norms = compares_norms
         self.intents = {one.member.node_id: one.body for one in intents}
+        promised = self.intents.get(self._self_id)
+        is_own = own is not None and promised is not None and promised.commitment == commitment_of(own.digests)
+        self._own = own if is_own else None
         self._order = [member.node_id for member in self.members]
         # the other participants, which get all public messages
-        self.others = (setting.others | set(self._order)) - {setting.self_id}
+        self.others = (setting.others | set(self._order)) - {self._self_id}
         step = setting.step
         self.facts = facts_of(step, intents)
         upload = {node: intent.upload for node, intent in self.intents.items() if step.may_reduce(node)}
-        barred = {one.node_id for one in step.ledger.barred}
+        barred = set(map(attrgetter("node_id"), step.ledger.barred))
         reducers = reducers_of(setting.plan, upload, barred, step.ledger.seed, is_open=step.committee.is_open)
-        self._slices = [SliceState(some, setting.self_id) for some in reducers]
+        self._slices = [SliceState(some, self._self_id) for some in reducers]
         self._is_stating = self._is_judging = False
         self._contradicted = set[int]()  # slices in which this node has computed other statistics than the verdict's
         self.skipped = 0  # audits that ended without an answer
@@ -130,7 +133,7 @@ class AllReduce:
 
         Among friends a quorum must say so: the memory of one computer may be bad.
         """
-        step, own = self._setting.step, self._setting.self_id
+        step, own = self._setting.step, self._self_id
         for said in (self._slices[index].statements for index in self._contradicted):
             if step.committee.is_open or step.is_quorum([node for node in said if said[node] == said[own]]):
                 return True
@@ -153,27 +156,25 @@ class AllReduce:
 
     def missing(self) -> tuple[NodeId, ...]:
         """Members that broke the protocol, or whose part of a slice that this node computes has not arrived."""
-        mine = [one for one in self._slices if self._setting.self_id in one.reducers or one.is_overdue]
+        mine = [one for one in self._slices if self._self_id in one.reducers or one.is_overdue]
         wrong = self._wrong if self._setting.step.committee.is_open else self.lied if self.is_void else set[NodeId]()
         liars = self._accused | wrong
         return tuple(node for node in self._order if node in liars or any(node not in one.parts for one in mine))
 
     def begin(self) -> list[Effect]:
         """Send this node's parts to their reducers."""
-        own, self_id = self._own, self._setting.self_id
+        own, self_id = self._own, self._self_id
         if own is None:
             return []
         self._digests[self_id] = own.digests
-        by_reducer: dict[NodeId, dict[int, Encoded]] = {}
+        by_reducer, effects = defaultdict[NodeId, dict[int, Encoded]](dict), list[Effect]()
         for index, one in enumerate(self._slices):
             for to in one.reducers:
-                by_reducer.setdefault(to, {})[index] = own.parts[index]
-        effects = list[Effect]()
+                by_reducer[to][index] = own.parts[index]
+        for index, part in by_reducer.pop(self_id, {}).items():
+            self._slices[index].parts[self_id] = part
         for to, slices in sorted(by_reducer.items()):
-            if to != self_id:
-                effects += self._hand_over(to, self_id, slices)
-            for index, part in slices.items() if to == self_id else ():
-                self._slices[index].parts[self_id] = part
+            effects += self._hand_over(to, self_id, slices)
         return [*effects, *self._state()]
 
     def _hand_over(self, to: NodeId, author: NodeId, slices: Mapping[int, Encoded]) -> Iterable[Effect]:
@@ -188,13 +189,13 @@ class AllReduce:
 
         A member that sends it no parts or no statistics could otherwise have it called silent.
         """
-        mine = [one for one in self._slices if self._setting.self_id in one.reducers]
+        mine = [one for one in self._slices if self._self_id in one.reducers]
         is_busy = self._is_stating and all(len(one.parts) == len(self._order) for one in mine)
-        if not mine or is_busy or self._is_judging or self._setting.self_id in self._waiting:
+        if not mine or is_busy or self._is_judging or self._self_id in self._waiting:
             return []
-        self._waiting.add(self._setting.self_id)
-        signed = self._setting.sign(StatisticsDigests(self.round_id, ()))
-        return [Say(self._setting.step.seats - {self._setting.self_id}, StatementSaid(signed, {}))]
+        self._waiting.add(self._self_id)
+        said = StatementSaid(self._setting.sign(StatisticsDigests(self.round_id, ())), {})
+        return [Say(self._setting.step.seats - {self._self_id}, said)]
 
     @property
     def silent(self) -> frozenset[NodeId]:
@@ -203,7 +204,7 @@ class AllReduce:
         In a round with a dispute these are none: its checks take the time of all members.
         """
         late = self.late if self.late is not None and not self._disputed else frozenset[NodeId]()
-        return (late & self._without_result()) - self._waiting - {self._setting.self_id}
+        return (late & self._without_result()) - self._waiting - {self._self_id}
 
     def wrong(self, certified: tuple[str, ...]) -> set[NodeId]:
         """Members whose statistics or results are false, if these are the certified digests of this round.
@@ -238,7 +239,7 @@ class AllReduce:
         on_time = [one.agreed(one.results if is_judged else one.statements) in one.content for one in self._slices]
         late = [one for one, is_here in zip(self._slices, on_time, strict=True) if not (is_here or one.is_overdue)]
         for one in late:
-            one.is_overdue, one.is_checked = True, self._setting.self_id not in one.reducers
+            one.is_overdue, one.is_checked = True, self._self_id not in one.reducers
         if not is_judged:
             self._redo_at = now + self._setting.timing.gather_seconds
         return [*self._ask(), *self._state()] if late else []
@@ -253,32 +254,21 @@ class AllReduce:
             return self._compare()
         if self.verdict is None or len(self.digests) < len(self._slices) or not setting.is_seat:
             return []
-        others = [index for index, one in enumerate(self._slices) if setting.self_id not in one.reducers]
+        others = [index for index, one in enumerate(self._slices) if self._self_id not in one.reducers]
         choice, self._blocks = hash_parts("neuroshard/audit", setting.secret, self.round_id), ()
         if setting.step.committee.is_open:
             return self.check([others[int.from_bytes(choice) % len(others)]] if others else [])
-        if others and setting.excerpts is not None:
-            self._blocks = draw_blocks(setting.plan, others, choice)
-        if not self._blocks or setting.excerpts is None:
+        if not others or setting.excerpts is None or not (blocks := draw_blocks(setting.plan, others, choice)):
             return []
+        self._blocks = blocks
         self.is_audited, self._blocks_of_rows, effects = False, {}, list[Effect]()
         if self._own is not None:
             own = BlocksSent(self.round_id, setting.excerpts(self._own.parts, self._blocks))
-            effects = self._take_blocks(setting.self_id, own)
-        asked = frozenset(self._order) - {setting.self_id}
+            effects = self.take_blocks(self._self_id, own)
+        asked = frozenset(self._order) - {self._self_id}
         return [Say(asked, BlocksWanted(self.round_id, self._blocks)), *effects]
 
-    def help(self, sender: NodeId, message: PartsWanted | BlocksWanted | BlocksSent) -> list[Effect]:
-        """Answer a member that audits or checks, or take an answer."""
-        match message:
-            case PartsWanted():
-                return self._parts_for(sender, message)
-            case BlocksWanted():
-                return self._blocks_for(sender, message)
-            case BlocksSent():
-                return self._take_blocks(sender, message)
-
-    def _take_blocks(self, sender: NodeId, sent: BlocksSent) -> list[Effect]:
+    def take_blocks(self, sender: NodeId, sent: BlocksSent) -> list[Effect]:
         """Store a member's blocks. They prove nothing by themselves."""
         rows, verdict = self._blocks_of_rows, self.verdict
         if rows is None or verdict is None or sender not in self._order:
@@ -305,7 +295,7 @@ class AllReduce:
         self.skipped += differing is None
         return self.check(sorted(differing)[:FREE_PARTS]) if differing else []
 
-    def _blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
+    def blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
         """Send a seat blocks of this node's contribution, once per round."""
         own, setting, blocks = self._own, self._setting, self._setting.plan.blocks
         are_fit = sender in setting.step.seats and all(block < blocks(index) for index, block in wanted.blocks)
@@ -348,17 +338,17 @@ class AllReduce:
         wanted: dict[tuple[NodeId, NodeId], list[int]] = {}
         for index, one in enumerate(self._slices):
             if one.is_checked and self._own is not None:
-                one.parts.setdefault(self._setting.self_id, self._own.parts[index])
+                one.parts.setdefault(self._self_id, self._own.parts[index])
             for author in self._order if one.is_checked or one.is_overdue else ():
                 for to in {author, *(one.reducers if of_reducers else ())} if author not in one.parts else ():
                     wanted.setdefault((to, author), []).append(index)
         return [
             Say(frozenset({to}), PartsWanted(self.round_id, author, tuple(indices)))
             for (to, author), indices in sorted(wanted.items())
-            if to != self._setting.self_id
+            if to != self._self_id
         ]
 
-    def _parts_for(self, sender: NodeId, wanted: PartsWanted) -> list[Effect]:
+    def parts_for(self, sender: NodeId, wanted: PartsWanted) -> list[Effect]:
         """Send the parts that a member checks. Without a reason that this node knows, it gets a few of them only."""
         author, given = wanted.author, dict[int, Encoded]()
         if sender not in self.others or author not in self._digests:
@@ -367,7 +357,7 @@ class AllReduce:
         doubtful = {node for one in disputed for node in (*one.reducers, *one.statements, *one.results)}
         doubtful |= self._judged_otherwise()
         for index in wanted.slices:
-            served, is_own = self._served[sender, author], author == self._setting.self_id
+            served, is_own = self._served[sender, author], author == self._self_id
             one = self._slices[index] if index < len(self._slices) else None
             if one is None or served[index] >= SERVED or not (is_own or author in one.parts):
                 continue
@@ -450,7 +440,7 @@ class AllReduce:
             if self._judged_on.get(index, made) != made:
                 self._contradicted.add(index)
             one.content[digest] = made
-            self._note(one.statements, self._setting.self_id, index, digest)
+            self._note(one.statements, self._self_id, index, digest)
             if not one.is_checked or index in self._disputed:
                 said[index] = made
                 digests.append((index, digest))
@@ -461,10 +451,10 @@ class AllReduce:
     def judged(self, judged: Judged) -> list[Effect]:
         """Continue with the finished verdict."""
         self.verdict, self._reduction = judged.verdict, judged.reduction
-        stated = [index for index, one in enumerate(self._slices) if self._setting.self_id in one.statements]
+        stated = [index for index, one in enumerate(self._slices) if self._self_id in one.statements]
         effects, own = self._reduce(stated), self._own
         if own is not None and self._compares_norms and judged.reduction is not None:
-            parts, row = dict(enumerate(own.parts)), self._order.index(self._setting.self_id)
+            parts, row = dict(enumerate(own.parts)), self._order.index(self._self_id)
             for index in stated:
                 del parts[index]
             effects.append(CompareNorms(self.round_id, row, parts, self._judged_on, self.facts))
@@ -475,7 +465,7 @@ class AllReduce:
 
         When the last of several jobs is done, all digests go ahead, so that audits begin while the results travel.
         """
-        self_id, said, sent = self._setting.self_id, dict[int, str](), dict[int, Encoded]()
+        self_id, said, sent = self._self_id, dict[int, str](), dict[int, Encoded]()
         for index, made in results.items():
             one, digest = self._slices[index], digest_of(made).hex()
             one.content[digest] = made
@@ -494,7 +484,7 @@ class AllReduce:
 
     def _say_results(self, digests: Mapping[int, str], contents: Mapping[int, Encoded]) -> list[Effect]:
         """Sign digests and send them, with the contents to the members that do not compute these slices themselves."""
-        basis = self._bases[self._setting.self_id]
+        basis = self._bases[self._self_id]
         signed = self._setting.sign(ResultDigests(self.round_id, tuple(sorted(digests.items())), basis))
         receivers, effects = defaultdict[tuple[int, ...], set[NodeId]](set), list[Effect]()
         for node in sorted(self.others):
@@ -524,7 +514,7 @@ class AllReduce:
         statistics = [one for one in agreed if one is not None]
         if len(statistics) < len(agreed):
             return []
-        self._bases[self._setting.self_id] = digest_of(b"".join(statistics)).hex()
+        self._bases[self._self_id] = digest_of(b"".join(statistics)).hex()
         self._is_judging, self._judged_on = True, dict(enumerate(statistics))
         return [Judge(self.round_id, statistics, self.facts)]
 
@@ -538,12 +528,12 @@ class AllReduce:
         sent, signed = dict[int, Encoded](), dict[int, Encoded]()
         for index in indices:
             one = self._slices[index]
-            (sent if one.reducers[0] == self._setting.self_id else signed)[index] = one.parts[self._order[0]]
-        return [
-            Reduce(self.round_id, {index: self._slices[index].rows(self._order) for index in some}, self._reduction)
-            for some in (*in_messages(sent), signed)
-            if some
-        ]
+            (sent if one.reducers[0] == self._self_id else signed)[index] = one.parts[self._order[0]]
+        effects = list[Effect]()
+        for some in (*in_messages(sent), signed):
+            if rows := {index: self._slices[index].rows(self._order) for index in some}:
+                effects.append(Reduce(self.round_id, rows, self._reduction))
+        return effects
 
     def _said_by(
         self, author: NodeId, body: StatisticsDigests | ResultDigests
@@ -553,7 +543,7 @@ class AllReduce:
         for index, digest in body.digests:
             one = self._slices[index] if index < len(self._slices) else None
             if one is not None and (
-                author in {*one.reducers, self._setting.self_id}
+                author in {*one.reducers, self._self_id}
                 or (may_doubt and self._doubts.setdefault(author, index) == index)
             ):
                 yield index, one, digest
@@ -575,7 +565,7 @@ class AllReduce:
             one = self._slices[index]
             what = f"Its computation of slice {index} does not follow from the parts."
             for said in (one.statements, one.results):
-                own = said.get(self._setting.self_id)
+                own = said.get(self._self_id)
                 for node, digest in said.items() if own is not None else ():
                     if digest == own or (said is one.results and node in elsewhere):
                         continue
@@ -590,7 +580,7 @@ class AllReduce:
 
     def _judged_otherwise(self) -> set[NodeId]:
         """Members whose results follow from other statistics than those on which this node has judged."""
-        own = self._bases.get(self._setting.self_id)
+        own = self._bases.get(self._self_id)
         return {node for node, basis in self._bases.items() if own not in {None, basis}}
 
     def _accuse(self, node: NodeId, what: str, proof: tuple[bytes, ...] = ()) -> list[Effect]:

@@ -542,7 +542,7 @@ class Step:
 
     def is_quorum(self, nodes: Collection[NodeId]) -> bool:
         """Whether the seats of these nodes decide."""
-        return self.committee.is_quorum([seat.member for seat in self.committee.seats if seat.node_id in nodes])
+        return self.committee.is_quorum([member for member in self.committee.members if member.node_id in nodes])
 
     def may_meet(self, members: Collection[GroupMember]) -> bool:
         """Whether these members may be in one step, by their wallets: a seat's wallet has no other node there."""

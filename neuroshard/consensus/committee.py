@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, TypeAlias, assert_never
 
@@ -94,17 +95,17 @@ class Committee(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
         faults = tolerated_faults(len(members), is_open=is_open)
         return cls(members, is_open, faults, faults)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of the committee; every value names the committee that votes on it."""
         return hash_parts("neuroshard/committee", msgspec.msgpack.encode(self)).hex()
 
-    @property
+    @cached_property
     def wallets(self) -> frozenset[WalletId]:
         """Wallets with a seat."""
-        return frozenset(seat.wallet_id for seat in self.seats)
+        return frozenset(map(attrgetter("wallet_id"), self.seats))
 
-    @property
+    @cached_property
     def members(self) -> frozenset[GroupMember]:
         """The nodes that vote."""
         return frozenset(map(attrgetter("member"), self.seats))

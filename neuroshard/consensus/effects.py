@@ -95,10 +95,6 @@ class RoundConfig:
     excerpts: Callable[[Sequence[Encoded], Sequence[Block]], bytes] | None = None
 
     @property
-    def self_id(self) -> NodeId:
-        return self.member.node_id
-
-    @property
     def is_seat(self) -> bool:
         """Whether this node votes in this step."""
         return self.may_vote and self.member in self.step.committee.members
@@ -130,12 +126,12 @@ class RoundConfig:
     @property
     def reachable(self) -> frozenset[NodeId]:
         """Members that were here when the step began, with this node."""
-        return self.expected | {self.self_id}
+        return self.expected | {self.member.node_id}
 
     @property
     def others(self) -> frozenset[NodeId]:
         """The other participants, which get all public messages."""
-        return (self.step.seats | self.expected) - {self.self_id}
+        return (self.step.seats | self.expected) - {self.member.node_id}
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,14 @@ One view, as the methods here see it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
+from operator import attrgetter
+from statistics import median_low
 
 from msgspec import structs
 
+from neuroshard.aggregation import GateVerdict
 from neuroshard.consensus.all_reduce import FREE_PARTS, AllReduce
 from neuroshard.consensus.committee import Entry
 from neuroshard.consensus.effects import (
@@ -73,13 +76,14 @@ from neuroshard.consensus.round_messages import (
     commitment_of,
     round_id_of,
 )
-from neuroshard.consensus.views import Views, medians_of_claims
-from neuroshard.consensus.voting import Voting
+from neuroshard.consensus.views import Views, known_median
+from neuroshard.consensus.voting import Aggregate, Voting
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_AHEAD = 8  # views: a proposer farther ahead of the voters could exhaust the range of views
 NO_VALUE = "0" * 64  # requests the certificate
+_OfRound = ContributionSent | StatementSaid | ResultSaid | ChoicesSaid | PartsWanted | BlocksWanted | BlocksSent
 
 
 class RoundStateMachine:
@@ -108,7 +112,7 @@ class RoundStateMachine:
         self._choices: dict[NodeId, VerifiedBody[OuterChoice]] = {}  # of this round
         self._objection = ""
         # by digests and work: the same bytes with other claims lead to another state
-        self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Callable[[Checked], Value | None]] = {}
+        self._checking: dict[tuple[tuple[str, ...], CertifiedWork], Value] = {}
         self._answers: dict[tuple[tuple[str, ...], CertifiedWork], Checked] = {}  # that wait for the audit
         self._evidence: EntryEvidence | None = None  # for entries of this step
         self._proposed_entries: tuple[Entry, ...] = ()  # of the present view
@@ -212,18 +216,14 @@ class RoundStateMachine:
                 effects += self._take_new_view(signed, lock, now)
             case ProposalSaid():
                 effects += self._take_proposal(message, now)
-            case ContributionSent() | StatementSaid() | ResultSaid() | ChoicesSaid():
-                effects += self._take_part(sender, message)
-            case PartsWanted() | BlocksWanted() | BlocksSent():
-                exchange = self._exchange
-                if exchange is not None and exchange.round_id == message.round_id:
-                    effects += exchange.help(sender, message)
             case VoteSaid() | CertificateSaid():
                 effects += self._take_votes(sender, message, now)
             case EvidenceSaid(evidence):
                 effects += self.add_evidence(evidence, now)
             case AggregateSent():
                 effects += [*self.voting.take(message, self.views.view), *self._vote_again()]
+            case _:
+                effects += self._take_part(sender, message)
         return effects
 
     def answered(self, job: Job, answer: JobResult) -> list[Effect]:
@@ -253,7 +253,7 @@ class RoundStateMachine:
             case Choose(), Chosen(choice):
                 said = ChoicesSaid((self.setting.sign(OuterChoice(job.round_id, choice)),))
                 proposer = self.setting.step.proposer(self.views.view)
-                is_mine = proposer == self.setting.self_id
+                is_mine = proposer == self.setting.member.node_id
                 effects = self._take_choices(proposer, said) if is_mine else [Say(frozenset({proposer}), said)]
             case _:
                 raise TypeError(f"{type(answer).__name__} is not an answer to {type(job).__name__}")
@@ -263,7 +263,7 @@ class RoundStateMachine:
 
     def _propose(self, now: float) -> list[Effect]:
         step, views = self.setting.step, self.views
-        if step.proposer(self.views.view) != self.setting.self_id or not views.may_propose(now):
+        if step.proposer(self.views.view) != self.setting.member.node_id or not views.may_propose(now):
             return []
         lock = views.highest_lock(self.voting.record.lock)
         return self._say_proposal(() if lock is not None else views.chosen_intents(), lock, now)
@@ -273,7 +273,7 @@ class RoundStateMachine:
 
         Nothing is awaited: whether a value is valid does not depend on who is here.
         """
-        views, is_turn = self.views, self.setting.step.proposer(self.views.view) == self.setting.self_id
+        views, is_turn = self.views, self.setting.step.proposer(self.views.view) == self.setting.member.node_id
         if not is_turn or not self.setting.is_seat or views.has_proposed or self.voting.record.lock is not None:
             return []
         if not self._entries or self.views.view > 0:
@@ -296,8 +296,8 @@ class RoundStateMachine:
         value, entries = (None, self._entries) if lock is None else (lock.value.digest, ())
         proposal = self.setting.sign(RoundProposal(step.id, self.views.view, round_id, value, entries))
         said = ProposalSaid(proposal, intents, lock, (self._evidence or EntryEvidence()) if entries else None)
-        to = self.setting.others | {intent.member.node_id for intent in intents}
-        return [Say(to - {self.setting.self_id}, said), *self._take_proposal(said, now)]
+        to = self.setting.others.union(map(attrgetter("member.node_id"), intents))
+        return [Say(to - {self.setting.member.node_id}, said), *self._take_proposal(said, now)]
 
     def _take_proposal(self, said: ProposalSaid, now: float) -> list[Effect]:
         body, step = said.signed.body, self.setting.step
@@ -342,12 +342,9 @@ class RoundStateMachine:
         return self.views.are_fit(said.intents, said.signed.body.view) if said.intents else bool(entries)
 
     def _begin_exchange(self, round_id: str, said: ProposalSaid) -> list[Effect]:
-        promised = {one.member: one.body.commitment for one in said.intents}.get(self.setting.member)
-        is_promised = self._own is not None and promised == commitment_of(self._own.digests)
         # Two friends that contradict each other, of which one has bad memory, spoil one view and not the step.
         compares_norms = self.views.is_first or self.setting.step.committee.is_open
-        own = self._own if is_promised else None
-        exchange = AllReduce(self.setting, round_id, said.intents, own, compares_norms=compares_norms)
+        exchange = AllReduce(self.setting, round_id, said.intents, self._own, compares_norms=compares_norms)
         self._exchange = exchange
         effects = exchange.begin()
         for sender, early in self.views.take_early(round_id):
@@ -385,7 +382,7 @@ class RoundStateMachine:
     def _say_new_view(self, missing: tuple[NodeId, ...]) -> list[Effect]:
         signed = self.setting.sign(NewView(self.setting.step.id, self.views.view, missing))
         self.views.add_new_view(signed, self.voting.record.lock)
-        intent = self.views.intents.get(self.setting.self_id)
+        intent = self.views.intents.get(self.setting.member.node_id)
         effects: list[Effect] = [Say(self.setting.others, NewViewSaid(signed, self.voting.record.lock))]
         return effects if intent is None else [Say(self.setting.others, IntentSaid(intent)), *effects]
 
@@ -405,16 +402,21 @@ class RoundStateMachine:
             return [*effects, *voting.ask(sender)]
         return [*effects, *self._look(), *([] if exchange.expects_results else voting.ask(sender))]
 
-    def _take_part(
-        self, sender: NodeId, message: ContributionSent | StatementSaid | ResultSaid | ChoicesSaid
-    ) -> list[Effect]:
+    def _take_part(self, sender: NodeId, message: _OfRound) -> list[Effect]:
         exchange = self._exchange
-        is_plain = isinstance(message, ContributionSent | ChoicesSaid)
-        round_id = message.round_id if is_plain else message.signed.body.round_id
+        is_signed = isinstance(message, StatementSaid | ResultSaid)
+        round_id = message.signed.body.round_id if is_signed else message.round_id
         if exchange is None or exchange.round_id != round_id:
-            self.views.keep_early(sender, message, round_id)
+            if not isinstance(message, PartsWanted | BlocksWanted | BlocksSent):
+                self.views.keep_early(sender, message, round_id)
             return []
         match message:
+            case PartsWanted():
+                return exchange.parts_for(sender, message)
+            case BlocksWanted():
+                return exchange.blocks_for(sender, message)
+            case BlocksSent():
+                return exchange.take_blocks(sender, message)
             case ContributionSent():
                 effects = exchange.take_contribution(sender, message)
             case StatementSaid():
@@ -430,15 +432,15 @@ class RoundStateMachine:
         setting, step, exchange = self.setting, self.setting.step, self._exchange
         proposer, seats = step.proposer(self.views.view), step.committee.members
         are_fit = all(one.member in seats and one.body.choice < setting.candidates for one in said.choices)
-        if exchange is None or self._has_chosen or not are_fit or proposer not in {setting.self_id, sender}:
+        if exchange is None or self._has_chosen or not are_fit or proposer not in {setting.member.node_id, sender}:
             return []
         found = {one.member.node_id: one for one in said.choices}
-        if proposer == setting.self_id:
+        if proposer == setting.member.node_id:
             found |= self._choices  # the first choice of a seat counts
         elif not step.is_quorum(found):
             return []
         self._choices = found
-        if proposer != setting.self_id or not self._has_chosen:
+        if proposer != setting.member.node_id or not self._has_chosen:
             return []
         return [Say(exchange.others, ChoicesSaid(tuple(found[node] for node in sorted(found))))]
 
@@ -462,58 +464,60 @@ class RoundStateMachine:
                 self._checking.clear()
                 self._answers.clear()
             return effects
-        verdict, choices = exchange.verdict, tuple[tuple[NodeId, int], ...]()
-        if self.setting.candidates > 1:
-            if not self._has_chosen:
-                measures, self._is_measuring = self.setting.is_seat and not self._is_measuring, True
-                return [*effects, Choose(exchange.round_id, aggregate)] if measures else effects
-            choices = tuple((node, self._choices[node].body.choice) for node in sorted(self._choices))
+        if self.setting.candidates > 1 and not self._has_chosen:
+            measures, self._is_measuring = self.setting.is_seat and not self._is_measuring, True
+            return [*effects, Choose(exchange.round_id, aggregate)] if measures else effects
+        return [*effects, *self._check(aggregate, self._value_of(exchange, exchange.verdict))]
+
+    def _value_of(self, exchange: AllReduce, verdict: GateVerdict) -> Value:
+        """The value to which a complete exchange leads, without the root of the next state and what follows from it.
+
+        Of what members claim it has the lower medians over the established, so that no minority can raise them.
+        """
+        step, intents, are_established = self.setting.step, exchange.intents, exchange.facts.established
         names = [member.node_id for member in exchange.members]
-        established = [names[row] for row in verdict.accepted if exchange.facts.established[row]]
-        claims = [exchange.intents[name] for name in established]
-        work, seconds = medians_of_claims(claims, exchange.intents, self.setting.step.seats, choices)
-        digests, uploads = exchange.digests, [(node, one.upload) for node, one in sorted(exchange.intents.items())]
+        claims = [intents[names[row]] for row in verdict.accepted if are_established[row]]
+        chosen = self._choices if self.setting.candidates > 1 else {}
+        return structs.replace(
+            step.first_value(),
+            outer_step=step.number + 1,
+            round_id=exchange.round_id,
+            aggregate=exchange.digests,
+            members=exchange.members,
+            accepted=tuple([names[row] for row in verdict.accepted]),
+            refused=tuple([(names[row], str(why)) for row, why in sorted(verdict.refused.items())]),
+            entries=self._proposed_entries,
+            uploads=tuple([(node, intents[node].upload) for node in sorted(intents)]),
+            sequences=median_low([claim.sequences for claim in claims]),
+            exchange=known_median([claim.exchange for claim in claims]),
+            sequence=known_median([claim.sequence for claim in claims]),
+            seconds=known_median([intents[node].seconds for node in intents if node in step.seats]) or 0,
+            choices=tuple([(node, chosen[node].body.choice) for node in sorted(chosen)]),
+        )
 
-        def value_of(checked: Checked) -> Value:
-            value = structs.replace(
-                self.setting.step.first_value(),
-                outer_step=self.setting.step.number + 1,
-                round_id=exchange.round_id,
-                aggregate=digests,
-                members=exchange.members,
-                accepted=tuple(names[row] for row in verdict.accepted),
-                refused=tuple((names[row], str(why)) for row, why in sorted(verdict.refused.items())),
-                next_root=checked.next_root,
-                entries=self._proposed_entries,
-                uploads=tuple(uploads),
-                sequences=work.sequences,
-                exchange=work.exchange,
-                sequence=work.sequence,
-                seconds=seconds,
-                choices=choices,
-            )
-            return self.setting.step.completed(value)
-
-        return [*effects, *self._check(Check(aggregate, digests, work), value_of)]
-
-    def _check(self, job: Check, value_of: Callable[[Checked], Value | None]) -> list[Effect]:
+    def _check(self, aggregate: Aggregate, value: Value) -> list[Effect]:
+        """Have an aggregate checked before this node votes for its value."""
+        job = Check(aggregate, value.aggregate, value.work)
         key, is_audited = (job.digests, job.work), self._exchange is None or self._exchange.is_audited
         if is_audited and (known := self._answers.pop(key, None)) is not None:
             return self._checked(job, known)
         if key in self._checking:
             return []
-        self._checking[key] = value_of
+        self._checking[key] = value
         return [job]
 
     def _checked(self, job: Check, checked: Checked) -> list[Effect]:
         if self._exchange is not None and not self._exchange.is_audited:  # no vote before the end of the audit
             self._answers[job.digests, job.work] = checked
             return []
-        value_of = self._checking.get((job.digests, job.work))
-        value = None if value_of is None else value_of(checked)
-        # Order matters: the value and its aggregate are stored first, because `prepare` and `count` look them up.
+        value = self._checking.get((job.digests, job.work))
         if value is None or not checked.next_root:
             return []
+        if self._proof is None:
+            value = self.setting.step.completed(structs.replace(value, next_root=checked.next_root))
+        elif value.next_root != checked.next_root:
+            return []
+        # Order matters: the value and its aggregate are stored first, because `prepare` and `count` look them up.
         self.voting.values.add(value, job.aggregate)
         # A locked value may have ended the step elsewhere, so its quality no longer matters.
         if checked.objection and self._proof is None:
@@ -524,13 +528,10 @@ class RoundStateMachine:
     def _vote_again(self) -> list[Effect]:
         """Vote again on the value that a quorum prepared in an earlier view, once its aggregate is here."""
         proof = self._proof
-        known = None if proof is None else self.voting.values.get(proof.value.digest)
+        known = None if proof is None else self.voting.values.complete.get(proof.value.digest)
         if known is None:
             return self.voting.ask()
         value, aggregate = known
         if value.round_id is None:  # only entries: the state stays as it is
             return self.voting.prepare(self.views.view, value, proof) or self.voting.count(self.views.view)
-        return self._check(
-            Check(aggregate, value.aggregate, value.work),
-            lambda checked: value if checked.next_root == value.next_root else None,
-        )
+        return self._check(aggregate, value)

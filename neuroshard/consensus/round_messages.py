@@ -209,8 +209,8 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     ledger: HexDigest = NO_DIGEST  # digest of the ledger after this value
 
     def __post_init__(self) -> None:
-        nodes = [member.node_id for member in self.members]
-        if list(self.members) != sorted(self.members) or len(set(nodes)) != len(nodes):
+        nodes = set(map(attrgetter("node_id"), self.members))
+        if list(self.members) != sorted(self.members) or len(nodes) != len(self.members):
             raise ValueError("the members are not in order, or one appears twice")
 
     @cached_property
@@ -275,13 +275,14 @@ class VerifiedBody(Struct, Generic[AnyBody_co], frozen=True, array_like=True, di
             try:
                 claim = read_claim(self.claim, form, MAX_ROUND_CLAIM_BYTES)
                 said = verify_claim(claim, form.kind, claim.issued_at)
-                if isinstance(said.payload, DigestsOfSlices):
-                    _check_once([index for index, _ in said.payload.digests])
             except (DataError, ValueError) as error:
                 raise MalformedMessageError(f"A {form.kind} cannot be read: {error}") from None
             if not claim.is_canonical:
                 raise MalformedMessageError(f"A {form.kind} cannot be read: its encoding is not the shortest.")
-            vars(self).update(member=GroupMember(said.node_id, said.wallet_id), body=said.payload)
+            body = said.payload
+            if isinstance(body, DigestsOfSlices) and len(dict(body.digests)) < len(body.digests):
+                raise MalformedMessageError(f"A {form.kind} cannot be read: it names a slice twice.")
+            vars(self).update(member=GroupMember(said.node_id, said.wallet_id), body=body)
         elif not isinstance(known, form):
             raise MalformedMessageError(f"A {known.kind} is where a {form.kind} must be.")
 

@@ -193,10 +193,12 @@ def _refused_in(progress: RoundProgress) -> dict[GroupMember, str]:
 
 
 def _agreed_contributions(value: Value, called: tuple[GroupMember, ...]) -> tuple[RoundContribution, ...]:
-    by_name = {member.node_id: member for member in value.members}
-    parts = dict.fromkeys(value.members, _ABSTAINED)
-    parts |= {by_name[node]: (MemberPart.ACCEPTED, "") for node in value.accepted if node in by_name}
-    parts |= {by_name[node]: (MemberPart.REFUSED, why) for node, why in value.refused if node in by_name}
+    parts, refused = dict.fromkeys(value.members, _ABSTAINED), dict(value.refused)
+    for member in value.members:
+        if member.node_id in value.accepted:
+            parts[member] = MemberPart.ACCEPTED, ""
+        elif member.node_id in refused:
+            parts[member] = MemberPart.REFUSED, refused[member.node_id]
     return _contributions((*value.members, *called), parts, MemberPart.ABSENT)
 
 

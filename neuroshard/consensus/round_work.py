@@ -26,7 +26,7 @@ from neuroshard.aggregation import (
     statistics_bytes,
     sum_statistics,
 )
-from neuroshard.compression import EXCERPT, Codec, MalformedVectorError, aggregate_codec, is_sparse, make_codec
+from neuroshard.compression import EXCERPT, Codec, MalformedVectorError, SparseCodec, is_sparse, make_codec
 from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.effects import CompareBlocks, CompareNorms, Computation, Judge, Judged, MakeStatistics, Reduce
 from neuroshard.consensus.slices import Block, Encoded, SlicePlan
@@ -55,21 +55,20 @@ class RoundWork:
 
     def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
         """The encoded slices of a contribution (d,) fp32."""
-        return tuple(self.codec.encode(vector[slice(*self.plan.bounds(index))]) for index in range(self.plan.count))
+        return tuple(map(self.codec.encode, torch.split(vector, self.plan.width)))
 
     @property
     def results(self) -> Codec:
-        """The codec of the aggregate."""
-        return aggregate_codec(self.codec)
+        """The codec of the aggregate: that of the contributions, unless they are sparse and their sum is less so."""
+        return SparseCodec() if is_sparse(self.codec) else self.codec
 
     def decoded(self, slices: Sequence[Encoded], codec: Codec | None = None) -> Tensor:
         """The vector (d,) fp32 of all slices, by default of an aggregate. Raises MalformedVectorError."""
         codec = codec or self.results
         # NumPy allocates a vector of this size in large pages, which is much faster
         vector = torch.from_numpy(np.empty(self.plan.length, np.float32))  # pyright: ignore[reportUnknownMemberType]
-        for index, data in enumerate(slices):
-            size = self.plan.size(index)
-            codec.decode_range(data, 0, size, size, out=vector[slice(*self.plan.bounds(index))])
+        for data, part in zip(slices, torch.split(vector, self.plan.width), strict=True):
+            codec.decode_range(data, 0, len(part), len(part), out=part)
         return vector
 
     def is_slice(self, codec: Codec, index: int, data: Encoded) -> bool:

@@ -56,14 +56,9 @@ class SlicePlan:
         """Number of slices."""
         return -(-self.length // self.width)
 
-    def bounds(self, index: int) -> tuple[int, int]:
-        """First number of a slice, and the one after its last."""
-        return index * self.width, min(self.length, (index + 1) * self.width)
-
     def size(self, index: int) -> int:
         """Numbers in this slice."""
-        start, stop = self.bounds(index)
-        return stop - start
+        return min(self.width, self.length - index * self.width)
 
     def blocks(self, index: int) -> int:
         """Number of blocks of EXCERPT numbers in this slice. The last numbers of a vector may be in none."""
@@ -123,9 +118,12 @@ def draw(plan: SlicePlan, nodes: Collection[NodeId], seed: str, needed: int) -> 
 def draw_blocks(plan: SlicePlan, slices: Sequence[int], secret: bytes) -> tuple[Block, ...]:
     """Blocks of EXCERPT numbers of these slices for an audit, all with the same probability."""
     width = plan.width // EXCERPT  # the last slice may have fewer
-    words = memoryview(blake3(secret).digest(8 * AUDITED_BLOCKS)).cast("Q")
-    drawn = {(slices[word // width % len(slices)], word % width) for word in words}
-    return tuple(sorted(block for block in drawn if block[1] < plan.blocks(block[0])))
+    drawn = set[Block]()
+    for word in memoryview(blake3(secret).digest(8 * AUDITED_BLOCKS)).cast("Q"):
+        index, number = slices[word // width % len(slices)], word % width
+        if number < plan.blocks(index):
+            drawn.add((index, number))
+    return tuple(sorted(drawn))
 
 
 def in_messages(slices: Mapping[int, Encoded]) -> Iterator[Mapping[int, Encoded]]:

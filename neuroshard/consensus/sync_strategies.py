@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config, aggregator_name
-from neuroshard.compression import is_sparse, make_codec, next_residual, residual_decay, with_residual
+from neuroshard.compression import is_sparse, make_codec, next_residual
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
@@ -155,7 +155,7 @@ class FragmentStep:
         """The pseudo-gradient anchor - local, plus the residual."""
         part = self.fragment.of
         moved = torch.sub(part(state.anchor), part(local))
-        return with_residual(moved, None if residual is None else part(residual))
+        return moved if residual is None else torch.add(moved, part(residual))
 
     def next_state(self, state: OuterState, aggregate: Tensor, choice: int) -> OuterState:
         """The state after the chosen step, or the last candidate: there may be fewer than when it was chosen."""
@@ -204,22 +204,21 @@ def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step:
     stage with fewer numbers than fragments, and for gradient averaging.
     """
     length, codec = schema.total_size, make_codec(parameters.codec)
-    decay = residual_decay(codec)
     # numbers that a sparse codec holds back would count in the velocity and in the residual
     momentum = 0.0 if is_sparse(codec) else parameters.momentum
     is_measured = parameters.choice == "measured"
     candidates = candidates_at(certified_steps, parameters.learning_rate, momentum, measured=is_measured)
     match parameters.strategy:
         case "diloco":
-            return FragmentStep(Fragment.whole(length), candidates, decay)
+            return FragmentStep(Fragment.whole(length), candidates, codec.residual_decay)
         case "streaming":
             index = outer_step % STREAMED_FRAGMENTS
             fragment, terms = layered_fragment(length, schema.layers, index), f"streaming {index}/{STREAMED_FRAGMENTS}"
-            return FragmentStep(fragment, candidates, decay, terms)
+            return FragmentStep(fragment, candidates, codec.residual_decay, terms)
         case "sparta":
             index = outer_step % SPARTA_SLICES
             terms = f"sparta {index}/{SPARTA_SLICES}"
-            return FragmentStep(strided_slice(length, index), decay=decay, terms=terms)
+            return FragmentStep(strided_slice(length, index), decay=codec.residual_decay, terms=terms)
         case "averaging":
             raise ValueError("replicas that average their gradients do not train apart: see GradientAveraging")
         case _:

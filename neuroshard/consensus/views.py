@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from itertools import filterfalse
 from statistics import median_low
 
 from neuroshard.aggregation import MemberFacts, statistics_size
@@ -23,7 +25,6 @@ from neuroshard.consensus.round_messages import (
 )
 from neuroshard.consensus.slices import MAX_SLICES
 from neuroshard.identity import hash_parts
-from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
 MAX_EARLY = 2 * MAX_SLICES + 1  # messages per sender for a round not known here yet: its parts and its results
@@ -208,18 +209,19 @@ class Views:
 
     def _fitting(self, nodes: Iterable[NodeId]) -> tuple[VerifiedBody[Intent], ...]:
         """A round's worth of intents: seats first; if there are too few places, others get a quarter of them."""
-        step, most, chosen = self._setting.step, self._setting.most_members, list[VerifiedBody[Intent]]()
-        order = sorted(nodes, key=lambda node: hash_parts("neuroshard/places", step.id, node))
-        known = [node for node in order if step.may_reduce(node)]
+        step, most, chosen = self._setting.step, self._setting.most_members, dict[GroupMember, VerifiedBody[Intent]]()
+        order = sorted(nodes, key=partial(hash_parts, "neuroshard/places", step.id))
+        known = list(filter(step.may_reduce, order))
         # of the others, those that the owner has named come first
-        others = [node for node in order if not step.may_reduce(node)]
-        others.sort(key=lambda node: step.is_free_name(self.intents[node].member))
+        others = filterfalse(step.may_reduce, order)
+        others = sorted(others, key=lambda node: step.is_free_name(self.intents[node].member))
         count = most * 3 // 4 if len(order) > most else len(known)
         for node in (*known[:count], *others, *known[count:]):
-            members = [one.member for one in (*chosen, self.intents[node])]
+            signed = self.intents[node]
+            members = [*chosen, signed.member]
             if len(members) <= most and step.may_meet(members) and step.may_join(members, self.view):
-                chosen.append(self.intents[node])
-        return tuple(sorted(chosen, key=lambda one: one.member))
+                chosen[signed.member] = signed
+        return tuple(map(chosen.__getitem__, sorted(chosen)))
 
     def _accused(self) -> set[NodeId]:
         """Members that were missing, in any view so far, at more voters than may lie."""
@@ -238,27 +240,7 @@ def facts_of(step: Step, intents: Sequence[VerifiedBody[Intent]]) -> MemberFacts
     )
 
 
-def medians_of_claims(
-    established: Sequence[Intent],
-    intents: Mapping[NodeId, Intent],
-    seats: Collection[NodeId],
-    choices: Collection[tuple[NodeId, int]],
-) -> tuple[CertifiedWork, int]:
-    """The lower medians of what established members claim, of the seats' choices, and of the seats' seconds since the
-    last step.
-
-    So no minority can raise them. At least one established member is needed.
-    """
-    work = CertifiedWork(
-        median_low([intent.sequences for intent in established]),
-        _median([intent.exchange for intent in established]),
-        _median([intent.sequence for intent in established]),
-        _median([choice for _, choice in choices]),
-    )
-    return work, median_low([intents[node].seconds for node in intents if node in seats] or [0])
-
-
-def _median(numbers: Iterable[int | None]) -> int | None:
+def known_median(numbers: Iterable[int | None]) -> int | None:
     """Lower median of the known numbers; None without one."""
     known = [number for number in numbers if number is not None]
     return median_low(known) if known else None

@@ -189,8 +189,8 @@ class VoteLog(Protocol):
         """
         ...
 
-    def offer(self, step_id: str) -> SavedContribution | None:
-        """The stored contribution if it is for this step; otherwise, or if it is damaged, None."""
+    def offer(self) -> SavedContribution | None:
+        """The stored contribution; None if there is none or it is damaged."""
         ...
 
 
@@ -232,9 +232,8 @@ class InMemoryVoteLog:
     def keep_offer(self, offer: SavedContribution) -> None:
         self._offer = offer
 
-    def offer(self, step_id: str) -> SavedContribution | None:
-        offer = self._offer
-        return offer if offer is not None and offer.step_id == step_id else None
+    def offer(self) -> SavedContribution | None:
+        return self._offer
 
 
 @dataclass(frozen=True)
@@ -338,7 +337,7 @@ class FileVoteLog:
                 f"A contribution could not be written to {self._folder}: {error}.", "Make room."
             ) from None
 
-    def offer(self, step_id: str) -> SavedContribution | None:
+    def offer(self) -> SavedContribution | None:
         try:
             data = (self._folder / CONTRIBUTION_FILE).read_bytes()
             _, content = next(intact_records(data), (0, b""))
@@ -348,8 +347,6 @@ class FileVoteLog:
         except (OSError, ValueError) as error:
             _LOG.warning("The contribution in %s cannot be read: %s", self._folder, error)
             return None
-        if head.step_id != step_id:
-            return None
         position, parts, digests = _HEAD_BYTES + len(content), list[bytes](), list[str]()
         for one in head.slices:
             parts.append(data[position : position + one.size])
@@ -358,7 +355,7 @@ class FileVoteLog:
         if position != len(data) or digests != [one.digest for one in head.slices]:
             _LOG.warning("The contribution in %s is damaged.", self._folder)
             return None
-        return SavedContribution(step_id, head.sequences, tuple(parts))
+        return SavedContribution(head.step_id, head.sequences, tuple(parts))
 
     def _records(self, form: type[_T]) -> Sequence[_T]:
         return [entry.record for entry in self._read() if isinstance(entry.record, form)]
@@ -500,18 +497,23 @@ class ContributionRecovery:
     def __init__(self, book: VoteLog, offload: BlockingRunner) -> None:
         self._book = book
         self._offload = offload
+        self._stored_for: str | None = None  # id of the step whose contribution is stored; None until it is read
 
     async def keep(self, offer: SavedContribution) -> None:
         """Store the contribution sent now. The round continues even if that fails."""
         try:
             await self._offload(partial(self._book.keep_offer, offer))
+            self._stored_for = offer.step_id
         except StorageError as error:
             _LOG.warning("%s The round continues.", error)
 
     async def sent(self, step_id: str, work: RoundWork) -> RecoveredContribution | None:
         """The contribution sent to a step; None if there was none or it cannot be read."""
-        offer = await self._offload(partial(self._book.offer, step_id))
-        if offer is None or len(offer.parts) != work.plan.count:
+        if self._stored_for not in {None, step_id}:
+            return None
+        offer = await self._offload(self._book.offer)
+        self._stored_for = "" if offer is None else offer.step_id
+        if offer is None or offer.step_id != step_id or len(offer.parts) != work.plan.count:
             return None
         try:
             return RecoveredContribution(offer, await self._offload(partial(work.decoded, offer.parts, work.codec)))

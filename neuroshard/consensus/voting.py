@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import GroupMember
@@ -73,19 +74,22 @@ class Ballots:
         is_other = first is not None and vote.step_id == self._step.id and first.body.value != vote.value
         return first if is_other else None
 
-    def decided(self, view: int, phase: Phase) -> str | None:
-        """The value (hex digest) with a quorum of votes, or None."""
+    def decided(self, view: int, phase: Phase) -> str:
+        """The value (hex digest) with a quorum of votes, or ""."""
         voters: dict[str, list[GroupMember]] = {}
         for signed in self._votes.get((view, phase), {}).values():
             voters.setdefault(signed.body.value, []).append(signed.member)
-        return next((value for value, said in voters.items() if self._step.committee.is_quorum(said)), None)
+        for value, said in voters.items():
+            if self._step.committee.is_quorum(said):
+                return value
+        return ""
 
-    def committed(self) -> tuple[int, str] | None:
-        """View and value with a quorum of commits in any view, or None."""
+    def committed(self) -> tuple[int, str]:
+        """View and value with a quorum of commits in any view; the value is "" if there is none."""
         for view, phase in self._votes:
-            if phase is Phase.COMMIT and (value := self.decided(view, phase)) is not None:
+            if phase is Phase.COMMIT and (value := self.decided(view, phase)):
                 return view, value
-        return None
+        return 0, ""
 
     def quorum(self, view: int, phase: Phase, value: Value) -> Quorum:
         """The votes for this value as a quorum."""
@@ -105,27 +109,25 @@ class KnownValues:
     def __init__(self, is_slice: Callable[[int, Encoded], bool]) -> None:
         """`is_slice` returns whether bytes can be the slice of this number of an aggregate."""
         self._is_slice = is_slice
-        self._known: dict[str, tuple[Value, Aggregate]] = {}
+        self.complete: dict[str, tuple[Value, Aggregate]] = {}
         self._wanted: dict[str, tuple[Value, dict[int, Encoded]]] = {}
 
     def add(self, value: Value, aggregate: Aggregate) -> None:
         """Store a value with its complete aggregate."""
-        self._known[value.digest] = value, aggregate
+        self.complete[value.digest] = value, aggregate
         self._wanted.pop(value.digest, None)
-
-    def get(self, digest: str | None) -> tuple[Value, Aggregate] | None:
-        """The value and its aggregate, if both are here."""
-        return None if digest is None else self._known.get(digest)
 
     def forget(self, aggregates: Collection[tuple[str, ...]]) -> None:
         """Drop the values with these aggregates, by the digests of their slices."""
-        self._known = {digest: known for digest, known in self._known.items() if known[0].aggregate not in aggregates}
+        for digest, (value, _) in list(self.complete.items()):
+            if value.aggregate in aggregates:
+                del self.complete[digest]
 
     def want(self, value: Value) -> None:
         """Start to collect the aggregate of this value."""
         if not value.aggregate:
             self.add(value, ())
-        elif value.digest not in self._known:
+        elif value.digest not in self.complete:
             self._wanted.setdefault(value.digest, (value, {}))
 
     def wanted(self) -> Mapping[str, tuple[int, ...]]:
@@ -202,7 +204,7 @@ class Voting:
         End the step with one committed by a quorum.
         """
         effects = list[Effect]()
-        prepared = self.values.get(self._ballots.decided(view, Phase.PREPARE))
+        prepared = self.values.complete.get(self._ballots.decided(view, Phase.PREPARE))
         may_lock = self._is_voter and not self.knows_end and (self.record.lock is None or self.record.lock.view < view)
         if prepared is not None and may_lock:
             value, aggregate = prepared
@@ -241,15 +243,13 @@ class Voting:
 
         The record was restored from an old copy: the node does not know which votes it has sent.
         """
-        own = self._setting.member
-        lost = any(
-            vote.member == own and vote.body.step_id == self.record.step_id and not self.record.includes(vote.body)
-            for vote in votes_in(message)
-        )
-        if not lost or self.record.is_incomplete:
-            return []
-        self.record = replace(self.record, is_incomplete=True)
-        return [Persist(self.record), GiveUp("this node's vote log is older than a vote that the node has sent")]
+        own, record = self._setting.member, self.record
+        for vote in () if record.is_incomplete else votes_in(message):
+            if vote.member == own and vote.body.step_id == record.step_id and not record.includes(vote.body):
+                self.record = replace(record, is_incomplete=True)
+                reason = "this node's vote log is older than a vote that the node has sent"
+                return [Persist(self.record), GiveUp(reason)]
+        return []
 
     def is_lock(self, quorum: Quorum) -> bool:
         """Whether this is a valid lock: a quorum of prepare votes."""
@@ -271,7 +271,7 @@ class Voting:
             certificate = certificate_for(self.completed.certificate, sender, message)
             if certificate:
                 return certificate
-        known = self.values.get(message.value) if isinstance(message, AggregateWanted) else None
+        known = self.values.complete.get(message.value) if isinstance(message, AggregateWanted) else None
         return [] if known is None else slices_for(known[1], sender, message)
 
     def _counts(self, quorum: Quorum) -> bool:
@@ -304,24 +304,28 @@ class Voting:
         return [*self._contradictions(certificate.votes), *self._end()]
 
     def _contradictions(self, votes: Iterable[VerifiedBody[Vote]]) -> list[Effect]:
-        others = [(vote, self._ballots.other_vote(vote)) for vote in votes]
-        what = "It voted for two values in one view."
-        return [Accuse(vote.member.node_id, what, (one.claim, vote.claim)) for vote, one in others if one is not None]
+        effects = list[Effect]()
+        for vote in votes:
+            other = self._ballots.other_vote(vote)
+            if other is not None:
+                proof = other.claim, vote.claim
+                effects.append(Accuse(vote.member.node_id, "It voted for two values in one view.", proof))
+        return effects
 
     def _end(self) -> list[Effect]:
         if self.completed is not None:
             return []
-        view, digest = self._ballots.committed() or (0, None)
-        known = self.values.get(digest)
+        view, digest = self._ballots.committed()
+        known = self.values.complete.get(digest)
         if known is not None:
             self._certificate = self._ballots.quorum(view, Phase.COMMIT, known[0])
         certificate = self._certificate
-        known = None if certificate is None else self.values.get(certificate.value.digest)
+        known = None if certificate is None else self.values.complete.get(certificate.value.digest)
         if certificate is None or known is None:
             return []
         value, aggregate = known
         self.completed = Complete(certificate, aggregate)
-        to = self._setting.others | {member.node_id for member in value.members} - {self._setting.self_id}
+        to = self._setting.others.union(map(attrgetter("node_id"), value.members)) - {self._setting.member.node_id}
         return [Say(to, CertificateSaid(certificate)), self.completed]  # a member sends nothing after the end
 
 

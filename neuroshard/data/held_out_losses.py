@@ -52,12 +52,12 @@ class PairedDifference:
         return isfinite(self.mean) and self.mean > margin and self.mean > errors * self.standard_error
 
 
-def paired_difference(earlier: Evaluation, later: Evaluation) -> PairedDifference:
-    """Compare two evaluations on the sequences that both have; pairing removes how hard each sequence is.
+def paired_difference(earlier: Sequence[float], later: Sequence[float]) -> PairedDifference:
+    """Compare two evaluations' losses of the sequences that both have; pairing removes how hard each sequence is.
 
     Standard error = s / sqrt(n), with s the sample standard deviation of the n differences.
     """
-    differences = [a - b for a, b in zip(earlier.losses, later.losses, strict=False)]
+    differences = [a - b for a, b in zip(earlier, later, strict=False)]
     n = len(differences)
     mean = sum(differences) / n
     variance = sum((d - mean) ** 2 for d in differences) / (n - 1) if n > 1 else float("inf")
@@ -72,7 +72,7 @@ def comparable_mean(baseline: Evaluation, evaluation: Evaluation) -> float:
     """
     if len(evaluation.losses) == len(baseline.losses):
         return evaluation.mean
-    return baseline.mean - paired_difference(baseline, evaluation).mean
+    return baseline.mean - paired_difference(baseline.losses, evaluation.losses).mean
 
 
 CHOICE_ERRORS = 1.0
@@ -85,13 +85,13 @@ def chosen_candidate(losses: Sequence[Sequence[float]], least: int) -> int:
     missing, not finite, or of fewer than `least` sequences. If that is so for the plain mean, nothing else is chosen.
     """
     count = min(map(len, losses))
-    plain, *others = (Evaluation(0, 0.0, tuple(each)[:count]) for each in losses)
-    if count < least or not plain.is_finite:
+    plain, *others = (each[:count] for each in losses)
+    if count < least or not all(map(isfinite, plain)):
         return 0
-    means = {0: plain.mean}
+    means = {0: sum(plain) / count}
     for place, candidate in enumerate(others, 1):
-        if candidate.is_finite and not paired_difference(candidate, plain).exceeds(CHOICE_ERRORS, 0.0):
-            means[place] = candidate.mean
+        if all(map(isfinite, candidate)) and not paired_difference(candidate, plain).exceeds(CHOICE_ERRORS, 0.0):
+            means[place] = sum(candidate) / count
     return min(means, key=means.__getitem__)
 
 

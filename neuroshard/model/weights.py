@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
 from math import prod, sqrt
@@ -90,7 +91,7 @@ class TensorSchema:
         """Length d of the vector."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Hex digest of the names and shapes; equal digests mean exchangeable vectors."""
         entries = list(zip(self.names, self.shapes, strict=True))

@@ -169,9 +169,9 @@ def candidates_at(steps: int, learning_rate: float, momentum: float, *, measured
     If they are `measured`, the plain mean comes first, then half of that momentum; equal ones count once. Until
     t = 300 the plain mean is the only one.
     """
-    present = momentum_at(steps, momentum)
     if steps < PLAIN_STEPS:
         return (PLAIN_MEAN,)
+    present = momentum_at(steps, momentum)
     full = Nesterov(learning_rate, present)
     return tuple(dict.fromkeys((PLAIN_MEAN, Nesterov(learning_rate, present / 2), full))) if measured else (full,)
 

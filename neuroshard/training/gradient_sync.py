@@ -15,7 +15,7 @@ from torch import Tensor
 from neuroshard.compression import with_residual
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAveraging
-from neuroshard.consensus.sync_strategies import Agreed, RunRound
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, RunRound
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
@@ -125,8 +125,10 @@ class GradientSync(OuterSync):
         offer, contribution = await anyio.to_thread.run_sync(self._offer, before, step.averaging)
         # rounds hold the contributions that may still end late; a released contribution can never count
         self._offered = [*(one for one in self._offered if one.contribution() is not None), offer]
-        agreed = self._agreed(await exchange(contribution, before.outer_step))
-        if agreed is None:
+        agreed = await exchange(contribution, before.outer_step)
+        if isinstance(agreed, Abandoned):
+            self.note_abandoned(agreed)
+        if not isinstance(agreed, Agreed):  # or it is under way
             return False
         with anyio.CancelScope(shield=True):  # the other members have committed, so this node must too
             await self._take(agreed, before, step.averaging, offer, now)

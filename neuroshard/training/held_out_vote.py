@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, isfinite
 
 import anyio.to_thread
 import torch
@@ -17,7 +17,6 @@ from neuroshard.consensus.sync_strategies import OuterStep
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import (
     PINNED_SEQUENCES,
-    Evaluation,
     chosen_candidate,
     nats_per_token,
     paired_difference,
@@ -232,15 +231,16 @@ class HeldOutVote:
         count, rule = min(len(before), len(after)), self._rule
         if count < rule.least_sequences:
             return self._voted(f"not measured: there was time for {count} sequences", is_no=False)
-        earlier, later = Evaluation(0, 0.0, before[:count]), Evaluation(0, 0.0, after[:count])
-        if not later.is_finite:
-            return self._voted("the held-out loss is not a number", is_no=earlier.is_finite)
-        worse = paired_difference(later, earlier)  # positive when the loss rose
+        before, after = before[:count], after[:count]
+        was_finite = all(map(isfinite, before))
+        if not all(map(isfinite, after)):
+            return self._voted("the held-out loss is not a number", is_no=was_finite)
+        worse = paired_difference(after, before)  # positive when the loss rose
         words = (
-            f"held-out loss {earlier.mean:.4f} before, {later.mean:.4f} after on {count} sequences, "
+            f"held-out loss {sum(before) / count:.4f} before, {sum(after) / count:.4f} after on {count} sequences, "
             f"standard error {worse.standard_error:.4f}"
         )
-        return self._voted(words, is_no=earlier.is_finite and worse.exceeds(rule.standard_errors, 0.0))
+        return self._voted(words, is_no=was_finite and worse.exceeds(rule.standard_errors, 0.0))
 
     def _voted(self, words: str, *, is_no: bool) -> str:
         before, self.explanation = self.explanation, f"{'Voted no' if is_no else 'No objection'}: {words}."

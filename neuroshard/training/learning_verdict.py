@@ -79,7 +79,8 @@ def _counting(evidence: Evidence) -> list[Evaluation]:
 
 
 def _passes(evidence: Evidence, evaluation: Evaluation) -> bool:
-    return paired_difference(evidence.evaluations[0], evaluation).exceeds(STANDARD_ERRORS, MIN_IMPROVEMENT)
+    difference = paired_difference(evidence.evaluations[0].losses, evaluation.losses)
+    return difference.exceeds(STANDARD_ERRORS, MIN_IMPROVEMENT)
 
 
 def _is_verified(evidence: Evidence) -> bool:
@@ -97,7 +98,7 @@ def _divergence(evidence: Evidence) -> str | None:
     margin = max(DIVERGENCE_MARGIN, DIVERGENCE_GAIN_SHARE * (baseline.mean - mean_of(best)))
     last = evidence.evaluations[-1]
     last_mean = mean_of(last)
-    if paired_difference(last, best).exceeds(STANDARD_ERRORS, margin):
+    if paired_difference(last.losses, best.losses).exceeds(STANDARD_ERRORS, margin):
         return f"The held-out loss rose from {mean_of(best):.2f} to {last_mean:.2f}: the model is getting worse."
     recent = [point.loss for point in evidence.recent[-MIN_TREND_POINTS:] if point.step > last.step]
     if len(recent) < MIN_TREND_POINTS:
@@ -131,7 +132,7 @@ def _verified_reason(evidence: Evidence) -> str:
 
 
 def _since_start(evidence: Evidence) -> PairedDifference:
-    return paired_difference(evidence.evaluations[0], evidence.evaluations[-1])
+    return paired_difference(evidence.evaluations[0].losses, evidence.evaluations[-1].losses)
 
 
 def _undecided(evidence: Evidence, trend: LossTrend) -> VerificationStatus:

@@ -21,11 +21,9 @@ from neuroshard.config.run_parameters import OuterOptimization, RunParameters, S
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
-    Outcome,
     OuterStep,
     RunRound,
     Strategy,
-    UnderWay,
     grows_interval,
     part_at,
     sequences_to_round,
@@ -135,17 +133,12 @@ class OuterSync:
     @property
     def strategy(self) -> OuterStep:
         """Strategy of the present outer step."""
-        return self._strategy
+        return strategy_at(self.parameters.outer, self._schema, self.state.outer_step, self.certified_steps)
 
     @property
     def steps_with_the_group(self) -> bool:
         """Whether gradients wait for a step of all replicas. Then no gradient of old weights may enter the next one."""
         return False
-
-    @property
-    def _strategy(self) -> Strategy:
-        run = self.parameters
-        return strategy_at(run.outer, self._schema, self.state.outer_step, self.certified_steps)
 
     def measured_candidates(self) -> int:
         """Number of candidates for the next outer step that the seats measure; 1 if none of them measures any."""
@@ -209,10 +202,13 @@ class OuterSync:
         before = self.state
         local = await self._compute.run(partial(flatten, self._model), Priority.SMALL)
         # a version that arrives during the round waits for the next one
-        parameters, strategy = self.parameters.outer, self._strategy
+        parameters = self.parameters.outer
+        strategy = strategy_at(parameters, self._schema, before.outer_step, self.certified_steps)
         contribution = await anyio.to_thread.run_sync(strategy.contribution, before, local, self.residual)
-        agreed = self._agreed(await exchange(contribution, before.outer_step))
-        if agreed is None:
+        agreed = await exchange(contribution, before.outer_step)
+        if isinstance(agreed, Abandoned):
+            self.note_abandoned(agreed)
+        if not isinstance(agreed, Agreed):  # or it is under way
             return False
         with anyio.CancelScope(shield=True):  # the other members have committed, so this node must too
             carried = residual = self.residual
@@ -236,19 +232,6 @@ class OuterSync:
                 weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
             await self._commit(weights, after, residual, agreed, now)
         return True
-
-    def _agreed(self, outcome: Outcome) -> Agreed | None:
-        """The agreement in which a round ended; None if it continues or was abandoned."""
-        match outcome:
-            case Agreed():
-                return outcome
-            case Abandoned():
-                self.note_abandoned(outcome)
-            case UnderWay():
-                pass
-            case _:
-                assert_never(outcome)
-        return None
 
     async def root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
         """Hex root of the state after this aggregate (k,) of several members with this work.

@@ -170,7 +170,7 @@ class EvaluationRecord:
 
 
 def _point(baseline: Evaluation, evaluation: Evaluation) -> HeldOutPoint:
-    difference = paired_difference(baseline, evaluation)
+    difference = paired_difference(baseline.losses, evaluation.losses)
     return HeldOutPoint(
         evaluation.step,
         evaluation.time,

@@ -169,6 +169,7 @@ def form_of(flags: list[int], sums: list[float]) -> bytes:
         (form_of([1, 0], [1.0, 0.0, 1.0, 1.0, 1.0]), False),
         (form_of([1, 0], [1.0, 0.0, 1.0, 0.0, 1.0, 0.5]), True),
         (form_of([1, 1], [1.0, 1.0, 1.0, 1.0, 1.0]), True),
+        (bytes([1, 1]) + bytes.fromhex("010000000000f07f") + bytes(32), False),  # a NaN that signals
     ],
 )
 def test_other_bytes_are_no_statistics(data: bytes, with_gram: bool) -> None:

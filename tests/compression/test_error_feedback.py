@@ -7,16 +7,11 @@ from typing import get_args
 import pytest
 import torch
 
-from neuroshard.compression import (
-    Codec,
-    aggregate_codec,
-    is_sparse,
-    make_codec,
-    next_residual,
-    residual_decay,
-    with_residual,
-)
+from neuroshard.aggregation import TrimmedMean
+from neuroshard.compression import Codec, is_sparse, make_codec, next_residual, with_residual
 from neuroshard.config.run_parameters import CodecName
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import SlicePlan
 
 
 def contribution(round_index: int, size: int = 5000) -> torch.Tensor:
@@ -50,11 +45,11 @@ def test_what_was_sent_and_the_residual_are_what_was_contributed(name: str) -> N
 
 def test_of_what_top_k_holds_back_a_part_is_forgotten_every_round() -> None:
     codec, vector = make_codec("topk"), contribution(0)
-    decay, sent = residual_decay(codec), codec.round_trip(vector)
-    residual = next_residual(vector, sent, decay)
+    sent = codec.round_trip(vector)
+    residual = next_residual(vector, sent, codec.residual_decay)
     assert residual is not None
     torch.testing.assert_close(residual, 0.95 * (vector - sent))
-    assert residual_decay(make_codec("int4")) == 1.0
+    assert make_codec("int4").residual_decay == 1.0
     for _ in range(60):  # everything has its turn: 5,000 numbers, 64 + 64 of them a round
         residual = next_residual(residual, codec.round_trip(residual), 1.0)
         assert residual is not None
@@ -65,8 +60,8 @@ def test_of_what_top_k_holds_back_a_part_is_forgotten_every_round() -> None:
 def test_what_is_sparse_forgets_and_adds_up_to_something_else(name: CodecName) -> None:
     codec = make_codec(name)
     assert is_sparse(codec) == (name == "topk")
-    assert (residual_decay(codec) < 1.0) == is_sparse(codec)
-    assert (aggregate_codec(codec).name != codec.name) == is_sparse(codec)
+    assert (codec.residual_decay < 1.0) == is_sparse(codec)
+    assert (RoundWork(SlicePlan(1), codec, TrimmedMean()).results.name != codec.name) == is_sparse(codec)
 
 
 def test_nothing_lost_is_no_residual_and_no_copy() -> None:

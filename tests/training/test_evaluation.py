@@ -17,8 +17,7 @@ from tests.worlds.stages import MemoryFeed, make_stage, make_trainer
 
 
 def test_pairing_removes_how_hard_the_sequences_are() -> None:
-    earlier = Evaluation(0, 0.0, (1.0, 5.0, 9.0))
-    later = Evaluation(1, 0.0, (0.9, 4.8, 8.7))
+    earlier, later = (1.0, 5.0, 9.0), (0.9, 4.8, 8.7)
     difference = paired_difference(earlier, later)
     assert difference.mean == pytest.approx(0.2)
     assert difference.standard_error == pytest.approx(0.1 / 3**0.5)
@@ -29,7 +28,7 @@ def test_pairing_removes_how_hard_the_sequences_are() -> None:
 
 
 def test_one_sequence_tells_nothing() -> None:
-    assert not paired_difference(Evaluation(0, 0.0, (9.0,)), Evaluation(1, 0.0, (1.0,))).exceeds(4.0, 0.0)
+    assert not paired_difference((9.0,), (1.0,)).exceeds(4.0, 0.0)
 
 
 def test_evaluations_cost_two_per_cent_of_the_time() -> None:

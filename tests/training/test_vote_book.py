@@ -9,20 +9,27 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+import trio
 
+from neuroshard.aggregation import TrimmedMean
+from neuroshard.compression import Fp32Codec
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
 from neuroshard.consensus.round_messages import Phase, Quorum, Vote, signed_by
-from neuroshard.consensus.slices import digest_of
+from neuroshard.consensus.round_work import RoundWork
+from neuroshard.consensus.slices import SlicePlan, digest_of
 from neuroshard.consensus.vote_log import (
     CONTRIBUTION_FILE,
     KEPT_STEPS,
     KEPT_VOTES,
     LOG_FILE,
+    ContributionRecovery,
     FileVoteLog,
     SavedContribution,
 )
 from neuroshard.errors import StorageError
+from tests.worlds.clock import at_once
 from tests.worlds.replicas import IDENTITIES, NOW
 from tests.worlds.rounds import value_of
 
@@ -133,15 +140,14 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
         FileVoteLog(tmp_path / "rounds").write(RECORD)
 
 
-def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_none(tmp_path: Path) -> None:
+def test_the_newest_contribution_is_kept_and_what_is_damaged_is_none(tmp_path: Path) -> None:
     book = FileVoteLog(tmp_path / "rounds")
-    assert book.offer(HASH) is None
+    assert book.offer() is None
     offer = SavedContribution(HASH, 120, AGGREGATE)
     book.keep_offer(replace(offer, step_id="cd" * 32))
     book.keep_offer(offer)
     again = FileVoteLog(tmp_path / "rounds")
-    assert again.offer(HASH) == offer
-    assert again.offer("cd" * 32) is None
+    assert again.offer() == offer
     path = tmp_path / "rounds" / CONTRIBUTION_FILE
     whole = path.read_bytes()
     for damaged in (
@@ -154,7 +160,36 @@ def test_the_newest_contribution_is_kept_for_its_step_and_what_is_damaged_is_non
         b"",
     ):
         path.write_bytes(damaged)
-        assert again.offer(HASH) is None
+        assert again.offer() is None
+
+
+def test_a_stored_contribution_is_read_only_if_it_may_be_that_of_the_step(tmp_path: Path) -> None:
+    class WatchedVoteLog(FileVoteLog):
+        reads = 0
+
+        def offer(self) -> SavedContribution | None:
+            self.reads += 1
+            return super().offer()
+
+    work = RoundWork(SlicePlan(5), Fp32Codec(), TrimmedMean())
+    stored, later = (SavedContribution(step, 120, work.encoded(torch.ones(5))) for step in (HASH, "cd" * 32))
+    FileVoteLog(tmp_path / "rounds").keep_offer(stored)
+    book = WatchedVoteLog(tmp_path / "rounds")
+    recovery = ContributionRecovery(book, at_once)
+
+    async def rounds_after_a_restart() -> None:
+        for step in ("cd" * 32, "ef" * 32):
+            assert await recovery.sent(step, work) is None
+        assert book.reads == 1
+        found = await recovery.sent(HASH, work)
+        assert found is not None
+        assert found.offer == stored
+        await recovery.keep(later)
+        assert await recovery.sent(HASH, work) is None
+        assert book.reads == 2
+        assert await recovery.sent(later.step_id, work) is not None
+
+    trio.run(rounds_after_a_restart)
 
 
 def test_a_contribution_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ class World:
     def part(self, node: NodeId, number: int, attempts: int, index: int) -> bytes:
         """A slice of a node's contribution to a step."""
         if self.work is not None:
-            return self.work.codec.encode(self._numbers(node, number)[slice(*self.plan.bounds(index))])
+            return self.work.codec.encode(torch.split(self._numbers(node, number), self.plan.width)[index])
         return sha256(f"{node} {number} {attempts} {index}".encode()).digest()
 
     @cache  # noqa: B019
