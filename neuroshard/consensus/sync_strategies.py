@@ -350,19 +350,6 @@ RunRound: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True)
-class AcceptanceCheck:
-    """Decides whether this node votes for an aggregate, and which outer step it chooses for it."""
-
-    # the root after an aggregate (k,) of this work at an outer step; "" for another step
-    root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
-    # number of candidates for the next outer step that the seats measure; 1: they measure none
-    candidates: Callable[[], int]
-    # the reason not to vote for an aggregate that leads to this root with this choice (None: the last); "" for none
-    objection: Callable[[Tensor, str, int | None], Awaitable[str]] | None = None
-    choice: Callable[[Tensor], Awaitable[int]] | None = None  # for an aggregate (k,); None: the plain mean
-
-
-@dataclass(frozen=True)
 class StageRounds:
     """The properties that all rounds of one stage share."""
 
@@ -371,8 +358,6 @@ class StageRounds:
     schema: TensorSchema
     parameters: OuterOptimization
     versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
-    # the outer step of the newest checkpoint on this disk; None: there are no checkpoints
-    saved: Callable[[], int] | None = None
 
     def step(self, outer_step: int, root: str, standing: Standing, ledger: ChainLedger, owner: WalletId) -> Step:
         """The height that completes this outer step, from the state with this root."""
@@ -390,13 +375,13 @@ class StageRounds:
             return AveragingPhase.at(factor_plan(parameters, self.schema), outer_step)
         return strategy_at(parameters, self.schema, outer_step, 0)  # whatever the momentum, the exchange is the same
 
-    def kept_steps(self, outer_step: int) -> int:
+    def kept_steps(self, outer_step: int, saved: int) -> int:
         """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates.
 
-        Those since the newest checkpoint are kept as well. So if all members are killed at once, each of them reaches
-        the newest state from its own disk.
+        Those since the newest checkpoint, of outer step `saved`, are kept as well. So if all members are killed at
+        once, each of them reaches the newest state from its own disk.
         """
-        since = 0 if self.saved is None else min(outer_step + 1 - self.saved(), MOST_KEPT_STEPS)
+        since = min(outer_step + 1 - saved, MOST_KEPT_STEPS)
         return max(KEPT_STEPS * parts_of(self.parameters_at(outer_step)), since)
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:

@@ -149,7 +149,7 @@ def test_what_was_asked_between_two_trainers_is_not_lost(
         snapshot = one.present.trainer.snapshot()
         assert snapshot.reason == "Paused by the user."
         assert snapshot.paused_until is not None
-        assert one.present.lives[0].keeper.store.limits.own_bytes == 7_000_000
+        assert one.present.lives[0].saver.keeper.store.limits.own_bytes == 7_000_000
 
     living(small_genesis, tmp_path, scenario, as_is)
 
@@ -183,7 +183,7 @@ def test_changed_settings_reach_copies_and_stay(small_genesis: Path, tmp_path: P
         assert copies.settings().max_checkpoint_storage == 7
         one.leave()
         await until(lambda: len(one.begun) == 2)
-        await until(lambda: one.present.lives[0].keeper.store.limits.own_bytes != 0)
+        await until(lambda: one.present.lives[0].saver.keeper.store.limits.own_bytes != 0)
 
     living(small_genesis, tmp_path, scenario, as_is)
 
@@ -212,7 +212,7 @@ def test_nothing_of_the_stages_before_is_in_memory_when_new_ones_are_built(
             alive.append(sum(model() is not None for model in models))
         live = await bring_up_stage(**parts)
         if parts["index"] == 0:
-            models.append(weakref.ref(live.parts.service.executor.model))
+            models.append(weakref.ref(live.service.executor.model))
         return live
 
     monkeypatch.setattr(neuroshard.node.stage_training, "bring_up_stage", watched)
