@@ -59,9 +59,8 @@ class Peer:
 
     terms = StageRounds(RUN, 0, TensorSchema(("numbers",), ((NUMBERS,),)), OuterOptimization())
     stage = STAGE
-    may_take_part = may_meet = True
-    saved_outer_step = 0
-    copy_keeper = word = None
+    may_meet, saved_outer_step = True, 0
+    must_hold = copy_keeper = word = None
 
     def __init__(self, identity: NodeIdentity, network: Network, folder: Path) -> None:
         self._identity = identity
@@ -69,7 +68,8 @@ class Peer:
         self._members = [GroupMember(identity.node_id, identity.wallet_id)]
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
-        self.member, self.outer, self.vote = self._members[0], self, self
+        self.member = self._members[0]
+        self.outer = self.vote = self.control = self.keeper = self
         around = RoundDependencies(
             self,
             ReplicaClient(network.transport),

@@ -114,7 +114,6 @@ class GroupRounds:
             step = step or self.lone.after_lost_state()
         return self._matchmaking.is_alone(step, anyio.current_time())
 
-    @property
     def peers(self) -> Sequence[NodeId]:
         """The other nodes that train the stage, as known here."""
         return self._swarm.replicas(self._replica.terms.stage)
@@ -131,11 +130,11 @@ class GroupRounds:
 
     def replica_status(self) -> ReplicaStatus:
         """This replica's status, for other nodes."""
-        own, chain = self._replica.own_status(), self.chain.chain
+        own, chain = self._replica.outer.own_status(), self.chain.chain
         return replace(
             own,
             is_certified=self.chain.is_newest(own),
-            is_ready=self._replica.may_take_part,
+            is_ready=self._matchmaking.may_take_part,
             in_round=self.in_round or self.due is not None,
             height=0 if chain is None else chain.standing.height,
             kept=self.actor.kept_before(own.root),
@@ -188,7 +187,7 @@ class GroupRounds:
         while True:
             await self.look()
             pause = self._matchmaking.pause_seconds(anyio.current_time(), is_soon=self._is_learning or self.in_round)
-            if self.peers:
+            if self.peers():
                 await anyio.sleep(pause)
             else:  # no replica to query: look together with the node's other tasks
                 await sleep_to_tick(pause)
@@ -208,7 +207,7 @@ class GroupRounds:
     async def look(self) -> None:
         """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
         if self.in_round:
-            if self.due and not self.due.step.is_quorum({self._replica.member.node_id, *self.peers}):
+            if self.due and not self.due.step.is_quorum({self._replica.member.node_id, *self.peers()}):
                 self.actor.give_up(NO_QUORUM)
             return
         peers = self._matchmaking.asked(self.chain.ledger, anyio.current_time())
@@ -257,7 +256,7 @@ class GroupRounds:
 
     def _present_step(self) -> Step | None:
         """The step from this replica's state, if that is the newest certified one."""
-        own = self._replica.own_status()
+        own = self._replica.outer.own_status()
         return self.chain.step(self._replica.terms, own) if self.chain.is_newest(own) else None
 
     async def _learn(self, peers: list[NodeId]) -> None:
@@ -272,7 +271,7 @@ class GroupRounds:
 
         Nobody waits for a state that no replica here has: without a say of others, the next step replaces it.
         """
-        own, chain, now = self._replica.own_status(), self.chain.chain, anyio.current_time()
+        own, chain, now = self._replica.outer.own_status(), self.chain.chain, anyio.current_time()
         is_settled = self.chain.fork is not None or self.chain.is_newest(own) or self.lone.is_ahead
         if chain is None or not own.root or is_settled or self.in_round:
             self._behind_since, self._lost_state, self._replaces_lost_state = None, "", False
@@ -302,7 +301,7 @@ class GroupRounds:
         A replica that missed steps adopts their aggregates in this way, one after the other.
         """
         await self._has_loaded.wait()
-        own = self._replica.own_status()
+        own = self._replica.outer.own_status()
         if self._end_to_take is not None or await self.actor.recall_from(own.root):
             return self._end_to_take is not None
         step = self.chain.step(self._replica.terms, own)
@@ -317,14 +316,14 @@ class GroupRounds:
     def _end_to_take(self) -> Complete | None:
         """The end of the step from this replica's state, if it has not been adopted."""
         ended = self.actor.ended
-        is_own = ended is not None and ended.certificate.value.root == self._replica.own_status().root
+        is_own = ended is not None and ended.certificate.value.root == self._replica.outer.own_status().root
         return ended if is_own else None
 
     def knows(self, node: NodeId) -> bool:
         """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
         ledger = self.chain.ledger
         seats = () if ledger is None else ledger.committee.seats
-        return node in self.peers or any(node == seat.node_id for seat in seats)
+        return node in self.peers() or any(node == seat.node_id for seat in seats)
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """Run the round of one outer step; implements RunRound."""
@@ -339,7 +338,7 @@ class GroupRounds:
             self.withdraw()
             return Abandoned("the stage's chain has moved on", is_soon_again=True)
         self.in_round = True
-        sequences = self._replica.own_status().sequences
+        sequences = self._replica.outer.own_status().sequences
         if self._replica.terms.parameters_at(outer_step).overlap and self._beside is not None:
             self._beside.start_soon(self._go_on_beside, contribution, due, sequences)
             return UnderWay()
@@ -475,7 +474,7 @@ class GroupRounds:
 
     async def _agreed(self, complete: Complete) -> Agreed:
         """The meaning of the end of this replica's step, including a contribution from before a restart."""
-        value, sent, number = complete.certificate.value, self._sent, self._replica.own_status().outer_step
+        value, sent, number = complete.certificate.value, self._sent, self._replica.outer.own_status().outer_step
         if sent is not None and sent.step_id != value.step_id:
             sent = None
         work, own = self._work(number), self._replica.member.node_id

@@ -79,7 +79,7 @@ class LoneSteps:
         """
         if not await self.certify():
             return Abandoned("the step before it could not be stored", is_soon_again=True)
-        self._root_before = self._replica.own_status().root
+        self._root_before = self._replica.outer.own_status().root
         lost = self.after_lost_state()
         if beside is not None:
             beside.start_soon(self.follow)
@@ -95,7 +95,7 @@ class LoneSteps:
     def is_ahead(self) -> bool:
         """Whether this replica has made a step alone whose certificate follows."""
         chain = self._chain.chain
-        return chain is not None and self._replica.own_status().outer_step > chain.standing.outer_step
+        return chain is not None and self._replica.outer.own_status().outer_step > chain.standing.outer_step
 
     @property
     def obstacle(self) -> str:
@@ -107,7 +107,7 @@ class LoneSteps:
 
         None if others have a say in that step, or if any of the lost states has the work of others.
         """
-        chain, own = self._chain.chain, self._replica.own_status()
+        chain, own = self._chain.chain, self._replica.outer.own_status()
         if chain is None or self._chain.fork is not None or not own.root or not self._seats.may_vote:
             return None
         lost = chain.values_after(own.root, own.outer_step)
@@ -119,7 +119,7 @@ class LoneSteps:
     def pending(self) -> Step | None:
         """The step of this node alone whose certificate is missing; None if there is none or others have a say."""
         chain = self._chain.chain
-        is_next = chain is not None and self._replica.own_status().outer_step == chain.standing.outer_step + 1
+        is_next = chain is not None and self._replica.outer.own_status().outer_step == chain.standing.outer_step + 1
         if chain is None or not is_next or not self._seats.may_vote:
             return None
         step = self._step(chain)
@@ -136,7 +136,7 @@ class LoneSteps:
         """Certify the pending step when the root of its state is known. Returns whether no step is pending any more."""
         async with self._certifying:
             while (step := self.pending()) is not None:
-                own = self._replica.own_status()
+                own = self._replica.outer.own_status()
                 if own.root:
                     return await self._has_certified(step, own)
                 await anyio.sleep(ROOT_LOOK_SECONDS)
@@ -151,7 +151,7 @@ class LoneSteps:
         step = None if chain is None or not self._seats.may_vote else self._step(chain)
         if step is None or not step.is_quorum({self._replica.member.node_id}):
             return
-        record = self._actor.locked_in(step.standing.root or self._replica.own_status().root, step.height)
+        record = self._actor.locked_in(step.standing.root or self._replica.outer.own_status().root, step.height)
         if record is None or record.lock is None:
             return
         lock = record.lock

@@ -131,6 +131,10 @@ class RunSwarm(Protocol):
 class StageState(Protocol):
     """The outer state of a stage, which changes with each completed round."""
 
+    def own_status(self) -> ReplicaStatus:
+        """The status of this state: its outer step, its root, and the work since the last round and before it."""
+        ...
+
     def sequences_due(self, members: int) -> int:
         """Sequences of this number of members together, after which the next round is due."""
         ...
@@ -145,6 +149,24 @@ class StageState(Protocol):
 
     def note_abandoned(self, outcome: Abandoned) -> None:
         """Count a round that was abandoned while training continued."""
+        ...
+
+
+class Hold(Protocol):
+    """The requests to a trainer."""
+
+    @property
+    def must_hold(self) -> str | None:
+        """The reason why training pauses or ends; None if it goes on."""
+        ...
+
+
+class SavedStates(Protocol):
+    """The checkpoints of a stage on this disk."""
+
+    @property
+    def saved_outer_step(self) -> int:
+        """The outer step of the newest one."""
         ...
 
 
@@ -192,22 +214,18 @@ class Replica(Protocol):
         ...
 
     @property
-    def may_take_part(self) -> bool:
-        """Whether this node may enter a step now."""
+    def control(self) -> Hold:
+        """The requests to the trainer of the stage."""
+        ...
+
+    @property
+    def keeper(self) -> SavedStates:
+        """The checkpoints of the stage."""
         ...
 
     @property
     def copy_keeper(self) -> NodeId | None:
         """The other node with the newest copy of the state."""
-        ...
-
-    @property
-    def saved_outer_step(self) -> int:
-        """The outer step of the newest checkpoint on this disk."""
-        ...
-
-    def own_status(self) -> ReplicaStatus:
-        """The status without `height`, `is_certified`, `is_ready`, `in_round` and `kept`."""
         ...
 
 
@@ -254,6 +272,14 @@ class Matchmaking:
         self.has_probed = False  # before, a replica that is online would look like one that is not
         self._turns = 0
         self.unheard: dict[NodeId, tuple[int, float]] = {}  # seats that do not answer, and since which height and time
+
+    @property
+    def may_take_part(self) -> bool:
+        """Whether this node may enter a step now.
+
+        No replica may wait for a node that has agreed to a round and then pauses, sleeps, ends or sends nothing.
+        """
+        return self._replica.control.must_hold is None and self._swarm.may_meet
 
     # Whom to ask
 
@@ -318,7 +344,7 @@ class Matchmaking:
 
     def work(self, now: float) -> WorkToRound:
         """This replica's work towards the next step."""
-        done, share = self._replica.own_status().sequences, self._replica.outer.sequences_due(2) / 2
+        done, share = self._replica.outer.own_status().sequences, self._replica.outer.sequences_due(2) / 2
         return WorkToRound(done, share, now - self._round_ended, self._sequence_seconds)
 
     # What follows
@@ -338,7 +364,7 @@ class Matchmaking:
             self._due_since = None
             return None
         self._due_since = look.now if self._due_since is None else self._due_since
-        if look.now < self._retry_at or not self._replica.may_take_part:
+        if look.now < self._retry_at or not self.may_take_part:
             return None
         return self._due_step(step, ready, look.now)
 
@@ -353,7 +379,7 @@ class Matchmaking:
         self._answered[sender] = now
         known = self._entered[1] if self._entered[0] == step.id else frozenset[NodeId]()
         self._entered = step.id, known | {sender}
-        if len(self._entered[1]) <= step.committee.faults or not self._replica.may_take_part:
+        if len(self._entered[1]) <= step.committee.faults or not self.may_take_part:
             return None
         return self._due_step(step, [*self._ready(look), sender], now)
 
@@ -452,7 +478,7 @@ class Matchmaking:
 
         The names of strangers cost nothing, so they delay it by a part of the time that it takes without them.
         """
-        root = self._replica.own_status().root
+        root = self._replica.outer.own_status().root
         if self._awaited[0] != root:
             self._awaited = root, now
         most = self.times.newcomer_seconds

@@ -413,7 +413,7 @@ class RoundRunner:
     async def keep_end(self, number: int, complete: Complete) -> bool:
         """Store the end of a step. Returns whether it is on the disk."""
         book, certificate = self._book, complete.certificate
-        kept = self._replica.terms.kept_steps(number, self._replica.saved_outer_step)
+        kept = self._replica.terms.kept_steps(number, self._replica.keeper.saved_outer_step)
         is_stored = await self._is_written(partial(book.end, number, complete, kept), "The step is still valid.")
         self._archive[certificate.value.step_id] = certificate
         for old in list(self._archive)[:-kept]:

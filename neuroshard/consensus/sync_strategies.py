@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config, aggregator_name
 from neuroshard.compression import is_sparse, make_codec, next_residual, residual_decay, with_residual
-from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
+from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
 from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
@@ -357,7 +357,7 @@ class StageRounds:
     stage: int
     schema: TensorSchema
     parameters: OuterOptimization
-    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
+    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` apply throughout
 
     def step(self, outer_step: int, root: str, standing: Standing, ledger: ChainLedger, owner: WalletId) -> Step:
         """The height that completes this outer step, from the state with this root."""
@@ -386,4 +386,4 @@ class StageRounds:
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """The parameters of the round that completes this outer step."""
-        return self.parameters if self.versions is None else self.versions(outer_step)
+        return self.parameters if self.versions is None else self.versions(outer_step).outer

@@ -130,7 +130,7 @@ class RunningNode:
         """Apply the changed settings that can take effect while training: limits on storage and checkpoints."""
         self.feed.limit_storage(settings.max_storage * 1_000_000)
         for live in self.lives:
-            live.saver.keeper.change_limits(
+            live.keeper.change_limits(
                 checkpoint_policy(settings, len(self.lives)), storage_limits(settings, len(self.lives))
             )
 
@@ -279,7 +279,7 @@ class StageTraining:
             if live.is_restored or not must_restore:
                 return live
             self._publisher.warn(*live.warnings)  # the stored state was damaged
-            await ground.compute.run(live.saver.keeper.close)
+            await ground.compute.run(live.keeper.close)
 
     def _publish_layers(self, ground: NodeContext, stages: StageRange) -> MemoryStatus:
         """Publish the layers that this node holds and the memory that they need."""

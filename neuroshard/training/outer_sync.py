@@ -35,6 +35,7 @@ from neuroshard.optim.outer import MOST_CANDIDATES, CertifiedWork, LineProgress,
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
+from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.waiting import Signal
@@ -299,6 +300,18 @@ class OuterSync:
             return ""
         strategy = strategy_at(self._versions(before).outer, self._schema, before, 0)  # its momentum does not matter
         return progress.state_root if strategy.makes_weights_equal else ""
+
+    def own_status(self) -> ReplicaStatus:
+        """Status of this state among the replicas, without the inner steps and without what the rounds know."""
+        progress = self.progress
+        return ReplicaStatus(
+            is_live=True,
+            steps=0,
+            outer_step=self.state.outer_step,
+            root=progress.state_root,
+            sequences=progress.sequences,
+            wallet_rounds=progress.wallet_rounds,
+        )
 
     def status(self) -> DilocoStatus:
         """Status of the outer steps for the dashboard."""

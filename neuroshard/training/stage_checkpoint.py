@@ -72,7 +72,7 @@ class Saver:
     ) -> None:
         self._staging = staging
         self._compute = compute
-        self.keeper = keeper
+        self._keeper = keeper
         self._identity = identity
         self._executor = executor
         self._outer = outer
@@ -85,10 +85,10 @@ class Saver:
 
         def work() -> bool:
             if outer_step_done:
-                self.keeper.outer_step_done()
-            return self.keeper.offer(record.progress.steps, lambda: self._capture(record))
+                self._keeper.outer_step_done()
+            return self._keeper.offer(record.progress.steps, lambda: self._capture(record))
 
-        if not (outer_step_done or self.keeper.has_work(record.progress.steps)):
+        if not (outer_step_done or self._keeper.has_work(record.progress.steps)):
             return False
         return await self._compute.run(work, Priority.SMALL)
 
@@ -136,17 +136,17 @@ class Saver:
         """Seconds until the owner's write limit allows this state to be saved; 0.0 if it is on disk already."""
 
         def work() -> float:
-            return 0.0 if self._on_disk(self._meta(record)) else self.keeper.seconds_to_write()
+            return 0.0 if self._on_disk(self._meta(record)) else self._keeper.seconds_to_write()
 
         return await self._compute.run(work, Priority.SMALL)
 
     async def close(self) -> None:
         """Wait for a running write and stop the writer."""
-        await self._compute.run(self.keeper.close, Priority.SMALL)
+        await self._compute.run(self._keeper.close, Priority.SMALL)
 
     def status(self, step: int, step_seconds: float) -> CheckpointStatus:
         """Status of the stage's checkpoints for the dashboard."""
-        return self.keeper.status(step, step_seconds)
+        return self._keeper.status(step, step_seconds)
 
     async def _written(self) -> None:
         """Wait for a running write, which reads the buffers, without blocking the compute thread."""
@@ -154,7 +154,7 @@ class Saver:
             await anyio.sleep(WRITE_POLL_SECONDS)
 
     def _restore(self) -> Restored | None:
-        restoration = self.keeper.restore(expectation(self._identity))
+        restoration = self._keeper.restore(expectation(self._identity))
         self.warnings += restoration.warnings
         if restoration.loaded is None:
             return None
@@ -165,15 +165,15 @@ class Saver:
         return restored
 
     def _save(self, record: TrainingRecord) -> WriteReport:
-        self.keeper.wait()
+        self._keeper.wait()
         present = self._dropped or self._on_disk(self._meta(record))
         if present is not None:
             return WriteReport(present.step, started=0.0, seconds=0.0, generation=present)
-        return self.keeper.save(lambda: self._capture(record))
+        return self._keeper.save(lambda: self._capture(record))
 
     def _on_disk(self, meta: CheckpointMeta) -> CheckpointGeneration | None:
         """Newest checkpoint if it contains this state. Equal steps, outer steps and records mean equal tensors."""
-        store = self.keeper.store
+        store = self._keeper.store
         newest = next(iter(store.generations()), None)
         if newest is None or newest.step != meta.step:
             return None

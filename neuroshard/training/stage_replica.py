@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 
@@ -74,6 +75,7 @@ class StageReplica:
             limits=limits,
             kept_graphs=kept_graphs,
         )
+        self.keeper = stage.keeper
         self.outer = make_outer_sync(compute, stage, versions, index)
         self.saver = Saver(
             compute=compute,
@@ -86,17 +88,11 @@ class StageReplica:
         self.vote = HeldOutVote(compute, stage.executor, self.outer, parameters.batch_size, rule)
         self.member = GroupMember(identity.node_id, identity.wallet_id)
         self.stage = StageName(identity.run_id, identity.layers)
-        self.terms = StageRounds(
-            identity.run_id,
-            index,
-            TensorSchema.of(stage.executor.model),
-            parameters.outer,
-            lambda step: versions(step).outer,
-        )
+        schema = TensorSchema.of(stage.executor.model)
+        self.terms = StageRounds(identity.run_id, index, schema, parameters.outer, versions)
         self.copy_keeper: NodeId | None = None
         self._copied_at: float | None = None  # time of the newest state of which `copy_keeper` has a copy
-        self._control = control or Control()
-        self._swarm = None if around is None else around.swarm
+        self.control = control or Control()
         self._now = now
         self.group = None if around is None else GroupRounds(self, around)  # None: this node is alone
 
@@ -126,44 +122,20 @@ class StageReplica:
         else:
             await self.group.must_follow.wait()
 
-    # What the rounds need
-
-    @property
-    def may_take_part(self) -> bool:
-        """Whether this node may enter a step now.
-
-        No replica may wait for a node that has agreed to a round and then pauses, sleeps, ends or sends nothing.
-        """
-        return self._control.must_hold is None and (self._swarm is None or self._swarm.may_meet)
-
-    @property
-    def saved_outer_step(self) -> int:
-        return self.saver.keeper.saved_outer_step
-
-    def own_status(self) -> ReplicaStatus:
-        progress, copied_at = self.outer.progress, self._copied_at
-        return ReplicaStatus(
-            is_live=True,
-            steps=self.record.progress.steps,
-            outer_step=self.outer.state.outer_step,
-            root=progress.state_root,
-            copied_seconds=None if copied_at is None else max(0.0, self._now() - copied_at),
-            sequences=progress.sequences,
-            wallet_rounds=progress.wallet_rounds,
-        )
-
-    # What other nodes that fetch the state need
+    # SnapshotSource: what the nodes that fetch the state ask
 
     def replica_status(self) -> ReplicaStatus:
         """Status of the stage among its replicas."""
-        return self.own_status() if self.group is None else self.group.replica_status()
+        status = self.outer.own_status() if self.group is None else self.group.replica_status()
+        copied = None if self._copied_at is None else max(0.0, self._now() - self._copied_at)
+        return replace(status, steps=self.record.progress.steps, copied_seconds=copied)
 
     def newest(self) -> CheckpointGeneration | None:
-        generations = self.saver.keeper.store.generations()
+        generations = self.keeper.store.generations()
         return generations[0] if generations else None
 
     def want(self) -> float:
-        return self.saver.keeper.want()
+        return self.keeper.want()
 
     def may_be_taken(self, waited_seconds: float) -> bool:
         """Whether a peer that has waited for this time may fetch the state now.
@@ -172,7 +144,7 @@ class StageReplica:
         estimates the progress of the step from its own part of it.
         """
         parameters = self.outer.parameters.outer
-        replicas = 1 if self.group is None else 1 + len(self.group.peers)
+        replicas = 1 if self.group is None else 1 + len(self.group.peers())
         if parameters.strategy != "averaging" or replicas == 1:
             return True
         counted = self.outer.progress.sequences * replicas

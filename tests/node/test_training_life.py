@@ -149,7 +149,7 @@ def test_what_was_asked_between_two_trainers_is_not_lost(
         snapshot = one.present.trainer.snapshot()
         assert snapshot.reason == "Paused by the user."
         assert snapshot.paused_until is not None
-        assert one.present.lives[0].saver.keeper.store.limits.own_bytes == 7_000_000
+        assert one.present.lives[0].keeper.store.limits.own_bytes == 7_000_000
 
     living(small_genesis, tmp_path, scenario, as_is)
 
@@ -183,7 +183,7 @@ def test_changed_settings_reach_copies_and_stay(small_genesis: Path, tmp_path: P
         assert copies.settings().max_checkpoint_storage == 7
         one.leave()
         await until(lambda: len(one.begun) == 2)
-        await until(lambda: one.present.lives[0].saver.keeper.store.limits.own_bytes != 0)
+        await until(lambda: one.present.lives[0].keeper.store.limits.own_bytes != 0)
 
     living(small_genesis, tmp_path, scenario, as_is)
 

@@ -84,12 +84,15 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
     def at(outer_step: int) -> OuterOptimization:
         return first if outer_step < 1 else second
 
+    def version_at(outer_step: int) -> RunParameters:
+        return replace(PARAMETERS, outer=at(outer_step))
+
     models = [StageModel(ARCHITECTURE) for _ in range(3)]
     for model in models:
         initialise(model, 1)
     schema = TensorSchema.of(models[0])
 
-    place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, schema, first, at), len(models))
+    place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, schema, first, version_at), len(models))
     nodes = [
         OuterSync(
             compute=compute,

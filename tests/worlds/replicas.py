@@ -18,7 +18,7 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.aggregation import MemberFacts
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Effect, Judge, MakeStatistics, Reduce
 from neuroshard.consensus.foundation import Founding, SignedFoundation, StageStart
@@ -62,6 +62,7 @@ from neuroshard.types import LayerRange, NodeId, RunId, WalletId
 from neuroshard.waiting import first_of
 from tests.worlds.clock import at_once
 from tests.worlds.rounds import Twist
+from tests.worlds.stages import PARAMETERS
 
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
@@ -152,7 +153,7 @@ class SimulatedReplica:
         self.weights = self.state.anchor.clone()
         self._generator = torch.Generator().manual_seed(self.seed)
         transport = self.network.join(self.name)
-        self.terms = StageRounds(RUN, 0, SCHEMA, self.scheme, self.versions)
+        self.terms = StageRounds(RUN, 0, SCHEMA, self.scheme, None if self.versions is None else self._version)
         self.asking = ReplicaClient(transport, offload=at_once)
         founding = founding_of(self.seats, is_open=self.is_open)
         around = RoundDependencies(
@@ -184,6 +185,10 @@ class SimulatedReplica:
         """Those that hold at the present outer step."""
         return self.scheme if self.versions is None else self.versions(self.state.outer_step)
 
+    def _version(self, outer_step: int) -> RunParameters:
+        assert self.versions is not None
+        return replace(PARAMETERS, outer=self.versions(outer_step))
+
     @property
     def member(self) -> GroupMember:
         return GroupMember(self.name, IDENTITIES[self.name].wallet_id)
@@ -201,6 +206,20 @@ class SimulatedReplica:
     def vote(self) -> SimulatedReplica:
         """See AggregateVote."""
         return self
+
+    @property
+    def keeper(self) -> SimulatedReplica:
+        """See SavedStates."""
+        return self
+
+    @property
+    def control(self) -> SimulatedReplica:
+        """See Hold."""
+        return self
+
+    @property
+    def must_hold(self) -> str | None:
+        return None if self.may_take_part else "It is told to."
 
     @property
     def may_meet(self) -> bool:
