@@ -1,10 +1,10 @@
-"""This node's replica of one stage: owns its state, its rounds, its vote and its checkpoints, and gives its state away.
+"""This node's replica of one stage: owns its state, rounds, vote and checkpoints, and gives its state to others.
 
-stage ──► StageReplica ──┬─ service   admits and computes microbatches
-                         ├─ outer     the outer state and its steps
-                         ├─ saver     the checkpoints, which other nodes download
-                         ├─ vote      measures the aggregates of the rounds
-                         └─ group     matchmaking and rounds with the other replicas
+service   admits and computes microbatches
+outer     the outer state, and the steps that change it
+keeper    the checkpoints on this disk, which other nodes download; `saver` fills them
+vote      measures the aggregates of the rounds
+group     matchmaking and rounds with the other replicas
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from neuroshard.types import LayerRange, NodeId
 
 
 class StageReplica:
-    """Implements `Replica` for the rounds of the stage, and `SnapshotSource` for the nodes that fetch its state.
+    """A `Replica` for the rounds of the stage, and a `SnapshotSource` for the nodes that fetch its state.
 
     It does not refer to the tensors that it began with, so that their memory is freed once training has begun. All
     stages of a node share one compute thread.

@@ -171,7 +171,7 @@ def test_who_ends_in_an_overlapped_round_and_starts_again_keeps_what_it_trained_
                 9,
                 steps=one.steps,
                 sequences=one.sequences,
-                outer=scheme,
+                scheme=scheme,
                 book=one.book,
                 is_idle=True,
             )
