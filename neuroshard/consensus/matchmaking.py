@@ -157,7 +157,7 @@ class Hold(Protocol):
 
     @property
     def must_hold(self) -> str | None:
-        """The reason why training pauses or ends; None if it goes on."""
+        """The reason why training pauses or ends; None if it continues."""
         ...
 
 
