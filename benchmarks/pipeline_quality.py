@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from pydoc_data import topics
 from statistics import fmean, stdev
-from typing import TypeAlias
 
 import anyio
 import torch
@@ -33,15 +32,14 @@ from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
 from neuroshard.pipeline.stage_requests import StageRequestHandler
-from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.data import DataStatus
-from neuroshard.training.outer_sync import OuterSync
-from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
-from neuroshard.training.record import StageIdentity, TrainingRecord
+from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.record import StageIdentity
 from neuroshard.training.stage_checkpoint import build_stage
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 
@@ -71,7 +69,6 @@ WAYS = {
     "one piece, gradients of any norm": _Way(WHOLE, max_grad_norm=NO_LIMIT),
     "three stages, gradients of any norm": _Way(CUT, max_grad_norm=NO_LIMIT),
 }
-HeldStage: TypeAlias = tuple[StageParts, StageIdentity, TrainingRecord]
 
 
 class _Bytes:
@@ -180,7 +177,7 @@ def _held_out_loss(way: _Way, seed: int) -> float:
         trio.run(_train, parameters, stages, feed, way.precision)
     whole = StageModel(SHAPE)
     whole.load_state_dict(
-        {name: tensor for part, *_ in stages for name, tensor in part.executor.model.state_dict().items()}
+        {name: tensor for part in stages for name, tensor in part.executor.model.state_dict().items()}
     )
     rows = feed.rows()
     with torch.no_grad():
@@ -205,50 +202,41 @@ def _parameters(way: _Way, seed: int) -> RunParameters:
 
 
 async def _train(
-    parameters: RunParameters, stages: Sequence[HeldStage], feed: _Bytes, precision: WirePrecision
+    parameters: RunParameters, stages: Sequence[StageReplica], feed: _Bytes, precision: WirePrecision
 ) -> None:
     """STEPS steps of every stage; the first one's node drives."""
     with InMemoryNetwork() as network:
         route = _route(network, stages, precision)
-        driving = DriverParts(stages[0][1].node_id, feed, FixedRouting(route), in_flight=MICROBATCHES)
+        driving = DriverParts(stages[0].member.node_id, feed, FixedRouting(route), in_flight=MICROBATCHES)
         async with anyio.create_task_group() as tasks:
-            for part, _, record in stages:
+            for part in stages:
                 parts = TrainerParts(parameters, (part,), None if part.index else driving)
-                tasks.start_soon(Trainer(parts, [record]).run, STEPS)
+                tasks.start_soon(Trainer(parts).run, STEPS)
 
 
-def _route(network: InMemoryNetwork, stages: Sequence[HeldStage], precision: WirePrecision) -> list[StageClient]:
+def _route(network: InMemoryNetwork, stages: Sequence[StageReplica], precision: WirePrecision) -> list[StageClient]:
     """The first stage is the driver's own, the others are peers."""
-    (first, driver, _), *others = stages
-    transport = network.join(driver.node_id)
-    route: list[StageClient] = [LocalStageClient(first.service, driver.node_id)]
-    for part, identity, _ in others:
-        stage, shapes = StageAddress(RUN, identity.layers, 1), StageShapes.for_layers(SHAPE, identity.layers, BATCH)
-        StageRequestHandler(part.service, stage, shapes).serve(network.join(identity.node_id))
+    first, *others = stages
+    driver = first.member.node_id
+    transport = network.join(driver)
+    route: list[StageClient] = [LocalStageClient(first.service, driver)]
+    for part in others:
+        stage, shapes = StageAddress(RUN, part.layers, 1), StageShapes.for_layers(SHAPE, part.layers, BATCH)
+        StageRequestHandler(part.service, stage, shapes).serve(network.join(part.member.node_id))
         route.append(
-            RemoteStageClient(transport, identity.node_id, stage, shapes, StageClientOptions(precision=precision))
+            RemoteStageClient(transport, part.member.node_id, stage, shapes, StageClientOptions(precision=precision))
         )
     return route
 
 
 def _stage(
     compute: ComputeThread, folder: Path, parameters: RunParameters, layers: LayerRange, number: int
-) -> HeldStage:
-    """A stage in a sync group of one that keeps no checkpoints."""
+) -> StageReplica:
+    """A stage without other replicas."""
     identity = StageIdentity(WALLET, NodeId(f"node {number}"), RUN, SHAPE, layers, 1)
     policy, store = CheckpointPolicy(every_steps=10, min_seconds=1e9), CheckpointStore(folder / str(number))
     device = torch.device("cpu")
     stage = compute.submit(
         lambda: build_stage(parameters, identity, device, store, policy=policy, precision=Precision.FP32)
     ).result()
-    model = stage.executor.model
-    outer = OuterSync(
-        compute=compute,
-        model=model,
-        versions=lambda _: parameters,
-        state=stage.outer_state,
-        progress=stage.outer_progress,
-    )
-    sequences, batch = parameters.sequences_per_step, parameters.batch_size
-    service = StageServer(compute, stage.executor, sequences_per_step=sequences, batch_size=batch)
-    return StageParts(number, service, outer), identity, stage.record
+    return StageReplica(compute, stage, identity, parameters, number, versions=lambda _: parameters)

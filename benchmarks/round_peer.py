@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -25,23 +25,28 @@ from benchmarks.identities import identity_of
 from benchmarks.sizes import size
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
+from neuroshard.config.run_parameters import OuterOptimization
 from neuroshard.consensus.chain import Chain, Step
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Complete, EncodedContribution, RoundConfig, ViewTiming
 from neuroshard.consensus.foundation import Founding, StageStart
-from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, RoundMessageQueue
-from neuroshard.consensus.round_messages import Quorum, VerifiedBody, most_message_bytes, signed_by
+from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE
+from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import SlicePlan
-from neuroshard.consensus.sync_strategies import AcceptanceCheck
+from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
+from neuroshard.consensus.sync_strategies import Abandoned, StageRounds
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity import NodeIdentity
+from neuroshard.model.weights import TensorSchema
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.optim.outer import CertifiedWork
+from neuroshard.state.download import ReplicaClient
+from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
-from neuroshard.types import LayerRange, RunId
+from neuroshard.types import LayerRange, NodeId, RunId, WalletId
 
 NUMBERS = size(25_000_000, 25_000)
 RUN = RunId("1" * 64)
@@ -50,7 +55,12 @@ ROOT = "ab" * 32
 
 
 class Peer:
-    """Takes part in what it is told."""
+    """Takes part in what it is told; a replica whose state the rounds do not change."""
+
+    terms = StageRounds(RUN, 0, TensorSchema(("numbers",), ((NUMBERS,),)), OuterOptimization())
+    stage = STAGE
+    may_meet, saved_outer_step = True, 0
+    must_hold = copy_keeper = word = None
 
     def __init__(self, identity: NodeIdentity, network: Network, folder: Path) -> None:
         self._identity = identity
@@ -58,17 +68,15 @@ class Peer:
         self._members = [GroupMember(identity.node_id, identity.wallet_id)]
         self._plan = SlicePlan(NUMBERS)
         self._vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(sum(map(ord, identity.node_id))))
-        self.actor = RoundRunner(
-            lambda received: RoundMessageQueue(
-                STAGE, network.transport, most_message_bytes(4 * NUMBERS), received, lambda _node: True
-            ),
-            RoundDependencies(
-                FileVoteLog(folder / identity.node_id),
-                AcceptanceCheck(self._root_after, lambda: 1),
-                lambda _message: None,
-                self._certified,
-            ),
+        self.member = self._members[0]
+        self.outer = self.vote = self.control = self.keeper = self
+        around = RoundDependencies(
+            self,
+            ReplicaClient(network.transport),
+            FileVoteLog(folder / identity.node_id),
+            StageChain(lambda: None, InMemoryChainStore()),
         )
+        self.actor = RoundRunner(self, around, lambda _message: None)
         network.transport.serve(PART, self.actor.mail.take, PART_LIMITS, max_concurrent=PARTS_AT_ONCE)
 
     async def meet(self, peers: list[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -86,7 +94,7 @@ class Peer:
         me = GroupMember(self._identity.node_id, self._identity.wallet_id)
         fits = partial(work.is_slice, work.codec), partial(work.is_slice, work.results)
         setting = RoundConfig(
-            *(step, self._plan, me, expected, self._sign, *fits, ViewTiming(60, 120, 240)),
+            *(step, self._plan, me, expected, self.sign, *fits, ViewTiming(60, 120, 240)),
             secret=token_bytes(32),
             excerpts=work.excerpts,
         )
@@ -116,19 +124,51 @@ class Peer:
         chain = Chain.founded(Founding("f" * 64, 0, StageStart(0, committee), owner))
         return Step(RUN, 0, number, ROOT, codec, chain.standing, chain.ledger, owner)
 
-    async def _certified(self, _certificate: Quorum) -> None:
-        await anyio.lowlevel.checkpoint()
-
     def _moved(self) -> int:
         return sum(one.bytes_sent for one in self._network.transport.connections())
 
-    def _sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+    # What matchmaking would ask for is never asked
+
+    def own_status(self) -> ReplicaStatus:
+        raise NotImplementedError
+
+    def replicas(self, stage: int) -> Sequence[NodeId]:
+        raise NotImplementedError
+
+    def newcomers(self) -> frozenset[NodeId]:
+        raise NotImplementedError
+
+    def wallet_of(self, node_id: NodeId) -> WalletId | None:
+        raise NotImplementedError
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        raise NotImplementedError
+
+    def sequences_due(self, members: int) -> int:
+        raise NotImplementedError
+
+    def note_abandoned(self, outcome: Abandoned) -> None:
+        raise NotImplementedError
+
+    # What a round asks for
+
+    def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(self._identity, body, time.time())
 
-    async def _root_after(self, aggregate: torch.Tensor, _outer_step: int, _work: CertifiedWork) -> str:
+    def measured_candidates(self) -> int:
+        return 1
+
+    async def root_after(self, aggregate: torch.Tensor, outer_step: int, work: CertifiedWork) -> str:
         """Some numbers stand for the root: what the outer step costs is no part of a round's comparison."""
         await anyio.lowlevel.checkpoint()
         return sha256(aggregate[:64].numpy().tobytes()).hexdigest()
+
+    async def objection(self, aggregate: torch.Tensor, next_root: str, choice: int | None = None) -> str:
+        await anyio.lowlevel.checkpoint()
+        return ""
+
+    async def choice(self, aggregate: torch.Tensor) -> int:
+        raise NotImplementedError
 
 
 async def main() -> None:

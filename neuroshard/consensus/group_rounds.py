@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_bytes
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from anyio.abc import TaskGroup
 from torch import Tensor
 
 from neuroshard.aggregation import aggregator_name
-from neuroshard.compression import is_sparse, make_codec
-from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
-from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
+from neuroshard.compression import is_sparse
+from neuroshard.consensus.chain import Chain, Step
+from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, ViewTiming
 from neuroshard.consensus.lone_steps import LOST_STATE, LoneSteps
-from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
-from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
-from neuroshard.consensus.round_messages import EvidenceSaid, IntentSaid, Quorum, most_message_bytes
+from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica
+from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart
+from neuroshard.consensus.round_messages import EvidenceSaid, IntentSaid
 from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, NO_QUORUM, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.seat_changes import LOST_LOG, SeatChanges
-from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, chain_answer
+from neuroshard.consensus.seat_changes import LOST_LOG, RoundSetting, SeatChanges
+from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, chain_answer
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
-    AcceptanceCheck,
     Agreed,
     Outcome,
-    RunRound,
     UnderWay,
     part_at,
 )
-from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution, VoteLog
+from neuroshard.consensus.vote_log import ContributionRecovery, SavedContribution
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, Transport
-from neuroshard.network.blocking import BlockingRunner
 from neuroshard.optim.outer import duration_code
-from neuroshard.state.download import ReplicaClient
 from neuroshard.state.replica_status import ReplicaStatus, query_statuses
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import StageRoundsStatus
@@ -64,7 +59,7 @@ class _Sent:
     step_id: str
     contribution: Tensor
     promised: EncodedContribution
-    watch: RoundMonitor
+    monitor: RoundMonitor
     is_outgrown: bool  # training has continued since
     is_late: bool = False  # this node no longer waits for the end of the round
 
@@ -72,33 +67,18 @@ class _Sent:
 class GroupRounds:
     """One stage's rounds: matchmaking, the protocol, and the exchange for the outer step."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        asking: ReplicaClient,
-        alone: RunRound,
-        sign: Sign,
-        judging: AcceptanceCheck,
-        *,
-        book: VoteLog,
-        chain: StageChain,
-        times: RoundTimes | None = None,
-        reported: StageRoundsStatus | None = None,
-        offload: BlockingRunner = anyio.to_thread.run_sync,
-        note_abandoned: Callable[[Abandoned], None] = lambda _why: None,
-    ) -> None:
-        """`reported` is the status before a restart. `note_abandoned` gets those abandoned while training continued."""
+    def __init__(self, replica: Replica, around: RoundDependencies) -> None:
         self.stage = replica.stage
-        self.chain = chain
+        self.chain = around.chain
         self.must_follow = anyio.Event()  # set once the chain proves a newer state that this node must download
         self.due: DueStep | None = None  # the step to enter, or in progress
         self.in_round = False
         self._replica = replica
-        self._matchmaking = Matchmaking(replica, times)
-        self._asking = asking
-        self._sign = sign
-        self._earlier_life = ContributionRecovery(book, offload)
-        self._offload = offload
+        self._swarm = around.swarm
+        self._matchmaking = Matchmaking(replica, around.swarm, around.times)
+        self._asking = around.asking
+        self._earlier_life = ContributionRecovery(around.book, around.offload)
+        self._offload, self._now, self._most_members = around.offload, around.now, around.most_members
         self._sent: _Sent | None = None
         self._called = Signal()
         self._behind_since: float | None = None
@@ -108,24 +88,16 @@ class GroupRounds:
         self._is_learning = False  # whether replicas are being asked for their chain
         self._adopted_at = 0.0  # when the last value with an aggregate was adopted, by the event loop's clock
         self._exchange_seconds: float | None = None  # of this member's last round
-        self._note_abandoned = note_abandoned
         self._beside: TaskGroup | None = None  # task group for rounds during training, while `run` is active
-        self.status = reported or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
+        self.status = around.reported or StageRoundsStatus(replica.terms.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
         # Durations in seconds of the views in which rounds completed. Views before them failed because a member was
         # missing. If they counted, every later round would wait longer for missing members.
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
-        most_bytes = most_message_bytes(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
-        self.actor = RoundRunner(
-            lambda received: RoundMessageQueue(replica.stage, asking.requester, most_bytes, received, chain.counts),
-            RoundDependencies(
-                book, judging, self._heard, self._extend, asking.report, offload, replica.rounds.kept_steps
-            ),
-        )
-        self.seats = SeatChanges(replica, chain, sign, self.actor, self._free_step)
-        ends = self.actor.keep_end
-        self.lone = LoneSteps(replica, chain, sign, alone, self.seats, keep_end=ends, extend=self._extend)
+        self.actor = RoundRunner(replica, around, self._heard)
+        self.seats = SeatChanges(replica.member, around.swarm, around.chain, self.actor)
+        self.lone = LoneSteps(replica, around, self.actor, self.seats)
 
     @property
     def is_called(self) -> bool:
@@ -142,10 +114,9 @@ class GroupRounds:
             step = step or self.lone.after_lost_state()
         return self._matchmaking.is_alone(step, anyio.current_time())
 
-    @property
-    def peer_count(self) -> int:
-        """Number of other nodes that train the stage, as known here."""
-        return len(self._replica.peers())
+    def peers(self) -> Sequence[NodeId]:
+        """The other nodes that train the stage, as known here."""
+        return self._swarm.replicas(self._replica.terms.stage)
 
     def feed(self, signal: Signal) -> None:
         """Signal there whenever `is_called` may have changed."""
@@ -159,11 +130,11 @@ class GroupRounds:
 
     def replica_status(self) -> ReplicaStatus:
         """This replica's status, for other nodes."""
-        own, chain = self._replica.replica_status(), self.chain.chain
+        own, chain = self._replica.outer.own_status(), self.chain.chain
         return replace(
             own,
             is_certified=self.chain.is_newest(own),
-            is_ready=self._replica.may_take_part(),
+            is_ready=self._matchmaking.may_take_part,
             in_round=self.in_round or self.due is not None,
             height=0 if chain is None else chain.standing.height,
             kept=self.actor.kept_before(own.root),
@@ -180,6 +151,10 @@ class GroupRounds:
         standing = None if self.chain.chain is None else self.chain.chain.standing
         return standing.root or "" if standing is not None and standing.outer_step == outer_step else ""
 
+    async def leave(self) -> bool:
+        """Give this node's seat up before it goes. Returns whether it is given up; otherwise it counts as absent."""
+        return await self.seats.leave(self._free_step)
+
     def withdraw(self) -> None:
         """Do not enter the step that is due; the other members continue without this node."""
         if not self.in_round:
@@ -191,9 +166,9 @@ class GroupRounds:
         ended = await self.actor.load()
         await self.seats.open_log(self._present_step())
         for certificate in ended:
-            await self._extend(certificate)
+            await self.chain.extend(certificate)
         self.chain.add_earlier(ended)
-        await self.lone.finish_locked(self.actor.locked_in)
+        await self.lone.finish_locked()
         self._matchmaking.ended(anyio.current_time(), completed=True)
         self._adopted_at = anyio.current_time()
         self._has_loaded.set()
@@ -212,7 +187,7 @@ class GroupRounds:
         while True:
             await self.look()
             pause = self._matchmaking.pause_seconds(anyio.current_time(), is_soon=self._is_learning or self.in_round)
-            if self._replica.peers():
+            if self.peers():
                 await anyio.sleep(pause)
             else:  # no replica to query: look together with the node's other tasks
                 await sleep_to_tick(pause)
@@ -232,7 +207,7 @@ class GroupRounds:
     async def look(self) -> None:
         """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""
         if self.in_round:
-            if self.due and not self.due.step.is_quorum({self._replica.node_id, *self._replica.peers()}):
+            if self.due and not self.due.step.is_quorum({self._replica.member.node_id, *self.peers()}):
                 self.actor.give_up(NO_QUORUM)
             return
         peers = self._matchmaking.asked(self.chain.ledger, anyio.current_time())
@@ -257,7 +232,8 @@ class GroupRounds:
     def _heard(self, message: IntentSaid | EvidenceSaid) -> None:
         """Another member has entered a step: enter it, too, if it is this node's and the member has a seat."""
         if isinstance(message, EvidenceSaid):
-            self.seats.asked(message.evidence)
+            if (terms := self._free_step()) is not None:
+                self.seats.asked(message.evidence, terms)
             return
         signed, step = message.signed, self._present_step()
         if step is None or signed.body.step_id != step.id or self.in_round:
@@ -266,7 +242,7 @@ class GroupRounds:
         if due is not None:
             self._enter_soon(due)
 
-    def _free_step(self) -> tuple[RoundConfig, RoundWork] | None:
+    def _free_step(self) -> RoundSetting | None:
         """The terms of the step from this replica's state, unless this node is in it or about to enter it."""
         step = None if self.in_round or self.due is not None else self._present_step()
         here = frozenset(self._matchmaking.responsive(anyio.current_time()))
@@ -280,8 +256,8 @@ class GroupRounds:
 
     def _present_step(self) -> Step | None:
         """The step from this replica's state, if that is the newest certified one."""
-        own = self._replica.replica_status()
-        return self.chain.step(self._replica.rounds, own) if self.chain.is_newest(own) else None
+        own = self._replica.outer.own_status()
+        return self.chain.step(self._replica.terms, own) if self.chain.is_newest(own) else None
 
     async def _learn(self, peers: list[NodeId]) -> None:
         self._is_learning = True
@@ -295,7 +271,7 @@ class GroupRounds:
 
         Nobody waits for a state that no replica here has: without a say of others, the next step replaces it.
         """
-        own, chain, now = self._replica.replica_status(), self.chain.chain, anyio.current_time()
+        own, chain, now = self._replica.outer.own_status(), self.chain.chain, anyio.current_time()
         is_settled = self.chain.fork is not None or self.chain.is_newest(own) or self.lone.is_ahead
         if chain is None or not own.root or is_settled or self.in_round:
             self._behind_since, self._lost_state, self._replaces_lost_state = None, "", False
@@ -325,10 +301,10 @@ class GroupRounds:
         A replica that missed steps adopts their aggregates in this way, one after the other.
         """
         await self._has_loaded.wait()
-        own = self._replica.replica_status()
+        own = self._replica.outer.own_status()
         if self._end_to_take is not None or await self.actor.recall_from(own.root):
             return self._end_to_take is not None
-        step = self.chain.step(self._replica.rounds, own)
+        step = self.chain.step(self._replica.terms, own)
         if step is None:
             return False
         setting, work = self._setting(step, frozenset())
@@ -336,26 +312,18 @@ class GroupRounds:
         await self.actor.end(ANSWER_SECONDS, setting.timing.view_seconds)
         return self._end_to_take is not None
 
-    async def _extend(self, certificate: Quorum) -> None:
-        """Add a certified value to the chain. One that does not follow is not an error: a newer proof may be known."""
-        try:
-            await self.chain.extend(certificate)
-        except ChainError as error:
-            if not isinstance(error, ForkError):
-                _LOG.debug("%s", error)
-
     @property
     def _end_to_take(self) -> Complete | None:
         """The end of the step from this replica's state, if it has not been adopted."""
         ended = self.actor.ended
-        is_own = ended is not None and ended.certificate.value.root == self._replica.replica_status().root
+        is_own = ended is not None and ended.certificate.value.root == self._replica.outer.own_status().root
         return ended if is_own else None
 
     def knows(self, node: NodeId) -> bool:
         """Whether a node may have a role in this stage's rounds; the queue keeps no message of other nodes."""
         ledger = self.chain.ledger
         seats = () if ledger is None else ledger.committee.seats
-        return node in self._replica.peers() or any(node == seat.node_id for seat in seats)
+        return node in self.peers() or any(node == seat.node_id for seat in seats)
 
     async def exchange(self, contribution: Tensor, outer_step: int) -> Outcome:
         """Run the round of one outer step; implements RunRound."""
@@ -370,8 +338,8 @@ class GroupRounds:
             self.withdraw()
             return Abandoned("the stage's chain has moved on", is_soon_again=True)
         self.in_round = True
-        sequences = self._replica.replica_status().sequences
-        if self._replica.rounds.parameters_at(outer_step).overlap and self._beside is not None:
+        sequences = self._replica.outer.own_status().sequences
+        if self._replica.terms.parameters_at(outer_step).overlap and self._beside is not None:
             self._beside.start_soon(self._go_on_beside, contribution, due, sequences)
             return UnderWay()
         completed = False
@@ -394,7 +362,7 @@ class GroupRounds:
         finally:
             self._leave(completed=completed)
         if isinstance(outcome, Abandoned):
-            self._note_abandoned(outcome)
+            self._replica.outer.note_abandoned(outcome)
         self.actor.changed.notify()
 
     def _leave(self, *, completed: bool) -> None:
@@ -415,29 +383,29 @@ class GroupRounds:
             await self.seats.open_log(step)
         terms, work = self._setting(step, expected)
         setting = replace(terms, invited=due.invited, newcomer_seconds=due.newcomer_seconds)
-        watch, before = self._watch(due, work), self._sent
+        monitor, before = self._monitor(due, work), self._sent
         if before is not None and before.step_id == step.id and self.actor.has_voted_in(step.id):
             # a voted value may contain the earlier contribution: work since then waits for the next round
-            before.watch = watch
+            before.monitor = monitor
         else:
             self._sent = before = await self._sending(
-                step.id, contribution, sequences, work=work, watch=watch, is_beside=is_beside
+                step.id, contribution, sequences, work=work, monitor=monitor, is_beside=is_beside
             )
         if self._end_to_take is None and self.actor.has_ended(step.id) and not await self.actor.recall(step.id):
-            return self._abandoned(watch, "its aggregate, which was kept here, is damaged")
+            return self._abandoned(monitor, "its aggregate, which was kept here, is damaged")
         if (ended := self._end_to_take) is not None:
             return ended
         locked = self.actor.locked_in(step.root, step.height)
         if locked is not None and locked.step_id != step.id:
-            return self._abandoned(watch, "this node has voted to end another step from the same state")
-        self.actor.enter(setting, step.number, work, before.promised)
+            return self._abandoned(monitor, "this node has voted to end another step from the same state")
+        self.actor.enter(setting, step.number, work, before.promised, monitor)
         outcome: Complete | str | None = None
         with anyio.move_on_after(WAITING_VIEWS * setting.timing.view_seconds):
             outcome = await self.actor.outcome()
         if isinstance(outcome, Complete):
-            self._durations.append(anyio.current_time() - watch.view_began)
+            self._durations.append(anyio.current_time() - monitor.view_began)
             return outcome
-        return self._abandoned(watch, outcome)
+        return self._abandoned(monitor, outcome)
 
     async def _sending(
         self,
@@ -446,7 +414,7 @@ class GroupRounds:
         sequences: int,
         *,
         work: RoundWork,
-        watch: RoundMonitor,
+        monitor: RoundMonitor,
         is_beside: bool,
     ) -> _Sent:
         """The contribution to a step. After a restart it is the one sent before the restart."""
@@ -464,42 +432,40 @@ class GroupRounds:
             sequences,
             upload,
             seconds=int(now - self._adopted_at),
-            made_at=int(1000 * self._replica.now()),
+            made_at=int(1000 * self._now()),
             exchange=None if self._exchange_seconds is None else duration_code(self._exchange_seconds),
             sequence=duration_code(pace) if pace > 0 else None,
         )
         await self._offload(lambda: promised.digests)
         if is_beside and earlier is None:
             await self._earlier_life.keep(SavedContribution(step_id, sequences, parts))
-        return _Sent(step_id, contribution, promised, watch, is_outgrown=is_beside or earlier is not None)
+        return _Sent(step_id, contribution, promised, monitor, is_outgrown=is_beside or earlier is not None)
 
-    def _abandoned(self, watch: RoundMonitor, reason: str | None) -> Abandoned:
-        self.status = with_round(self.status, watch.abandoned(reason, self._end()))
+    def _abandoned(self, monitor: RoundMonitor, reason: str | None) -> Abandoned:
+        self.status = with_round(self.status, monitor.abandoned(reason, self._end()))
         return Abandoned(NO_ANSWER if reason is None else reason, is_soon_again=True)
 
-    def _watch(self, due: DueStep, work: RoundWork) -> RoundMonitor:
+    def _monitor(self, due: DueStep, work: RoundWork) -> RoundMonitor:
         aggregator, seats = aggregator_name(work.aggregator), len(due.step.committee.seats)
-        rounds, number = self._replica.rounds, due.step.number
+        rounds, number = self._replica.terms, due.step.number
         parameters = rounds.parameters_at(number)
         scheme = parameters.strategy, part_at(parameters, rounds.schema, number), parameters.codec, aggregator
-        watch = RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
-        self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())
-        return watch
+        return RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
 
     def _end(self, *, is_late: bool = False) -> RoundEnd:
         mail, (sent, received) = self.actor.mail, self._mailed
         self._mailed = mail.sent_bytes, mail.received_bytes
         moved = mail.sent_bytes - sent, mail.received_bytes - received
-        return RoundEnd(self._replica.now(), anyio.current_time(), *moved, is_late)
+        return RoundEnd(self._now(), anyio.current_time(), *moved, is_late)
 
-    def _setting(self, step: Step, expected: frozenset[NodeId]) -> tuple[RoundConfig, RoundWork]:
+    def _setting(self, step: Step, expected: frozenset[NodeId]) -> RoundSetting:
         work = self._work(step.number)
         timing = ViewTiming.after(self._durations, work.encoded_bytes)
         fits = partial(work.is_slice, work.codec), partial(work.is_slice, work.results)
         setting = RoundConfig(
-            *(step, work.plan, self._replica.member, expected, self._sign, *fits, timing),
-            self.actor.judging.candidates(),
-            self._replica.most_members,
+            *(step, work.plan, self._replica.member, expected, self._swarm.sign, *fits, timing),
+            self._replica.outer.measured_candidates(),
+            self._most_members,
             self.seats.may_vote,
             secret=token_bytes(32),
             excerpts=None if is_sparse(work.codec) else work.excerpts,
@@ -508,10 +474,10 @@ class GroupRounds:
 
     async def _agreed(self, complete: Complete) -> Agreed:
         """The meaning of the end of this replica's step, including a contribution from before a restart."""
-        value, sent, number = complete.certificate.value, self._sent, self._replica.replica_status().outer_step
+        value, sent, number = complete.certificate.value, self._sent, self._replica.outer.own_status().outer_step
         if sent is not None and sent.step_id != value.step_id:
             sent = None
-        work, own = self._work(number), self._replica.node_id
+        work, own = self._work(number), self._replica.member.node_id
         aggregate, count = await self._offload(partial(work.decoded, complete.aggregate)), len(value.members)
         is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
         decoded = None
@@ -525,7 +491,7 @@ class GroupRounds:
         self._adopted_at = anyio.current_time()
         self.actor.ended = self._sent = None
         if sent is not None:
-            record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
+            record = sent.monitor.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
             self._exchange_seconds = record.phases.exchange
         agreed = Agreed(aggregate, count, work=value.work, is_certified=True)
@@ -538,7 +504,7 @@ class GroupRounds:
         return replace(agreed, sent=decoded, late_for=late_for, offered=sent.promised.sequences)
 
     def _work(self, outer_step: int) -> RoundWork:
-        rounds = self._replica.rounds
+        rounds = self._replica.terms
         length, parameters = rounds.exchanged_at(outer_step).length, rounds.parameters_at(outer_step)
         return RoundWork.of(parameters, length, outer_step=outer_step)
 

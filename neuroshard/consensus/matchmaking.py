@@ -14,15 +14,20 @@ others nothing. Where strangers take part, only the work of established members 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Protocol
+
+from torch import Tensor
 
 from neuroshard.consensus.chain import Chain, ChainLedger, Step
 from neuroshard.consensus.committee import GroupMember, Seat, has_one_node_per_wallet
+from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
-from neuroshard.consensus.round_messages import MAX_MEMBERS
-from neuroshard.consensus.sync_strategies import StageRounds
+from neuroshard.consensus.round_messages import VerifiedBody
+from neuroshard.consensus.sync_strategies import Abandoned, StageRounds
+from neuroshard.optim.outer import CertifiedWork
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
@@ -89,30 +94,139 @@ class RoundTimes:
         return min(self.near_seconds if 2 * work.done >= work.share else self.look_seconds, max(quick, left))
 
 
-@dataclass(frozen=True)
-class Replica:
-    """This node's replica of a stage, as matchmaking sees it."""
-
-    member: GroupMember
-    stage: StageName
-    rounds: StageRounds
-    sequences_due: Callable[[int], int]  # of this number of members together, after which the next round is due
-    replica_status: Callable[[], ReplicaStatus]  # without height, is_certified and in_round
-    peers: Callable[[], Sequence[NodeId]]  # other nodes that train the stage, as known here
-    wallet_of: Callable[[NodeId], WalletId | None]
-    may_take_part: Callable[[], bool]  # whether this node may enter a step now
-    now: Callable[[], float]  # seconds since the epoch
-    # nodes that are downloading this node's state to train the stage
-    newcomers: Callable[[], frozenset[NodeId]] = frozenset
-    most_members: int = MAX_MEMBERS  # per step
-    is_removed: Callable[[WalletId], bool] = lambda _wallet: False  # whether the owner ended a wallet's membership
-    # the owner's newest statement, which names the wallets that may get seats among strangers
-    word: Callable[[], SignedFoundation | None] = lambda: None
-    copy_keeper: Callable[[], NodeId | None] = lambda: None  # the other node with the newest copy of the state
+class RunSwarm(Protocol):
+    """The run as this node sees it: who trains its stages, and what its owner has said."""
 
     @property
-    def node_id(self) -> NodeId:
-        return self.member.node_id
+    def word(self) -> SignedFoundation | None:
+        """The owner's newest statement, which names the wallets that may get seats among strangers."""
+        ...
+
+    @property
+    def may_meet(self) -> bool:
+        """Whether this node can take part in a round: it is awake, and may send large messages."""
+        ...
+
+    def replicas(self, stage: int) -> Sequence[NodeId]:
+        """The other nodes that train a stage, as known here."""
+        ...
+
+    def newcomers(self) -> frozenset[NodeId]:
+        """Nodes that are downloading a state from here to train it."""
+        ...
+
+    def wallet_of(self, node_id: NodeId) -> WalletId | None:
+        """The wallet of a node; None if it is not known."""
+        ...
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        """Whether the owner has ended the membership of a wallet."""
+        ...
+
+    def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+        """The body of a message together with its claim, signed by this node."""
+        ...
+
+
+class StageState(Protocol):
+    """The outer state of a stage, which changes with each completed round."""
+
+    def own_status(self) -> ReplicaStatus:
+        """The status of this state: its outer step, its root, and the work since the last round and before it."""
+        ...
+
+    def sequences_due(self, members: int) -> int:
+        """Sequences of this number of members together, after which the next round is due."""
+        ...
+
+    def measured_candidates(self) -> int:
+        """Number of candidates for the next outer step that the seats measure; 1: they measure none."""
+        ...
+
+    async def root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
+        """The root after an aggregate (k,) of this work at an outer step; "" if the state is at another one."""
+        ...
+
+    def note_abandoned(self, outcome: Abandoned) -> None:
+        """Count a round that was abandoned while training continued."""
+        ...
+
+
+class Hold(Protocol):
+    """The requests to a trainer."""
+
+    @property
+    def must_hold(self) -> str | None:
+        """The reason why training pauses or ends; None if it continues."""
+        ...
+
+
+class SavedStates(Protocol):
+    """The checkpoints of a stage on this disk."""
+
+    @property
+    def saved_outer_step(self) -> int:
+        """The outer step of the newest one."""
+        ...
+
+
+class AggregateVote(Protocol):
+    """This node's vote on an aggregate, and its choice of the outer step."""
+
+    async def objection(self, aggregate: Tensor, next_root: str, choice: int | None = None) -> str:
+        """The reason not to vote for an aggregate (k,) that leads to this root; "" for none.
+
+        `choice` is the measured outer step; None: the last one.
+        """
+        ...
+
+    async def choice(self, aggregate: Tensor) -> int:
+        """The place of the candidate for the outer step that this node chooses; 0 is the plain mean."""
+        ...
+
+
+class Replica(Protocol):
+    """This node's replica of a stage: all that the rounds of the stage need of it."""
+
+    @property
+    def member(self) -> GroupMember:
+        """This node."""
+        ...
+
+    @property
+    def stage(self) -> StageName:
+        """The stage, as messages name it."""
+        ...
+
+    @property
+    def terms(self) -> StageRounds:
+        """The properties that all rounds of the stage share."""
+        ...
+
+    @property
+    def outer(self) -> StageState:
+        """The state that the rounds change."""
+        ...
+
+    @property
+    def vote(self) -> AggregateVote:
+        """The judge of their aggregates."""
+        ...
+
+    @property
+    def control(self) -> Hold:
+        """The requests to the trainer of the stage."""
+        ...
+
+    @property
+    def keeper(self) -> SavedStates:
+        """The checkpoints of the stage."""
+        ...
+
+    @property
+    def copy_keeper(self) -> NodeId | None:
+        """The other node with the newest copy of the state."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -138,9 +252,11 @@ class Look:
 class Matchmaking:
     """The decisions of one replica. Its owner asks the others and performs what follows."""
 
-    def __init__(self, replica: Replica, times: RoundTimes | None = None, now: float = 0.0) -> None:
-        self.replica = replica
-        self.times = times or RoundTimes()
+    def __init__(self, replica: Replica, swarm: RunSwarm, times: RoundTimes, now: float = 0.0) -> None:
+        self.times = times
+        self._replica = replica
+        self._swarm = swarm
+        self._node_id, self._stage = replica.member.node_id, replica.terms.stage
         self._answered: dict[NodeId, float] = {}  # when a replica answered last
         self._look: Look | None = None
         self._round_ended = now
@@ -157,23 +273,31 @@ class Matchmaking:
         self._turns = 0
         self.unheard: dict[NodeId, tuple[int, float]] = {}  # seats that do not answer, and since which height and time
 
+    @property
+    def may_take_part(self) -> bool:
+        """Whether this node may enter a step now.
+
+        No replica may wait for a node that has agreed to a round and then pauses, sleeps, ends or sends nothing.
+        """
+        return self._replica.control.must_hold is None and self._swarm.may_meet
+
     # Whom to ask
 
     def responsive(self, now: float) -> list[NodeId]:
         """Replicas that have answered lately."""
         within = self.times.absent_seconds
-        return [node for node in self.replica.peers() if now - self._answered.get(node, -within) < within]
+        return [node for node in self._swarm.replicas(self._stage) if now - self._answered.get(node, -within) < within]
 
     def asked(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Replicas whose answers a look waits for: they have answered lately, and they count."""
         here = self.responsive(now)
         if ledger is None or not ledger.committee.is_open:
             return here
-        return [node for node in here if ledger.awaits(node, self.replica.wallet_of(node))]
+        return [node for node in here if ledger.awaits(node, self._swarm.wallet_of(node))]
 
     def unproven(self, ledger: ChainLedger | None, now: float) -> list[NodeId]:
         """Some of the other replicas, different ones each time: they are asked next to the others, never awaited."""
-        return self._some(set(self.replica.peers()).difference(self.asked(ledger, now)), ledger)
+        return self._some(set(self._swarm.replicas(self._stage)).difference(self.asked(ledger, now)), ledger)
 
     def _some(self, nodes: Collection[NodeId], ledger: ChainLedger | None) -> list[NodeId]:
         """The seats among these nodes and some others, different ones each time: no number of names hides a seat.
@@ -183,7 +307,7 @@ class Matchmaking:
         seats = () if ledger is None else ledger.committee.seats
         first = {seat.node_id for seat in seats}.intersection(nodes)
         if ledger is not None and ledger.strangers is not None:
-            first |= {node for node in nodes if ledger.awaits(node, self.replica.wallet_of(node))}
+            first |= {node for node in nodes if ledger.awaits(node, self._swarm.wallet_of(node))}
         rest = sorted(set(nodes) - first)
         start = self._turns % max(1, len(rest))
         self._turns += ASKED_AT_ONCE
@@ -206,7 +330,7 @@ class Matchmaking:
     def note_answers(self, nodes: Sequence[NodeId], now: float) -> None:
         """Record that these replicas have answered."""
         self._answered |= dict.fromkeys(nodes, now)
-        for node in self._answered.keys() - set(self.replica.peers()):
+        for node in self._answered.keys() - set(self._swarm.replicas(self._stage)):
             del self._answered[node]
 
     def pause_seconds(self, now: float, *, is_soon: bool) -> float:
@@ -220,7 +344,7 @@ class Matchmaking:
 
     def work(self, now: float) -> WorkToRound:
         """This replica's work towards the next step."""
-        done, share = self.replica.replica_status().sequences, self.replica.sequences_due(2) / 2
+        done, share = self._replica.outer.own_status().sequences, self._replica.outer.sequences_due(2) / 2
         return WorkToRound(done, share, now - self._round_ended, self._sequence_seconds)
 
     # What follows
@@ -240,7 +364,7 @@ class Matchmaking:
             self._due_since = None
             return None
         self._due_since = look.now if self._due_since is None else self._due_since
-        if look.now < self._retry_at or not self.replica.may_take_part():
+        if look.now < self._retry_at or not self.may_take_part:
             return None
         return self._due_step(step, ready, look.now)
 
@@ -255,7 +379,7 @@ class Matchmaking:
         self._answered[sender] = now
         known = self._entered[1] if self._entered[0] == step.id else frozenset[NodeId]()
         self._entered = step.id, known | {sender}
-        if len(self._entered[1]) <= step.committee.faults or not self.replica.may_take_part():
+        if len(self._entered[1]) <= step.committee.faults or not self.may_take_part:
             return None
         return self._due_step(step, [*self._ready(look), sender], now)
 
@@ -287,13 +411,13 @@ class Matchmaking:
         A node that is downloading this state must find it unchanged; otherwise its first steps would belong to
         another state.
         """
-        if step is None or not step.is_quorum({self.replica.node_id}):
+        if step is None or not step.is_quorum({self._node_id}):
             return False
         look = self._look
         others: Mapping[NodeId, ReplicaStatus] = {} if look is None else look.others
         place = step.standing.height, step.root
         here = {node for node, other in others.items() if (other.height, other.root) == place}
-        if self.replica.newcomers() - here and self._may_wait_for_newcomers(step, now):
+        if self._swarm.newcomers() - here and self._may_wait_for_newcomers(step, now):
             return False
         waits = (
             self._is_awaited(node, others.get(node), now, is_here=node in here)
@@ -315,7 +439,7 @@ class Matchmaking:
 
     def obstacle(self, step: Step | None, now: float) -> str:
         """The absent seats without which the next step cannot complete, in words for people; "" if there are enough."""
-        here = {self.replica.node_id, *self.responsive(now)}
+        here = {self._node_id, *self.responsive(now)}
         if step is None or step.is_quorum(here):
             return ""
         missing = ", ".join(seat.wallet_id[:8] for seat in step.committee.seats if seat.node_id not in here)
@@ -329,7 +453,7 @@ class Matchmaking:
         """The seats of the chain's newest committee. Notes which of them do not answer."""
         if chain is None:
             return ()
-        here, found = {self.replica.node_id, *self.responsive(now)}, list[Voter]()
+        here, found = {self._node_id, *self.responsive(now)}, list[Voter]()
         before, self.unheard = self.unheard, {}
         for seat in chain.ledger.committee.seats:
             found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, seat.node_id in here))
@@ -354,7 +478,7 @@ class Matchmaking:
 
         The names of strangers cost nothing, so they delay it by a part of the time that it takes without them.
         """
-        root = self.replica.replica_status().root
+        root = self._replica.outer.own_status().root
         if self._awaited[0] != root:
             self._awaited = root, now
         most = self.times.newcomer_seconds
@@ -371,16 +495,16 @@ class Matchmaking:
             for node, other in look.others.items()
             if other.is_live and other.is_ready and (other.height, other.root) == (look.own.height, look.own.root)
         ]
-        return [self.replica.node_id, *sorted(here)]
+        return [self._node_id, *sorted(here)]
 
     def _is_due(self, look: Look, step: Step, ready: Sequence[NodeId]) -> bool:
-        rounds, own = self.replica.rounds, look.own
-        statuses = {**look.others, self.replica.node_id: own}
+        rounds, own = self._replica.terms, look.own
+        statuses = {**look.others, self._node_id: own}
         work = [statuses[node].sequences for node in ready if step.ledger.counts(node)]
         members = max(1, sum(done > 0 for done in work))
         return round_is_due(
             counted_sequences=sum(work),
-            enough_sequences=self.replica.sequences_due(members),
+            enough_sequences=self._replica.outer.sequences_due(members),
             elapsed_seconds=look.now - self._round_ended,
             max_round_seconds=rounds.parameters_at(own.outer_step).max_round_seconds,
         )
@@ -390,14 +514,14 @@ class Matchmaking:
 
         In an open run only one per wallet.
         """
-        members = [self.replica.member]
+        members = [self._replica.member]
         for node in dict.fromkeys(nodes):
-            wallet = None if node == self.replica.node_id else self.replica.wallet_of(node)
+            wallet = None if node == self._node_id else self._swarm.wallet_of(node)
             member = None if wallet is None or not step.ledger.awaits(node, wallet) else GroupMember(node, wallet)
             if member is not None and (not step.committee.is_open or has_one_node_per_wallet([*members, member])):
                 members.append(member)
         due = DueStep(step, tuple(sorted(members)))
         if not step.committee.is_open:
             return due
-        invited = frozenset(node for node in nodes if not step.ledger.awaits(node, self.replica.wallet_of(node)))
+        invited = frozenset(node for node in nodes if not step.ledger.awaits(node, self._swarm.wallet_of(node)))
         return replace(due, invited=invited, newcomer_seconds=NEWCOMER_SHARE * (now - self._round_ended))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from neuroshard.compression import MalformedVectorError
+from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.consensus.chain import LogStart
 from neuroshard.consensus.effects import (
     Accuse,
@@ -30,14 +31,15 @@ from neuroshard.consensus.effects import (
     JobResult,
     Persist,
     RoundConfig,
-    RoundProgress,
     Say,
     VoteRecord,
 )
-from neuroshard.consensus.message_queue import OnRoundMessage, RoundMessageQueue
+from neuroshard.consensus.matchmaking import Replica, RoundTimes, RunSwarm
+from neuroshard.consensus.message_queue import RoundMessageQueue
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     MAX_CALLED,
+    MAX_MEMBERS,
     AggregateWanted,
     AuthoredMessage,
     CertificateSaid,
@@ -53,16 +55,20 @@ from neuroshard.consensus.round_messages import (
     StatementSaid,
     VoteSaid,
     encode_round_message,
+    most_message_bytes,
     read_round_message,
 )
+from neuroshard.consensus.round_status import RoundMonitor
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import Encoded
-from neuroshard.consensus.sync_strategies import AcceptanceCheck
-from neuroshard.consensus.vote_log import KEPT_STEPS, KEPT_VOTES, VoteLog
+from neuroshard.consensus.stage_chain import StageChain
+from neuroshard.consensus.vote_log import KEPT_VOTES, VoteLog
 from neuroshard.consensus.voting import Aggregate, certificate_for, slices_for
 from neuroshard.errors import StorageError
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
+from neuroshard.state.download import ReplicaClient
+from neuroshard.status.rounds import StageRoundsStatus
 from neuroshard.types import NodeId
 from neuroshard.waiting import Signal
 
@@ -109,14 +115,15 @@ TICK_SECONDS = 1.0
 class RoundDependencies:
     """The parts of this node that the rounds of a stage use."""
 
+    swarm: RunSwarm
+    asking: ReplicaClient
     book: VoteLog
-    judging: AcceptanceCheck
-    heard: Callable[[IntentSaid | EvidenceSaid], None]  # called with each message that may make this node enter a step
-    certified: Callable[[Quorum], Awaitable[None]]  # called with each value that this node sees certified
-    report: Callable[[NodeId, ScoreReason], None] = lambda _node, _reason: None
+    chain: StageChain
+    times: RoundTimes = field(default_factory=RoundTimes)
+    reported: StageRoundsStatus | None = None  # the status of the rounds before a restart
+    most_members: int = MAX_MEMBERS  # per step
     offload: BlockingRunner = anyio.to_thread.run_sync
-    # number of ended steps to keep, from an outer step on
-    kept_steps: Callable[[int], int] = lambda _outer_step: KEPT_STEPS
+    now: Callable[[], float] = time.time  # seconds since the epoch
 
 
 @dataclass
@@ -126,21 +133,26 @@ class _Running:
     member: RoundStateMachine
     work: RoundWork
     number: int
+    monitor: RoundMonitor | None = None  # of the round that this node has entered
 
 
 class RoundRunner:
     """Runs one stage's rounds. Belongs to the event loop; `run` must be active."""
 
-    def __init__(self, mail_of: Callable[[OnRoundMessage], RoundMessageQueue], around: RoundDependencies) -> None:
-        """`mail_of` makes the stage's mail, which gives what arrives to its argument."""
-        self.mail = mail_of(self._received)
+    def __init__(
+        self, replica: Replica, around: RoundDependencies, heard: Callable[[IntentSaid | EvidenceSaid], None]
+    ) -> None:
+        """`heard` gets each message that may make this node enter a step."""
+        most_bytes = most_message_bytes(make_codec("fp32").encoded_size(replica.terms.schema.total_size))
+        asking, chain = around.asking, around.chain
+        self.mail = RoundMessageQueue(replica.stage, asking.requester, most_bytes, self._received, chain.counts)
         self.ended: Complete | None = None  # the newest step's end, until it is taken
         self.changed = Signal()
         self.log_start: LogStart | None = None  # of the vote log; no vote is sent before it is on the disk
-        self.watch: Callable[[RoundProgress], None] = _unwatched  # called with the progress of the current round
         self.failed: FailedReducers | None = None  # in the newest step that this node took part in
-        self.judging = around.judging
-        self._around = around
+        self._replica = replica
+        self._book, self._chain, self._asking, self._offload = around.book, chain, asking, around.offload
+        self._on_call = heard
         self._running: _Running | None = None
         self._begun = Signal()
         self._heard = MessageBuffer()
@@ -155,7 +167,7 @@ class RoundRunner:
 
     async def load(self) -> Sequence[Quorum]:
         """Read this node's votes and the ends of the last steps. Raises StorageError."""
-        book, offload = self._around.book, self._around.offload
+        book, offload = self._book, self._offload
         self.log_start = await offload(book.start)
         self._records = {record.step_id: record for record in await offload(book.votes)}
         ended = await offload(book.ended)
@@ -164,7 +176,7 @@ class RoundRunner:
 
     async def begin_log(self, start: LogStart) -> None:
         """Begin the vote log: this node has no votes above this certified height, or does not know them."""
-        if await self._is_written(partial(self._around.book.begin, start), "This node does not vote."):
+        if await self._is_written(partial(self._book.begin, start), "This node does not vote."):
             self.log_start = start
 
     async def run(self) -> None:
@@ -225,15 +237,22 @@ class RoundRunner:
                 return record
         return None
 
-    def enter(self, setting: RoundConfig, number: int, work: RoundWork, contribution: EncodedContribution) -> None:
-        """Take part in a round of this step; the node may have been in it before."""
+    def enter(
+        self,
+        setting: RoundConfig,
+        number: int,
+        work: RoundWork,
+        contribution: EncodedContribution,
+        monitor: RoundMonitor | None = None,
+    ) -> None:
+        """Take part in a round of this step; the node may have been in it before. `monitor` follows its progress."""
         before = self._running
         if before is not None and before.member.setting.step.id != setting.step.id:
             before = None
         if before is not None and before.member.voting.completed is not None:
             self._gave_up = None  # the effects of its end are still to be carried out
             return
-        running = self._begin(setting, number, work)
+        running = self._begin(setting, number, work, monitor)
         view = before.member.views.view + 1 if before is not None and before.member.has_entered else 0
         self._put(running, running.member.enter(contribution, anyio.current_time(), view))
         self._hear_again(running)
@@ -242,7 +261,7 @@ class RoundRunner:
         """Ask how this step has ended. This node need not have taken part."""
         running = self._running
         if running is None or running.member.setting.step.id != setting.step.id:
-            running, self.watch = self._begin(setting, number, work), _unwatched
+            running = self._begin(setting, number, work)
             self._hear_again(running)
         self._put(running, running.member.ask_for_the_end())
 
@@ -250,7 +269,7 @@ class RoundRunner:
         """Take part in the votes on a value of this step that carries only entries."""
         running = self._running
         if running is None or running.member.setting.step.id != setting.step.id:
-            running, self.watch = self._begin(setting, number, work), _unwatched
+            running = self._begin(setting, number, work)
             self._hear_again(running)
         self._put(running, running.member.add_evidence(evidence, anyio.current_time()))
 
@@ -285,10 +304,12 @@ class RoundRunner:
     async def _until_ended(self) -> None:
         await self.changed.until(lambda: self.ended is not None)
 
-    def _begin(self, setting: RoundConfig, number: int, work: RoundWork) -> _Running:
+    def _begin(
+        self, setting: RoundConfig, number: int, work: RoundWork, monitor: RoundMonitor | None = None
+    ) -> _Running:
         """Switch to this step. Unsent messages of the step before are dropped; its votes are stored."""
         member = RoundStateMachine(setting, self._records.get(setting.step.id))
-        running = self._running = _Running(member, work, number)
+        running = self._running = _Running(member, work, number, monitor)
         self._begun.notify()
         self.ended = self._gave_up = None
         return running
@@ -299,14 +320,14 @@ class RoundRunner:
 
     async def _received(self, sender: NodeId, pieces: Sequence[Encoded]) -> None:
         try:
-            message = await self._around.offload(partial(read_round_message, pieces))
+            message = await self._offload(partial(read_round_message, pieces))
         except MalformedMessageError as error:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
-            self._around.report(sender, ScoreReason.MALFORMED_FRAME)
+            self._asking.report(sender, ScoreReason.MALFORMED_FRAME)
             return
         author = message.signed.member.node_id if isinstance(message, AuthoredMessage) else sender
         if author != sender and not isinstance(message, StatementSaid):
-            self._around.report(sender, ScoreReason.FOREIGN_CLAIM)
+            self._asking.report(sender, ScoreReason.FOREIGN_CLAIM)
             return
         await self._help(sender, message)
         if isinstance(message, _KEPT):
@@ -315,7 +336,7 @@ class RoundRunner:
         if running is not None:
             self._put(running, running.member.hear(sender, message, anyio.current_time()))
         if isinstance(message, IntentSaid | EvidenceSaid):
-            self._around.heard(message)
+            self._on_call(message)
 
     async def _help(self, sender: NodeId, message: Message) -> None:
         """Answer a member whose step has not ended although it has ended here."""
@@ -330,7 +351,7 @@ class RoundRunner:
                     self._say(effect.to, effect.message)
 
     async def _aggregate(self, certificate: Quorum) -> Aggregate | None:
-        return await self._around.offload(partial(self._around.book.aggregate, certificate))
+        return await self._offload(partial(self._book.aggregate, certificate))
 
     async def _tick(self) -> None:
         while True:
@@ -341,8 +362,8 @@ class RoundRunner:
                 self._put(running, running.member.tick(anyio.current_time()))
 
     def _put(self, running: _Running, effects: list[Effect]) -> None:
-        if running is self._running:
-            self.watch(running.member.progress)
+        if running is self._running and running.monitor is not None:
+            running.monitor.look(running.member.progress, anyio.current_time())
         for effect in effects:
             self._effects.append((running, effect))
         self._effects_added.notify()
@@ -356,7 +377,7 @@ class RoundRunner:
                 await self._do(running, effect)
 
     async def _do(self, running: _Running, effect: Effect) -> None:
-        book = self._around.book
+        book = self._book
         match effect:
             case Say(to, message):
                 self._say(to, message)
@@ -375,7 +396,7 @@ class RoundRunner:
             case Accuse(node, what, is_malice=is_malice):
                 _LOG.warning("Node %s broke the protocol of a round: %s", node, what)
                 if is_malice:
-                    self._around.report(node, ScoreReason.BROKEN_WORD)
+                    self._asking.report(node, ScoreReason.BROKEN_WORD)
                 await self._is_written(partial(book.keep_proof, effect), "The round continues.")
             case Complete():
                 await self._complete(running, effect)
@@ -391,7 +412,8 @@ class RoundRunner:
 
     async def keep_end(self, number: int, complete: Complete) -> bool:
         """Store the end of a step. Returns whether it is on the disk."""
-        book, certificate, kept = self._around.book, complete.certificate, self._around.kept_steps(number)
+        book, certificate = self._book, complete.certificate
+        kept = self._replica.terms.kept_steps(number, self._replica.keeper.saved_outer_step)
         is_stored = await self._is_written(partial(book.end, number, complete, kept), "The step is still valid.")
         self._archive[certificate.value.step_id] = certificate
         for old in list(self._archive)[:-kept]:
@@ -401,7 +423,7 @@ class RoundRunner:
     async def _complete(self, running: _Running, effect: Complete) -> None:
         self.failed = running.member.failed_reducers(effect.certificate.value)
         await self.keep_end(running.number, effect)
-        await self._around.certified(effect.certificate)  # before training can adopt the end
+        await self._chain.extend(effect.certificate)  # before training can adopt the end
         present = self._running
         if present is None or present.member.setting.step.root == running.member.setting.step.root:
             self._running = None  # with all the memory of the round
@@ -419,26 +441,27 @@ class RoundRunner:
 
     async def _is_written(self, write: Callable[[], None], consequence: str) -> bool:
         try:
-            await self._around.offload(write)
+            await self._offload(write)
         except StorageError as error:
             _LOG.error("%s %s", error, consequence)
             return False
         return True
 
     async def _check(self, running: _Running, job: Choose | Check) -> None:
-        answer, work, judging = Chosen(0) if isinstance(job, Choose) else Checked(""), running.work, self.judging
+        answer, work, replica = Chosen(0) if isinstance(job, Choose) else Checked(""), running.work, self._replica
         try:
-            aggregate = await self._around.offload(partial(work.decoded, job.aggregate))
+            aggregate = await self._offload(partial(work.decoded, job.aggregate))
         except MalformedVectorError as error:
             _LOG.warning("An aggregate cannot be decoded: %s", error)
         else:
             match job:
                 case Choose():
-                    answer = Chosen(0 if judging.choice is None else await judging.choice(aggregate))
+                    answer = Chosen(await replica.vote.choice(aggregate))
                 case Check():
-                    root = await judging.root_after(aggregate, work.outer_step, job.work)
-                    objects = judging.objection if root else None  # without a root, the node is at another step
-                    objection = "" if objects is None else await objects(aggregate, root, job.work.choice)
+                    root = await replica.outer.root_after(aggregate, work.outer_step, job.work)
+                    objection = ""
+                    if root:  # otherwise the node is at another step
+                        objection = await replica.vote.objection(aggregate, root, job.work.choice)
                     answer = Checked(root, objection)
         self._answer(running, job, answer)
 
@@ -452,8 +475,4 @@ class RoundRunner:
             await self._job_added.until(lambda: bool(self._jobs))
             running, job = self._jobs.popleft()
             if running is self._running:
-                self._answer(running, job, await self._around.offload(partial(running.work.answer, job)))
-
-
-def _unwatched(_progress: RoundProgress) -> None:
-    """Ignore the progress of the round."""
+                self._answer(running, job, await self._offload(partial(running.work.answer, job)))

@@ -12,15 +12,16 @@ gets no or false results of a node    that it reduces nothing        with the ne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import anyio
 
 from neuroshard.consensus.chain import Chain, LogStart, Step
-from neuroshard.consensus.committee import LEAST_OPEN_SEATS, Seat
-from neuroshard.consensus.effects import RoundConfig, Sign
+from neuroshard.consensus.committee import LEAST_OPEN_SEATS, GroupMember, Seat
+from neuroshard.consensus.effects import RoundConfig
 from neuroshard.consensus.entries import newer_word
 from neuroshard.consensus.foundation import SignedFoundation
-from neuroshard.consensus.matchmaking import Matchmaking, Replica
+from neuroshard.consensus.matchmaking import Matchmaking, RunSwarm
 from neuroshard.consensus.round_messages import (
     CertificateSaid,
     Departure,
@@ -44,26 +45,18 @@ LOST_LOG = (
     "the other voting nodes complete. If they are too few: `neuroshard run refound`."
 )
 
+RoundSetting: TypeAlias = tuple[RoundConfig, RoundWork]
+
 
 class SeatChanges:
     """Belongs to the event loop."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        chain: StageChain,
-        sign: Sign,
-        actor: RoundRunner,
-        free_step: Callable[[], tuple[RoundConfig, RoundWork] | None],
-    ) -> None:
-        """`free_step` returns the terms of the step from this node's state, unless a round of it is under way."""
-        self._member = replica.member
-        self._is_removed = replica.is_removed
-        self._word = replica.word
+    def __init__(self, member: GroupMember, swarm: RunSwarm, chain: StageChain, actor: RoundRunner) -> None:
+        """`member` is this node."""
+        self._member = member
+        self._swarm = swarm
         self._chain = chain
-        self._sign = sign
         self._actor = actor
-        self._free_step = free_step
         self._asked_at = ""  # id of the last step for which this node has asked for changes
         # Whether this node knows all votes that it has sent for its seat. Its later seats begin above the log's start.
         self.may_vote = False
@@ -102,19 +95,19 @@ class SeatChanges:
             self._actor.notify(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
 
     def _removed(self, step: Step) -> list[Seat]:
-        return [seat for seat in step.committee.seats if self._is_removed(seat.wallet_id)]
+        return [seat for seat in step.committee.seats if self._swarm.is_removed(seat.wallet_id)]
 
     def _faults(self, step: Step) -> tuple[VerifiedBody[ReducerFaults], ...]:
         """The word of this node's seat about the reducers of the step before."""
         failed = self._actor.failed
         if failed is None or failed.value != step.standing.value or self._member not in step.committee.members:
             return ()
-        return (self._sign(ReducerFaults(step.id, failed.silent, failed.wrong)),)
+        return (self._swarm.sign(ReducerFaults(step.id, failed.silent, failed.wrong)),)
 
     def _newer_word(self, step: Step) -> SignedFoundation | None:
         """The owner's list of wallets, if the chain does not contain it yet. Only a seat hands it in."""
         is_seated = step.ledger.strangers is not None and self._member in step.committee.members
-        return newer_word(step, self._word()) if is_seated else None
+        return newer_word(step, self._swarm.word) if is_seated else None
 
     @property
     def advice(self) -> str:
@@ -126,25 +119,27 @@ class SeatChanges:
         """The agreement of this node's seat to remove others."""
         wallets = sorted({seat.wallet_id for seat in gone} - {self._member.wallet_id})
         is_seated = self._member in step.committee.members
-        return tuple(self._sign(Silence(step.id, wallet)) for wallet in wallets) if is_seated else ()
+        return tuple(self._swarm.sign(Silence(step.id, wallet)) for wallet in wallets) if is_seated else ()
 
     def _keys(self, step: Step, silent: Sequence[Seat]) -> tuple[VerifiedBody[VotingKey], ...]:
         """This node's wish to vote with a new log, or for the seat of its wallet whose other node is gone."""
         is_gone = self._member.wallet_id in {seat.wallet_id for seat in silent}
-        return (self._sign(VotingKey(step.id)),) if is_gone or not self.may_vote else ()
+        return (self._swarm.sign(VotingKey(step.id)),) if is_gone or not self.may_vote else ()
 
-    async def leave(self) -> bool:
+    async def leave(self, free_step: Callable[[], RoundSetting | None]) -> bool:
         """Give this node's seat up before it goes, so that the others need no vote of it.
+
+        `free_step` returns the terms of the step from this node's state, unless a round of it is under way.
 
         Returns whether the seat is given up. Without the certificate, which may take at most LEAVE_SECONDS, the seat
         only counts as absent. Where participants may be strangers, seats are only absent.
         """
         with anyio.move_on_after(LEAVE_SECONDS):
             while self._may_leave:
-                terms = self._free_step()
+                terms = free_step()
                 if terms is not None:
                     step_id = terms[0].step.id
-                    evidence = EntryEvidence(leave_requests=(self._sign(Departure(step_id)),))
+                    evidence = EntryEvidence(leave_requests=(self._swarm.sign(Departure(step_id)),))
                     self._actor.notify(terms[0].others, EvidenceSaid(evidence))
                     self._vote(terms, evidence)
                 with anyio.move_on_after(ASK_AGAIN_SECONDS):
@@ -154,16 +149,13 @@ class SeatChanges:
                     return True
         return False
 
-    def asked(self, evidence: EntryEvidence) -> None:
-        """Vote on the leave that another seat asks for."""
-        terms = self._free_step()
-        if terms is None:
-            return
+    def asked(self, evidence: EntryEvidence, terms: RoundSetting) -> None:
+        """Vote on the leave that another seat asks for, in the step with these terms."""
         step = terms[0].step
         if any(one.body.step_id == step.id and one.member in step.committee.members for one in evidence.leave_requests):
             self._vote(terms, evidence)
 
-    def _vote(self, terms: tuple[RoundConfig, RoundWork], evidence: EntryEvidence) -> None:
+    def _vote(self, terms: RoundSetting, evidence: EntryEvidence) -> None:
         setting, work = terms
         self._actor.propose_entries(setting, setting.step.number, work, evidence)
 

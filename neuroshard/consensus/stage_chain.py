@@ -209,11 +209,18 @@ class StageChain:
         return chain is not None and bool(own.root) and chain.standing.is_state(own.root, own.outer_step)
 
     async def extend(self, certificate: Quorum) -> None:
-        """Add the next value and store the chain. Raises ChainError or ForkError; a failed write is only reported."""
+        """Add a certified value and store the chain. A failed write is only reported.
+
+        A value that does not follow is not an error: a newer proof may be known. A fork stays in `fork`.
+        """
         chain = self.chain
         if chain is None:
-            raise ChainError("The stage has no foundation here.")
-        await self._adopt(partial(chain.extended, certificate))
+            return
+        try:
+            await self._adopt(partial(chain.extended, certificate))
+        except ChainError as error:
+            if not isinstance(error, ForkError):
+                _LOG.debug("%s", error)
 
     def add_earlier(self, certificates: Iterable[Quorum]) -> None:
         """Remember values before the newest ones, so that the steps after them have a place."""

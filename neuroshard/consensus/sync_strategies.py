@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neuroshard.aggregation import aggregator_config, aggregator_name
 from neuroshard.compression import is_sparse, make_codec, next_residual
-from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization
+from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
 from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
@@ -349,19 +349,6 @@ RunRound: TypeAlias = Callable[[Tensor, int], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True)
-class AcceptanceCheck:
-    """Decides whether this node votes for an aggregate, and which outer step it chooses for it."""
-
-    # the root after an aggregate (k,) of this work at an outer step; "" for another step
-    root_after: Callable[[Tensor, int, CertifiedWork], Awaitable[str]]
-    # number of candidates for the next outer step that the seats measure; 1: they measure none
-    candidates: Callable[[], int]
-    # the reason not to vote for an aggregate that leads to this root with this choice (None: the last); "" for none
-    objection: Callable[[Tensor, str, int | None], Awaitable[str]] | None = None
-    choice: Callable[[Tensor], Awaitable[int]] | None = None  # for an aggregate (k,); None: the plain mean
-
-
-@dataclass(frozen=True)
 class StageRounds:
     """The properties that all rounds of one stage share."""
 
@@ -369,9 +356,7 @@ class StageRounds:
     stage: int
     schema: TensorSchema
     parameters: OuterOptimization
-    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `parameters` apply throughout
-    # the outer step of the newest checkpoint on this disk; None: there are no checkpoints
-    saved: Callable[[], int] | None = None
+    versions: Callable[[int], RunParameters] | None = None  # by outer step; None: `parameters` apply throughout
 
     def step(self, outer_step: int, root: str, standing: Standing, ledger: ChainLedger, owner: WalletId) -> Step:
         """The height that completes this outer step, from the state with this root."""
@@ -389,15 +374,15 @@ class StageRounds:
             return AveragingPhase.at(factor_plan(parameters, self.schema), outer_step)
         return strategy_at(parameters, self.schema, outer_step, 0)  # whatever the momentum, the exchange is the same
 
-    def kept_steps(self, outer_step: int) -> int:
+    def kept_steps(self, outer_step: int, saved: int) -> int:
         """Number of ended steps to keep from this one on: as many bytes as KEPT_STEPS whole aggregates.
 
-        Those since the newest checkpoint are kept as well. So if all members are killed at once, each of them reaches
-        the newest state from its own disk.
+        Those since the newest checkpoint, of outer step `saved`, are kept as well. So if all members are killed at
+        once, each of them reaches the newest state from its own disk.
         """
-        since = 0 if self.saved is None else min(outer_step + 1 - self.saved(), MOST_KEPT_STEPS)
+        since = min(outer_step + 1 - saved, MOST_KEPT_STEPS)
         return max(KEPT_STEPS * parts_of(self.parameters_at(outer_step)), since)
 
     def parameters_at(self, outer_step: int) -> OuterOptimization:
         """The parameters of the round that completes this outer step."""
-        return self.parameters if self.versions is None else self.versions(outer_step)
+        return self.parameters if self.versions is None else self.versions(outer_step).outer

@@ -58,7 +58,7 @@ def begin_driving(
         identity.node_id, write_ahead, routing, in_flight, first_session=store.first_session(time.time())
     )
     generator = text_generator(architecture, Tokenizer(ground.data.table), ground.swarm, ground.compute, ())
-    trainer = Trainer(TrainerParts(parameters, (), driving, generator), [record], control=Control(requested_pause))
+    trainer = Trainer(TrainerParts(parameters, (), driving, generator), record, control=Control(requested_pause))
     if requested_pause.holds:
         startup.complete()
     else:

@@ -14,6 +14,7 @@ import anyio.lowlevel
 from torch import Tensor
 
 from neuroshard.consensus.effects import AnyBody
+from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.data.held_out_losses import HeldOutLosses, MeasuredWith, signed_losses, verified_losses
@@ -45,6 +46,7 @@ from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.types import LayerRange, NodeId, WalletId
 from neuroshard.waiting import sleep_to_tick
 
@@ -169,7 +171,7 @@ class StageSwarm:
             self.is_asleep = True
             async with anyio.create_task_group() as leaving:
                 for group in self.rounds.groups.values():
-                    leaving.start_soon(group.seats.leave)
+                    leaving.start_soon(group.leave)
 
         async def wakes() -> None:
             await anyio.lowlevel.checkpoint()
@@ -198,6 +200,14 @@ class StageSwarm:
                 sign=sign,
             )
         )
+
+    def host(self, replica: StageReplica) -> None:
+        """Serve a stage that this node trains: its microbatches, its state and its rounds."""
+        outer = replica.outer
+        self.hold(replica.index, replica.service, outer.exact_root, lambda: outer.state.outer_step)
+        self.donor.offer(replica.stage, replica)
+        if replica.group is not None:
+            self.rounds.add(replica.group)
 
     def go_to(self, stages: StageRange | None) -> None:
         """Announce the stages that this node moves to, so that no other node moves there; None: it stays."""
@@ -239,9 +249,14 @@ class StageSwarm:
         """Return whether a node reports that it works on this run."""
         return node_id in self.membership.view.members
 
-    def may_send_large(self) -> bool:
-        """Return whether the owner's network rules allow sending tensors now."""
-        return not self._networking.gate.reason
+    @property
+    def may_meet(self) -> bool:
+        """Whether this node can take part in rounds: it is awake, and its owner's network rules allow tensors now."""
+        return not self._networking.gate.reason and not self.is_asleep
+
+    @property
+    def word(self) -> SignedFoundation | None:
+        return self.versions.foundations.word
 
     def wallet_of(self, node_id: NodeId) -> WalletId | None:
         """Wallet of a node that reports; None for an unknown node."""

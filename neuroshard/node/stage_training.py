@@ -24,7 +24,7 @@ from neuroshard.node.joining import Joining
 from neuroshard.node.own_stages import StageWork, best_load, megabytes_for, note_stages, stage_work
 from neuroshard.node.run_arrival import CHECKPOINT, FIRST_STEP
 from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
-from neuroshard.node.stage import LiveStage, StageHome, bring_up_stage, checkpoint_policy, storage_limits
+from neuroshard.node.stage import StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_records import RecordSaver, RotationLog
@@ -40,9 +40,9 @@ from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
-from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.stage_checkpoint import steps_behind
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.text_generation import (
     InferenceSession,
     LocalInferenceSession,
@@ -106,7 +106,7 @@ class RunningNode:
     stages: StageRange | None  # None: a trainer holds none
     trainer: Trainer
     feed: DataFeed
-    lives: tuple[LiveStage, ...]
+    lives: tuple[StageReplica, ...]
     memory: MemoryStatus
     sampler: ResourceSampler
     rotations: RotationLog
@@ -123,7 +123,7 @@ class RunningNode:
         """Wait until other replicas of a stage continue from another state; return the stages to start again."""
         if self.stages is None:
             raise ValueError("a node without stages follows nobody")
-        await first_of(*(live.group.must_follow.wait for live in self.lives))
+        await first_of(*(live.must_follow for live in self.lives))
         return self.stages
 
     def apply_settings(self, settings: Settings) -> None:
@@ -180,10 +180,7 @@ class StageTraining:
         self._publisher.warn(*steps_behind(lives))
         for live in lives:
             self._publisher.warn(*live.warnings)
-            outer = live.parts.outer
-            swarm.hold(live.parts.index, live.parts.service, outer.exact_root, partial(_outer_step_of, outer))
-            swarm.donor.offer(swarm.name_of(live.parts.index), live.snapshots)
-            swarm.rounds.add(live.group)
+            swarm.host(live)
         drives = DriveStore(self._settings.data_dir, self._identity.wallet_id, self._identity.node_id, run.run_id)
         feed = self._feed(ground, drives.start_after(lives[0].record))
         trainer = self._trainer(ground, lives, feed, drives, control)
@@ -223,9 +220,9 @@ class StageTraining:
             self.copies = StageCopies(ground.swarm, self._present_settings, architecture)
             await self.copies.load()
 
-    async def _bring_up_all(self, ground: NodeContext, stages: StageRange, control: Control) -> list[LiveStage]:
+    async def _bring_up_all(self, ground: NodeContext, stages: StageRange, control: Control) -> list[StageReplica]:
         """Build or restore all stages. They compute in one precision, except those with a checkpoint in another."""
-        lives = list[LiveStage]()
+        lives = list[StageReplica]()
         load = best_load(ground.run.parameters, stages, ground.room)
         for position, index in enumerate(stages):
             report_percent = partial(_report_percent, ground.swarm, position, len(stages))
@@ -234,7 +231,7 @@ class StageTraining:
             home = StageHome.of(
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
             )
-            precision = lives[0].parts.service.executor.precision if lives else None
+            precision = lives[0].service.executor.precision if lives else None
             work = stage_work(ground.run.parameters, layers, load)
             lives.append(
                 await self._bring_up(
@@ -253,7 +250,7 @@ class StageTraining:
         *,
         control: Control,
         report_percent: Callable[[int], None],
-    ) -> LiveStage:
+    ) -> StageReplica:
         """Build a stage from the state that it must continue from; wait while other nodes have but do not send it."""
         run, swarm = ground.run, ground.swarm
         report = partial(self._startup.report, CHECKPOINT)
@@ -313,21 +310,21 @@ class StageTraining:
         return feed
 
     def _trainer(
-        self, ground: NodeContext, lives: list[LiveStage], feed: DataFeed, drives: DriveStore, control: Control
+        self, ground: NodeContext, lives: list[StageReplica], feed: DataFeed, drives: DriveStore, control: Control
     ) -> Trainer:
         run, swarm = ground.run, ground.swarm
-        services = [live.parts.service for live in lives]
+        services = [live.service for live in lives]
         tokenizer = Tokenizer(ground.data.table)
         parts = TrainerParts(
             parameters=run.parameters,
-            stages=tuple(live.parts for live in lives),
-            driving=self._driving(run, swarm, lives, feed, drives) if lives[0].parts.index == 0 else None,
+            stages=tuple(lives),
+            driving=self._driving(run, swarm, lives, feed, drives) if lives[0].index == 0 else None,
             generator=text_generator(run.parameters.architecture, tokenizer, swarm, ground.compute, services),
         )
-        return Trainer(parts, [live.record for live in lives], control=control)
+        return Trainer(parts, control=control)
 
     def _driving(
-        self, run: LocalRun, swarm: StageSwarm, lives: list[LiveStage], feed: DataFeed, drives: DriveStore
+        self, run: LocalRun, swarm: StageSwarm, lives: list[StageReplica], feed: DataFeed, drives: DriveStore
     ) -> DriverParts:
         """Build the driver: routing is fixed for a model in one stage, otherwise it finds the holders of each stage.
 
@@ -336,17 +333,13 @@ class StageTraining:
         """
         node_id, stage_count = self._identity.node_id, len(swarm.plan)
         if stage_count == 1:
-            return DriverParts(node_id, feed, FixedRouting((LocalStageClient(lives[0].parts.service, node_id),)))
+            return DriverParts(node_id, feed, FixedRouting((LocalStageClient(lives[0].service, node_id),)))
         choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
         routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         of_step = run.parameters.sequences_per_step // run.parameters.batch_size
-        in_flight = max(1, min(MOST_IN_FLIGHT, of_step, lives[0].parts.service.open_of_driver))
+        in_flight = max(1, min(MOST_IN_FLIGHT, of_step, lives[0].service.open_of_driver))
         write_ahead = WriteAheadFeed(feed, drives.note_position, swarm.sends_to_others)
         return DriverParts(node_id, write_ahead, routing, in_flight, drives.first_session(time.time()))
-
-
-def _outer_step_of(outer: OuterSync) -> int:
-    return outer.state.outer_step
 
 
 def _report_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:

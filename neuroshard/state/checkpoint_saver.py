@@ -183,7 +183,7 @@ class CheckpointSaver:
         self._restored: str | None = None
         self._seen: WriteReport | None = None
         self._is_wanted = False
-        self._generations = store.generations()
+        self._list()
 
     def restore(self, expected: Expectation) -> Restoration:
         """Load the newest whole state into the buffers and start counting from it. Raises StorageError."""
@@ -195,13 +195,8 @@ class CheckpointSaver:
             self._saved = (meta.step, self._clock())
             sentences.append(f"Restored step {meta.step}.")
         self._restored = " ".join(sentences) or None
-        self._generations = self.store.generations()
+        self._list()
         return restoration
-
-    @property
-    def saved_outer_step(self) -> int:
-        """The outer step of the newest checkpoint; 0 without one. Any thread may read it."""
-        return self._generations[0].outer_step if self._generations else 0
 
     def change_limits(self, policy: CheckpointPolicy, storage: StorageLimits) -> None:
         """Apply other limits on writes and on disk space from now on."""
@@ -348,4 +343,9 @@ class CheckpointSaver:
         if report.generation is not None:
             self._write_seconds = report.seconds
             self._saved = (report.step, report.started)
-        self._generations = self.store.generations()
+        self._list()
+
+    def _list(self) -> None:
+        generations = self._generations = self.store.generations()
+        # the outer step of the newest checkpoint; 0 without one. Any thread may read it.
+        self.saved_outer_step = generations[0].outer_step if generations else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from neuroshard.pipeline.control import Control
@@ -44,20 +44,22 @@ class Composition:
     drive: ComposedDriver | None
 
 
-def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: LoopContext) -> Composition:
-    """Create the loops, with a record for each. Raises ValueError for parts that do not fit together."""
+def compose(parts: TrainerParts, record: TrainingRecord, shared: LoopContext) -> Composition:
+    """Create the loops. Raises ValueError for parts that do not fit together.
+
+    `record` is that of a trainer without stages.
+    """
     driving, pace = parts.driving, Pace(shared.monotonic)
     if driving is None:
         if not parts.stages:
             raise ValueError("a trainer needs a stage, or something to drive")
-        stages = _stage_loops(parts, records, shared, pace)
+        stages = _stage_loops(parts, shared, pace)
         return Composition(stages[0], stages, None)
     waiting, batch_size = DataWait(pace), parts.parameters.batch_size
     evaluator = Evaluator(
         driving, batch_size, control=shared.control, pace=pace, waiting=waiting, wall_clock=shared.wall_clock
     )
     if not parts.stages:
-        (record,) = records
         loop = DriveLoop(
             parts.parameters,
             record,
@@ -77,14 +79,13 @@ def compose(parts: TrainerParts, records: Sequence[TrainingRecord], shared: Loop
     if parts.stages[0].index != 0:
         raise ValueError("a node that holds stages drives only with the first one")
     ledger = InFlightLedger()
-    stages = _stage_loops(parts, records, shared, pace, ledger=ledger, evaluator=evaluator)
+    stages = _stage_loops(parts, shared, pace, ledger=ledger, evaluator=evaluator)
     driver = _driver(parts, driving, shared, room=parts.stages[0].service.intake, ledger=ledger, waiting=waiting)
     return Composition(stages[0], stages, ComposedDriver(driver, ledger, evaluator, waiting))
 
 
 def _stage_loops(
     parts: TrainerParts,
-    records: Sequence[TrainingRecord],
     shared: LoopContext,
     pace: Pace,
     *,
@@ -93,12 +94,11 @@ def _stage_loops(
 ) -> tuple[StageLoop, ...]:
     """Create a loop per stage; `pace`, `ledger` and `evaluator` belong to the first one."""
     loops: list[StageLoop] = []
-    for held, record in zip(parts.stages, records, strict=True):
+    for held in parts.stages:
         is_first = not loops
         loops.append(
             StageLoop(
                 held,
-                record,
                 control=shared.control,
                 pace=pace if is_first else Pace(shared.monotonic),
                 wall_clock=shared.wall_clock,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import ceil, isfinite
+from math import ceil
 from typing import assert_never
 
 import anyio
@@ -15,8 +14,6 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
-from neuroshard.aggregation import RejectionReason
-from neuroshard.aggregation.slices import dot_product
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters, StrategyName
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
@@ -39,8 +36,6 @@ from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.status.snapshot import DilocoStatus
-from neuroshard.training.record import TrainingRecord
-from neuroshard.types import NodeId
 from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
@@ -77,20 +72,6 @@ def included_work(agreed: Agreed, strategy: Strategy, residual: Tensor | None) -
     if agreed.is_without_own:
         return torch.zeros(strategy.length)
     return None if agreed.late_for is None else strategy.included(agreed.late_for, residual)
-
-
-async def lone_exchange(contribution: Tensor, outer_step: int) -> Agreed | Abandoned:
-    """Run the round of a node without peers, which has no agreement to reach; implements RunRound.
-
-    Nothing travels, so no codec loses anything. A contribution that the gates of a group always refuse is refused
-    here as well.
-    """
-    del outer_step
-    square = await anyio.to_thread.run_sync(dot_product, contribution, contribution)
-    if isfinite(square) and square > 0:
-        return Agreed(contribution, 1)
-    refusal = RejectionReason.ZERO if square == 0 else RejectionReason.NOT_FINITE
-    return Abandoned(f"no contribution was accepted: {refusal}")
 
 
 class OuterSync:
@@ -303,6 +284,18 @@ class OuterSync:
         strategy = strategy_at(self._versions(before).outer, self._schema, before, 0)  # its momentum does not matter
         return progress.state_root if strategy.makes_weights_equal else ""
 
+    def own_status(self) -> ReplicaStatus:
+        """Status of this state among the replicas, without the inner steps and without what the rounds know."""
+        progress = self.progress
+        return ReplicaStatus(
+            is_live=True,
+            steps=0,
+            outer_step=self.state.outer_step,
+            root=progress.state_root,
+            sequences=progress.sequences,
+            wallet_rounds=progress.wallet_rounds,
+        )
+
     def status(self) -> DilocoStatus:
         """Status of the outer steps for the dashboard."""
         progress, parameters = self.progress, self.parameters.outer
@@ -389,33 +382,3 @@ class OuterSync:
             return 0, 0
         since = max(0, progress.sequences - agreed.offered)
         return ceil(progress.inner_steps * since / max(1, progress.sequences)), since
-
-
-class ReplicaProgress:
-    """Progress of a stage in training, and the age of its newest copy, as other nodes ask for them."""
-
-    def __init__(self, outer: OuterSync, record: TrainingRecord, now: Callable[[], float] = time.time) -> None:
-        self._outer = outer
-        self._record = record
-        self._now = now  # seconds since the epoch
-        self._copied_at: float | None = None  # time of the newest state of which another node keeps a copy
-        self.copy_keeper: NodeId | None = None  # that node
-
-    def status(self) -> ReplicaStatus:
-        """Status of the stage, without its place in the matchmaking of its replicas."""
-        progress, copied_at = self._outer.progress, self._copied_at
-        return ReplicaStatus(
-            is_live=True,
-            steps=self._record.progress.steps,
-            outer_step=self._outer.state.outer_step,
-            root=progress.state_root,
-            copied_seconds=None if copied_at is None else max(0.0, self._now() - copied_at),
-            sequences=progress.sequences,
-            wallet_rounds=progress.wallet_rounds,
-        )
-
-    def note_copy(self, keeper: NodeId, taken_at: float) -> None:
-        """Record that another node keeps a copy of the state of this time; only the newest copy counts."""
-        taken_at = min(taken_at, self._now())
-        if self._copied_at is None or taken_at >= self._copied_at:
-            self._copied_at, self.copy_keeper = taken_at, keeper

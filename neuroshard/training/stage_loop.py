@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import anyio
 
+from neuroshard.consensus.lone_steps import lone_exchange
 from neuroshard.errors import StorageError
 from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
@@ -18,10 +19,9 @@ from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
 from neuroshard.training.evaluator import Evaluator
-from neuroshard.training.outer_sync import lone_exchange
-from neuroshard.training.parts import StageParts
-from neuroshard.training.record import STEPS_BEFORE_RESTORE, SkippedSteps, TrainingRecord
+from neuroshard.training.record import STEPS_BEFORE_RESTORE, SkippedSteps
 from neuroshard.training.stage_checkpoint import Restored
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.types import DataPosition
 from neuroshard.waiting import first_of
 
@@ -41,8 +41,7 @@ class StageLoop:
 
     def __init__(
         self,
-        parts: StageParts,
-        record: TrainingRecord,
+        replica: StageReplica,
         *,
         control: Control,
         pace: Pace,
@@ -57,35 +56,30 @@ class StageLoop:
 
         `changed` is called after every change of `state`.
         """
-        self.parts = parts
-        self.record = record
+        self.replica = replica
+        self.record = replica.record
         self.pace = pace
         self.evaluator = evaluator
         self.state = NodeState.STARTING  # or TRAINING, or PAUSED once the accelerator is free
         self.last_report: WriteReport | None = None
         self.requests = Requests(control)
         self._control = control
-        self._service = parts.service
+        self._service = replica.service
         self._ledger = ledger or InFlightLedger()  # empty at a stage at which this node does not drive
         self._wall_clock = wall_clock
         self._before = before
         self._changed = changed
-        self._ledger.begin_step(record.progress.steps + 1)
+        self._ledger.begin_step(self.record.progress.steps + 1)
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
         self._held_since: float | None = None  # when this loop first saw a request to hold
         self.moving = anyio.Lock()  # held while tensors are saved, dropped or loaded
         self._readers = 0  # users of the tensors in a pause
-        control.feed(parts.service.changed)  # the loop waits for this one signal
+        control.feed(replica.service.changed)  # the loop waits for this one signal
         if before is not None:
-            before.parts.service.changed.feed(parts.service.changed)
-        if parts.group is not None:
-            parts.group.feed(parts.service.changed)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the stage has checkpoints."""
-        return self.parts.saver is not None
+            before.replica.service.changed.feed(replica.service.changed)
+        if replica.group is not None:
+            replica.group.feed(replica.service.changed)
 
     @property
     def is_quiet(self) -> bool:
@@ -129,8 +123,7 @@ class StageLoop:
         """Drop the present step and save the result of the steps before it."""
         await self._service.leave()
         await self._save()
-        if self.parts.saver is not None:
-            await self.parts.saver.close()
+        await self.replica.saver.close()
 
     async def _collect(self) -> None:
         """Admit microbatches until a step is full or other work is due. Accumulated work is kept.
@@ -184,8 +177,7 @@ class StageLoop:
             return
         await evaluator.get_ready(self.record, self.requests)
         if evaluator.held_out is not None:
-            if self.parts.vote is not None:
-                self.parts.vote.pin(evaluator.held_out, evaluator.for_choice)
+            self.replica.vote.pin(evaluator.held_out, evaluator.for_choice)
             if self.state is NodeState.STARTING:
                 self._set_state(NodeState.TRAINING)
 
@@ -231,39 +223,38 @@ class StageLoop:
 
     async def _rest(self) -> None:
         """Free the memory that only the next checkpoint needs."""
-        if self.parts.saver is not None:
-            await self.parts.saver.rest()
+        await self.replica.saver.rest()
         await anyio.sleep_forever()
 
     @property
     def is_dropped(self) -> bool:
         """Whether the stage's state is on the disk only."""
-        return self.parts.saver is not None and self.parts.saver.is_dropped
+        return self.replica.saver.is_dropped
 
     async def seconds_until_save(self) -> float:
         """Seconds until the owner's write limit allows a checkpoint of the present state; 0.0 if it is on disk."""
-        return 0.0 if self.parts.saver is None else await self.parts.saver.seconds_until_save(self.record)
+        return await self.replica.saver.seconds_until_save(self.record)
 
     @property
     def _saved(self) -> CheckpointGeneration | None:
         """The newest checkpoint, if it contains the present state."""
         saved = None if self.last_report is None else self.last_report.generation
-        present = self.record.progress.steps, self.parts.outer.state.outer_step
+        present = self.record.progress.steps, self.replica.outer.state.outer_step
         return saved if saved is not None and (saved.step, saved.outer_step) == present else None
 
     @property
     def may_drop_tensors(self) -> bool:
         """Whether the stage is paused, and its state is on disk and not in use. It stays so while `moving` is held."""
         is_at_rest = self.state is NodeState.PAUSED and self._is_held and not self._readers
-        return self.is_kept and self._saved is not None and is_at_rest
+        return self._saved is not None and is_at_rest
 
     async def drop_tensors(self) -> None:
         """Drop the tensors of a stage that `may_drop_tensors`, and the present step, as a restart does.
 
         The caller holds `moving`. The pause waits at its end until the tensors are dropped, and then loads them.
         """
-        saver, saved = self.parts.saver, self._saved
-        if saver is None or saved is None:
+        saver, saved = self.replica.saver, self._saved
+        if saved is None:
             raise ValueError("only a state that is on disk may be dropped")
         await self._service.discard("The node is paused.", is_paused=True)
         if not self._ledger.is_clear:
@@ -292,8 +283,8 @@ class StageLoop:
 
         If the newest one is damaged, training continues from the one before, with the data after that one.
         """
-        saver, steps = self.parts.saver, self.record.progress.steps
-        if saver is None or not saver.is_dropped:
+        saver, steps = self.replica.saver, self.record.progress.steps
+        if not saver.is_dropped:
             return
         with anyio.CancelScope(shield=True):  # tensors and record change together
             restored = await saver.restore()
@@ -312,9 +303,8 @@ class StageLoop:
     async def _save(self) -> None:
         number = self._control.saves  # later requests need another checkpoint
         async with self.moving:
-            await self.parts.outer.finish_root()  # the checkpoint contains it
-            if self.parts.saver is not None:
-                self.last_report = await self.parts.saver.save(self.record)
+            await self.replica.outer.finish_root()  # the checkpoint contains it
+            self.last_report = await self.replica.saver.save(self.record)
         self.requests.save_taken(number)
 
     def _set_state(self, state: NodeState) -> None:
@@ -327,37 +317,36 @@ class StageLoop:
             return
         outer_step_done = self._is_due_alone and await self._run_round()  # a group starts its own rounds
         if self.evaluator is not None:
-            if self.parts.vote is not None:
-                self.evaluator.note_vote(self.record, self.parts.vote.mean_losses)
+            if self.replica.group is not None:
+                self.evaluator.note_vote(self.record, self.replica.vote.mean_losses)
             held_out_loss = await self.evaluator.measure(self.record) if self.evaluator.is_due(self.record) else None
             self.evaluator.note(self.record, held_out_loss)
-        if self.parts.saver is not None:
-            await self.parts.saver.offer(self.record, outer_step_done)
+        await self.replica.saver.offer(self.record, outer_step_done)
 
     @property
     def _is_called(self) -> bool:
         """Whether a round with other replicas waits for this stage."""
-        return self.parts.group is not None and self.parts.group.is_called
+        return self.replica.group is not None and self.replica.group.is_called
 
     def _withdraw(self) -> None:
         """Let a waiting round continue without this stage."""
-        if self.parts.group is not None:
-            self.parts.group.withdraw()
+        if self.replica.group is not None:
+            self.replica.group.withdraw()
 
     async def _take_part(self) -> None:
         """Run the waiting round without open microbatches. The present step is kept or joins the round."""
         self._is_overdue = False
         if not (self._is_called or self._is_due_alone):
             return
-        outer, came = self.parts.outer, self._service.intake.accumulated
+        outer, came = self.replica.outer, self._service.intake.accumulated
         if outer.steps_with_the_group and came.sequences and not await self._has_applied_gradients():
             self._withdraw()
             return
         began = self.pace.monotonic()
         completed = await self._run_round()
         self.pace.skip(self.pace.monotonic() - began)
-        if completed and self.parts.saver is not None:
-            await self.parts.saver.offer(self.record, outer_step_done=True)
+        if completed:
+            await self.replica.saver.offer(self.record, outer_step_done=True)
 
     async def _recover(self) -> None:
         """Handle a stage whose outputs are not finite, so that no step fills: restore it as after several bad steps."""
@@ -373,14 +362,14 @@ class StageLoop:
         The loss is that of the stage itself or, at the stage where this node drives, the one that the last stage
         returned.
         """
-        record, pace, outer, intake = self.record, self.pace, self.parts.outer, self._service.intake
+        record, pace, outer, intake = self.record, self.pace, self.replica.outer, self._service.intake
         intake.close("The stage is making its step.")
         with anyio.CancelScope(shield=True):  # weights and record change together or not at all
             done = intake.take()
             own = self._ledger.stepped(done.keys)
             parameters = outer.parameters
             learning_rate = outer.learning_rate()
-            max_norm = stage_clip_norm(self.parts.index, parameters.stage_count, parameters.inner.max_grad_norm)
+            max_norm = stage_clip_norm(self.replica.index, parameters.stage_count, parameters.inner.max_grad_norm)
             result = await outer.inner_step(self._service.executor, learning_rate, max_norm, done.tokens)
             loss = result.loss if result.loss is not None else own.mean_loss()
             pace.step_ended(done.tokens if result.finite else 0)
@@ -403,14 +392,14 @@ class StageLoop:
 
     @property
     def _is_due_alone(self) -> bool:
-        group, elapsed = self.parts.group, self.pace.monotonic() - self._last_round
+        group, elapsed = self.replica.group, self.pace.monotonic() - self._last_round
         is_alone = group is None or group.is_alone
-        return is_alone and self.parts.outer.is_due(elapsed)
+        return is_alone and self.replica.outer.is_due(elapsed)
 
     async def _run_round(self) -> bool:
-        group = self.parts.group
+        group = self.replica.group
         exchange = lone_exchange if group is None else group.exchange
-        completed = await self.parts.outer.run_round(exchange, self._wall_clock())
+        completed = await self.replica.outer.run_round(exchange, self._wall_clock())
         self._last_round = self.pace.monotonic()
         return completed
 
@@ -428,7 +417,7 @@ class StageLoop:
 
     async def _restore_last_good(self) -> str:
         """Restore the newest checkpoint without its data position, so that the spoilt steps' data are not repeated."""
-        restored = None if self.parts.saver is None else await self.parts.saver.restore()
+        restored = await self.replica.saver.restore()
         if restored is None:
             return "There is no earlier checkpoint; the weights are those from before these steps."
         position = self.record.progress.position
@@ -439,4 +428,4 @@ class StageLoop:
     def _continue_from(self, restored: Restored) -> None:
         self.record.replace_with(restored.record)
         self._ledger.begin_step(self.record.progress.steps + 1)
-        self.parts.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)
+        self.replica.outer.restore(restored.outer_state, restored.residual, restored.outer_progress)

@@ -1,4 +1,4 @@
-"""State transfer of a stage in training: the state donor, and the adoption of a received state."""
+"""Adoption of a state that this node has received: the stage continues from it as from a checkpoint of its own."""
 
 from __future__ import annotations
 
@@ -7,63 +7,13 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, cast
 
-from neuroshard.consensus.group_rounds import GroupRounds
 from neuroshard.pipeline.executor import Precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
-from neuroshard.state.checkpoint_saver import CheckpointSaver
 from neuroshard.state.checkpoint_store import CheckpointStore
-from neuroshard.state.outer_state import OuterProgress, count_of, line_from_json, may_serve_averaged
+from neuroshard.state.outer_state import OuterProgress, count_of, line_from_json
 from neuroshard.state.receiver import ReceivedState
-from neuroshard.state.replica_status import ReplicaStatus
-from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
 from neuroshard.training.record import Inherited, Progress, StageIdentity, TrainingRecord, to_meta
-from neuroshard.types import MAX_LOSS, NodeId
-
-
-class StateDonor:
-    """Offers the states of a stage in training to other nodes."""
-
-    def __init__(
-        self,
-        keeper: CheckpointSaver,
-        outer: OuterSync,
-        progress: ReplicaProgress,
-        group: GroupRounds | None = None,
-    ) -> None:
-        """`group` knows the stage's other replicas; without it, there are none."""
-        self._keeper = keeper
-        self._outer = outer
-        self._progress = progress
-        self._group = group
-
-    def replica_status(self) -> ReplicaStatus:
-        """Status of the stage among its replicas."""
-        return self._progress.status() if self._group is None else self._group.replica_status()
-
-    def newest(self) -> CheckpointGeneration | None:
-        generations = self._keeper.store.generations()
-        return generations[0] if generations else None
-
-    def want(self) -> float:
-        return self._keeper.want()
-
-    def may_be_taken(self, waited_seconds: float) -> bool:
-        """Whether a peer that has waited for this time may fetch the state now.
-
-        Averaged gradients change the whole state at every step, so a transfer may only begin early in a step. This node
-        estimates the progress of the step from its own part of it.
-        """
-        parameters = self._outer.parameters.outer
-        replicas = 1 if self._group is None else 1 + self._group.peer_count
-        if parameters.strategy != "averaging" or replicas == 1:
-            return True
-        counted = self._outer.progress.sequences * replicas
-        return may_serve_averaged(counted, parameters.averaged_sequences, waited_seconds)
-
-    def copied(self, peer: NodeId, taken_at: float) -> None:
-        """Record that a peer keeps a copy of the state of this time (seconds since the epoch)."""
-        self._progress.note_copy(peer, taken_at)
+from neuroshard.types import MAX_LOSS
 
 
 def adopted_meta(received: ReceivedState, identity: StageIdentity) -> CheckpointMeta:

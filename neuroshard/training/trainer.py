@@ -31,9 +31,10 @@ from neuroshard.status.snapshot import (
 )
 from neuroshard.training.composition import Composition, LoopContext, compose
 from neuroshard.training.learning_verdict import TREND_POINTS, Evidence, verify
-from neuroshard.training.parts import StageParts, TrainerParts
+from neuroshard.training.parts import TrainerParts
 from neuroshard.training.record import TrainingRecord
 from neuroshard.training.stage_loop import StageLoop
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.waiting import Signal, first_of
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.WAITING_FOR_DATA, NodeState.WAITING_FOR_STAGES, NodeState.STARTING})
@@ -95,7 +96,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
         history=record.history.snapshot(),
         stages=tuple(stage_status(stage, loop.record, saved) for stage, loop, saved in rows),
         flow=None if loops.drive is None else loops.drive.driver.flow.flow(),
-        warnings=tuple(words for held in parts.stages if held.saver is not None for words in held.saver.warnings),
+        warnings=tuple(words for held in parts.stages for words in held.saver.warnings),
     )
 
 
@@ -132,7 +133,7 @@ def training_status(
     )
 
 
-def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: StageParts | None) -> float:
+def _learning_rate(record: TrainingRecord, parameters: RunParameters, held: StageReplica | None) -> float:
     """Learning rate of the next step. A driver without layers uses its own step count."""
     return learning_rate_at(record.progress.steps, parameters.inner) if held is None else held.outer.learning_rate()
 
@@ -156,7 +157,7 @@ def verification_status(
     )
 
 
-def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
+def diloco_status(stages: Sequence[StageReplica]) -> DilocoStatus:
     """Outer steps of the stage with the first layers, with the rounds of all stages."""
     if not stages:
         return NOTHING_HELD
@@ -169,21 +170,21 @@ def diloco_status(stages: Sequence[StageParts]) -> DilocoStatus:
     return replace(status, certified_root=certified or status.certified_root, rounds=rounds, explanation=explanation)
 
 
-def stage_status(parts: StageParts, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:
+def stage_status(replica: StageReplica, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:
     """Status row of one stage."""
-    intake, progress = parts.service.intake, record.progress
+    intake, progress = replica.service.intake, record.progress
     return StageStatus(
-        index=parts.index,
-        layers=parts.executor.model.layer_range,
+        index=replica.index,
+        layers=replica.layers,
         steps=progress.steps,
-        outer_step=parts.outer.state.outer_step,
+        outer_step=replica.outer.state.outer_step,
         loss=progress.loss,
         grad_norm=progress.grad_norm,
         sequences_accumulated=intake.accumulated.sequences,
         sequences_wanted=intake.wanted,
         open_microbatches=intake.open_microbatches,
-        sessions=parts.service.session_count,
-        state_root=parts.outer.progress.state_root,
+        sessions=replica.service.session_count,
+        state_root=replica.outer.progress.state_root,
         last_saved_step=checkpoints.last_saved_step,
     )
 
@@ -203,10 +204,7 @@ def checkpoint_status(stages: Sequence[CheckpointStatus]) -> CheckpointStatus:
 
 
 def _checkpoints_of(loop: StageLoop) -> CheckpointStatus:
-    saver = loop.parts.saver
-    if saver is None:
-        return CheckpointStatus(could_lose="everything: checkpoints are off")
-    return saver.status(loop.record.progress.steps, loop.pace.speed.step_seconds)
+    return loop.replica.saver.status(loop.record.progress.steps, loop.pace.speed.step_seconds)
 
 
 _LOG = logging.getLogger(__name__)
@@ -225,14 +223,14 @@ class Trainer:
     def __init__(
         self,
         parts: TrainerParts,
-        records: Sequence[TrainingRecord] = (),
+        record: TrainingRecord | None = None,
         *,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         control: Control | None = None,
         seconds_before_drop: float = SECONDS_BEFORE_DROP,
     ) -> None:
-        """`records` of earlier starts: one per stage, or one for a trainer without stages. New ones by default.
+        """`record` is that of earlier starts of a trainer without stages; a new one by default.
 
         `control` may already request a pause, which applies from the start. `seconds_before_drop` is the time of a
         pause after which the tensors leave the memory.
@@ -240,8 +238,8 @@ class Trainer:
         self.parts = parts
         self._seconds_before_drop = seconds_before_drop
         self._control = control or Control(RequestedPause(monotonic, wall_clock))
-        records = records or [TrainingRecord() for _ in parts.stages or (None,)]
-        self._loops = compose(parts, records, LoopContext(self._control, wall_clock, monotonic, self._loop_changed))
+        shared = LoopContext(self._control, wall_clock, monotonic, self._loop_changed)
+        self._loops = compose(parts, record or TrainingRecord(), shared)
         self._state = NodeState.STARTING
         self._stop_words, self._is_for_good = FINAL_CHECKPOINT, True
         self._state_changed = Signal()
@@ -313,7 +311,7 @@ class Trainer:
         Raises NotReadyError when training does not run, and StorageError when a checkpoint was not saved.
         """
         loops = self._loops.stages
-        if not (self._is_running and self._is_kept):
+        if not (self._is_running and loops):
             raise NotReadyError("Checkpoints cannot be saved now.", "Try again when the node trains.")
         number = self._control.save()
         for loop in loops:
@@ -373,14 +371,10 @@ class Trainer:
         """Run the loops together with their background tasks, which are cancelled at the end of the loops."""
         async with anyio.create_task_group() as companions:
             for stage in self.parts.stages:
-                companions.start_soon(stage.service.run)
-                companions.start_soon(stage.outer.keep_root)
-                if stage.group is not None:
-                    companions.start_soon(stage.group.run)
-                    companions.start_soon(stage.outer.update_root)  # peers look for replicas with the same root
+                companions.start_soon(stage.run)
             if self._loops.drive is not None:
                 companions.start_soon(self._loops.drive.driver.run)
-            if self._is_kept:
+            if self._loops.stages:
                 companions.start_soon(self._rest_in_pauses)
             async with anyio.create_task_group() as others:
                 for loop in self._loops.stages[1:]:
@@ -396,12 +390,7 @@ class Trainer:
         async with anyio.create_task_group() as leaving:
             for stage in self.parts.stages:
                 if stage.group is not None:
-                    leaving.start_soon(stage.group.seats.leave)
-
-    @property
-    def _is_kept(self) -> bool:
-        """Whether this node holds stages, and all of them have checkpoints."""
-        return bool(self._loops.stages) and all(loop.is_kept for loop in self._loops.stages)
+                    leaving.start_soon(stage.group.leave)
 
     async def _rest_in_pauses(self) -> None:
         while True:

@@ -162,7 +162,7 @@ def test_two_of_three_friends_sleep_and_return() -> None:
             await anyio.sleep(DUE_SECONDS + 5)
             for sleeper in (c, b):  # b's seat stays: a, the first one, decides with half of the seats
                 sleeper.may_take_part = False
-                await sleeper.group.seats.leave()
+                await sleeper.group.leave()
                 network.suspend(sleeper.name)
             before = a.state.outer_step
             await anyio.sleep(60 * DUE_SECONDS)

@@ -212,7 +212,7 @@ def test_nothing_of_the_stages_before_is_in_memory_when_new_ones_are_built(
             alive.append(sum(model() is not None for model in models))
         live = await bring_up_stage(**parts)
         if parts["index"] == 0:
-            models.append(weakref.ref(live.parts.service.executor.model))
+            models.append(weakref.ref(live.service.executor.model))
         return live
 
     monkeypatch.setattr(neuroshard.node.stage_training, "bring_up_stage", watched)

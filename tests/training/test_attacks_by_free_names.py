@@ -162,7 +162,7 @@ def seconds_per_step(seats: int, *, with_names: bool) -> float:
                 liar = SimulatedReplica(BY_ID[number], network, 50 + number, seats=names, is_open=True)
                 liar.lie = announces_only
                 promising.append(liar)
-            honest[0].newcomers = frozenset(free(3, first=400))
+            honest[0].takers = frozenset(free(3, first=400))
         async with anyio.create_task_group() as tasks:
             for replica in (*honest, *promising):
                 tasks.start_soon(replica.live)

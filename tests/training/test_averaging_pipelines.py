@@ -21,7 +21,7 @@ from neuroshard.state.outer_state import state_root
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, ShardId
-from tests.worlds.stages import IDENTITY, MemoryFeed, make_parts, make_stage
+from tests.worlds.stages import IDENTITY, MemoryFeed, make_replica, make_stage
 from tests.worlds.trainers import NAMES, WHOLE, Node, node_of, trained_until, weights
 
 STAGES, SEQUENCES = 3, 8  # of each stage's accumulating
@@ -186,7 +186,7 @@ def test_it_is_what_one_process_computes_of_the_same_data(
     )
     alone = replace(WHOLE, sequences_per_step=total, outer=OuterOptimization(inner_steps=1000))
     stage = make_stage(compute, tmp_path / "alone", alone)
-    held = make_parts(compute, stage, alone)
+    held = make_replica(compute, stage, alone)
     routing = FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)])
     whole = Trainer(TrainerParts(alone, (held,), DriverParts(IDENTITY.node_id, InTurn(shares), routing)))
     trio.run(whole.run, steps)

@@ -107,14 +107,13 @@ def _record_offered(node: Node) -> list[int]:
 
 def _object_once(node: Node, outer_step: int) -> None:
     """It votes against the first aggregate of that outer step."""
-    outer, group, objections = sync_of(node), node.trainer.parts.stages[0].group, iter(["it does not like it"])
-    assert group is not None
+    replica, objections = node.trainer.parts.stages[0], iter(["it does not like it"])
 
-    async def objection(_aggregate: torch.Tensor, _root: str, _choice: int | None) -> str:
+    async def objection(aggregate: torch.Tensor, next_root: str, choice: int | None = None) -> str:
         await anyio.lowlevel.checkpoint()
-        return next(objections, "") if outer.state.outer_step == outer_step else ""
+        return next(objections, "") if replica.outer.state.outer_step == outer_step else ""
 
-    group.actor.judging = replace(group.actor.judging, objection=objection)
+    replica.vote.objection = objection  # type: ignore[method-assign]
 
 
 def _watch_aborted(node: Node, kept: list[bool]) -> None:

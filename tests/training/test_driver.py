@@ -45,7 +45,7 @@ from tests.worlds.stages import (
     PARAMETERS,
     SHARD_WINDOWS,
     MemoryFeed,
-    make_parts,
+    make_replica,
     make_stage,
     make_trainer,
     state_becomes,
@@ -67,15 +67,13 @@ def trainers_of(
     for number, (start, stop) in enumerate(pairwise(CUTS)):
         identity = replace(IDENTITY, layers=LayerRange(start, stop), node_id=NodeId(f"node {number}"))
         stage = make_stage(compute, folder / str(number), SPLIT, identity)
-        every.append((make_parts(compute, stage, SPLIT, identity, number), stage))
+        every.append((make_replica(compute, stage, SPLIT, identity, number), stage))
     route = [
         wrap(number, LocalStageClient(part.service, NodeId(f"node {number}"))) for number, (part, _) in enumerate(every)
     ]
     feed = MemoryFeed(every[0][1].record.progress.position)
     driving = DriverParts(NodeId("node 0"), feed, FixedRouting(route), in_flight)
-    return [
-        Trainer(TrainerParts(SPLIT, (part,), None if part.index else driving), [stage.record]) for part, stage in every
-    ]
+    return [Trainer(TrainerParts(SPLIT, (part,), None if part.index else driving)) for part, _ in every]
 
 
 async def run_all(trainers: Sequence[Trainer], last_step: int) -> None:

@@ -41,7 +41,7 @@ class Swarm:
     def __init__(self, compute: ComputeThread, folder: Path) -> None:
         self.network = InMemoryNetwork(Random(5))
         stages = make_stages(compute, folder)
-        self.holder = Trainer(TrainerParts(SPLIT, parts_of(compute, stages)), [stage.record for stage in stages])
+        self.holder = Trainer(TrainerParts(SPLIT, parts_of(compute, stages)))
         endpoints = StageRequestHandlers(SHAPES)
         for part, stage, shapes in zip(self.holder.parts.stages, STAGES, SHAPES, strict=True):
             endpoints.add(StageRequestHandler(part.service, stage, shapes))

@@ -67,8 +67,8 @@ class _LateReplica(SimulatedReplica):
 
     knows_root = False
 
-    def _replica_status(self) -> ReplicaStatus:
-        status = super()._replica_status()
+    def own_status(self) -> ReplicaStatus:
+        status = super().own_status()
         return status if self.knows_root else replace(status, root="")
 
 

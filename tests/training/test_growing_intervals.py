@@ -14,7 +14,7 @@ GROWING = OuterOptimization()
 
 
 def of(name: object, network: InMemoryNetwork, seed: int, **changes: object) -> SimulatedReplica:
-    return SimulatedReplica(name, network, seed, outer=GROWING, **changes)  # type: ignore[arg-type]
+    return SimulatedReplica(name, network, seed, scheme=GROWING, **changes)  # type: ignore[arg-type]
 
 
 def interval(one: SimulatedReplica, members: int = 2) -> int:

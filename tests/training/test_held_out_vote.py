@@ -19,7 +19,7 @@ from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.types import LayerRange
-from tests.worlds.stages import IDENTITY, PARAMETERS, make_parts, make_stage, train, windows
+from tests.worlds.stages import IDENTITY, PARAMETERS, make_replica, make_stage, train, windows
 
 ROOT, OTHER_ROOT = "1" * 64, "2" * 64
 
@@ -42,7 +42,7 @@ def local(compute: ComputeThread, tmp_path_factory: pytest.TempPathFactory) -> T
 def learned(compute: ComputeThread, local: Tensor, tmp_path: Path) -> tuple[Stage, OuterSync, Tensor]:
     """A stage whose anchor are the weights it began with, and what was learned since as a pseudo-gradient (d,)."""
     stage = make_stage(compute, tmp_path)
-    outer = make_parts(compute, stage).outer
+    outer = make_replica(compute, stage).outer
     return stage, outer, outer.state.anchor - local
 
 
@@ -228,7 +228,7 @@ def test_a_round_about_a_part_is_measured_in_the_own_weights_by_as_great_a_part_
     compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], local: Tensor
 ) -> None:
     stage, _, _ = learned
-    outer = make_parts(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
+    outer = make_replica(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
     compute.submit(lambda: load_vector(stage.executor.model, local)).result()
     gained = outer.strategy.contribution(outer.state, local, None)
     vote = vote_of(compute, stage, outer)
@@ -253,7 +253,7 @@ def test_a_part_that_fits_the_weights_is_no_worse_for_an_anchor_that_it_does_not
 ) -> None:
     """The other parts of the anchor were agreed on long ago: it gets worse by a part that is learned with others."""
     stage, _, _ = learned
-    outer = make_parts(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
+    outer = make_replica(compute, stage, replace(PARAMETERS, outer=OuterOptimization(strategy="sparta"))).outer
     compute.submit(lambda: load_vector(stage.executor.model, local)).result()
     order = torch.randperm(len(local), generator=torch.Generator().manual_seed(1))
     outer.replace_state(replace(outer.state, anchor=local[order], outer_step=2))
@@ -267,7 +267,7 @@ def test_a_part_that_fits_the_weights_is_no_worse_for_an_anchor_that_it_does_not
 def test_a_part_of_the_model_objects_to_nothing_finite(compute: ComputeThread, tmp_path: Path) -> None:
     parameters, identity = replace(PARAMETERS, stage_count=3), replace(IDENTITY, layers=LayerRange(0, 1))
     stage = make_stage(compute, tmp_path, parameters, identity)
-    outer = make_parts(compute, stage, parameters, identity).outer
+    outer = make_replica(compute, stage, parameters, identity).outer
     vote = vote_of(compute, stage, outer)
     change = torch.ones(outer.state.anchor.shape)
     assert trio.run(vote.objection, change, ROOT) == ""

@@ -23,7 +23,7 @@ async def leave(leaver: SimulatedReplica, *others: SimulatedReplica) -> bool:
             each.is_idle = True
             tasks.start_soon(each.live)
         await anyio.sleep(2)
-        gone.append(await leaver.group.seats.leave())
+        gone.append(await leaver.group.leave())
         tasks.cancel_scope.cancel()
     for each in (leaver, *others):
         each.is_idle = False

@@ -254,7 +254,7 @@ def test_a_text_in_the_pause_loads_the_model_and_lets_it_go(compute: ComputeThre
             return GenerationSummary(0, 0, "stop")
 
     parts = replace(plain.parts, generator=cast("TextGenerator", Writer()))
-    trainer = Trainer(parts, plain.records, seconds_before_drop=0.0)
+    trainer = Trainer(parts, seconds_before_drop=0.0)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -277,7 +277,7 @@ def test_no_stage_of_a_node_counts_a_sequence_twice(compute: ComputeThread, tmp_
     trio.run(calm.run, 5)
     feed.pause_after = 2 * SPLIT.sequences_per_step + 2
     plain = make_split_trainer(compute, tmp_path / "paused", feed=feed)
-    trainer = Trainer(plain.parts, plain.records, seconds_before_drop=0.0)
+    trainer = Trainer(plain.parts, seconds_before_drop=0.0)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

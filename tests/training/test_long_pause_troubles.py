@@ -185,7 +185,7 @@ def test_a_pause_that_ends_while_its_stages_are_dropped_drops_all_of_them(
     trio.run(calm.run, 5)
     feed.pause_after = 2 * SPLIT.sequences_per_step + 2
     plain = make_split_trainer(compute, tmp_path / "paused", feed=feed)
-    trainer = Trainer(plain.parts, plain.records, seconds_before_drop=0.0)
+    trainer = Trainer(plain.parts, seconds_before_drop=0.0)
     saver = trainer.parts.stages[-1].saver
     assert saver is not None
     drop = saver.drop_tensors
@@ -221,7 +221,7 @@ def test_a_save_in_the_middle_of_a_load_waits_for_it(compute: ComputeThread, tmp
     parts = type(plain.parts)(
         plain.parts.parameters, plain.parts.stages, plain.parts.driving, cast("TextGenerator", Writer())
     )
-    trainer = Trainer(parts, plain.records, seconds_before_drop=0.0)
+    trainer = Trainer(parts, seconds_before_drop=0.0)
     saver = saver_of(trainer)
     restore = saver.restore
 

@@ -190,7 +190,7 @@ def test_a_seat_is_silent_only_after_ten_minutes_and_six_heights() -> None:
         chain, step = a.group.chain.chain, a.group._present_step()  # pyright: ignore[reportPrivateUsage]
         assert chain is not None
         assert step is not None
-        matchmaking = Matchmaking(a.group._replica)  # pyright: ignore[reportPrivateUsage]
+        matchmaking = Matchmaking(a, a, RoundTimes())
 
         def silent(heights: int, now: float, *here: NodeId) -> list[str]:
             standing = structs.replace(chain.standing, height=chain.standing.height + heights)

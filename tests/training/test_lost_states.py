@@ -180,7 +180,7 @@ def test_a_seat_that_decides_nothing_alone_says_what_is_missing(monkeypatch: pyt
 def test_members_that_are_killed_at_once_reach_the_newest_state_from_their_disks(steps: int) -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         names = (A, B, C)
-        replicas = [SimulatedReplica(name, network, seed, saved=0) for seed, name in enumerate(names)]
+        replicas = [SimulatedReplica(name, network, seed, saved_outer_step=0) for seed, name in enumerate(names)]
         start = replicas[0].state
         while replicas[0].state.outer_step < steps:
             await for_seconds(DUE_SECONDS, *replicas)

@@ -32,11 +32,11 @@ def test_the_only_seat_names_the_keeper_once_and_the_next_keeper_again() -> None
         replica = SimulatedReplica(A, network, 0, may_be_alone=True, seats=(A,))
         await for_seconds(1.5 * DUE_SECONDS, replica)
         assert heir_of(replica) is None
-        replica.keeper = B
+        replica.copy_keeper = B
         await for_seconds(3 * DUE_SECONDS, replica)
         assert heir_of(replica) == wallet_of(B)
         assert len(namings(replica)) == 1
-        replica.keeper = C
+        replica.copy_keeper = C
         await for_seconds(2 * DUE_SECONDS, replica)
         assert heir_of(replica) == wallet_of(C)
         assert len(namings(replica)) == 2
@@ -48,7 +48,7 @@ def test_a_seat_among_others_names_nobody() -> None:
     """The first of two seats decides alone while the other one is away."""
 
     async def scenario(network: InMemoryNetwork) -> None:
-        replica = SimulatedReplica(A, network, 0, may_be_alone=True, seats=(A, B), keeper=C)
+        replica = SimulatedReplica(A, network, 0, may_be_alone=True, seats=(A, B), copy_keeper=C)
         await for_seconds(8 * DUE_SECONDS, replica)
         assert replica.state.outer_step > 0
         assert heir_of(replica) is None
@@ -71,7 +71,7 @@ def inherited(base: Founding, replica: SimulatedReplica, heir: NodeId = B) -> Fo
 def test_the_heir_completes_steps_again_and_the_seat_that_comes_back_follows_it() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         foundings = [founding_of([A])]
-        seat = SimulatedReplica(A, network, 0, may_be_alone=True, founding=lambda: foundings[0], keeper=B)
+        seat = SimulatedReplica(A, network, 0, may_be_alone=True, founding=lambda: foundings[0], copy_keeper=B)
         await for_seconds(4 * DUE_SECONDS, seat)
         made, book = seat.state.outer_step, seat.book
         assert made >= 2
@@ -111,11 +111,11 @@ def test_a_seat_that_went_on_and_its_former_heir_stay_apart_until_the_owner_deci
     async def scenario(network: InMemoryNetwork) -> None:
         base = founding_of([A])
         foundings = [base]
-        seat = SimulatedReplica(A, network, 0, may_be_alone=True, founding=lambda: foundings[0], keeper=B)
+        seat = SimulatedReplica(A, network, 0, may_be_alone=True, founding=lambda: foundings[0], copy_keeper=B)
         await for_seconds(4 * DUE_SECONDS, seat)
         state, kept, by_heir = replace(seat.state), InMemoryChainStore(), inherited(base, seat)
         kept.stored = seat.store.read()
-        seat.keeper = C
+        seat.copy_keeper = C
         await for_seconds(3 * DUE_SECONDS, seat)
         assert heir_of(seat) == wallet_of(C)
         foundings[0] = by_heir

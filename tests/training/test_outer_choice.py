@@ -29,7 +29,7 @@ from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.types import LayerRange
 from tests.worlds.replicas import LENGTH, NAMES, OUTER, SimulatedReplica, for_seconds, play
-from tests.worlds.stages import IDENTITY, PARAMETERS, make_parts, make_stage, train, windows
+from tests.worlds.stages import IDENTITY, PARAMETERS, make_replica, make_stage, train, windows
 from tests.worlds.trainers import NAMES as TRAINERS
 from tests.worlds.trainers import TOGETHER, Node, node_of, trained_until
 
@@ -82,7 +82,7 @@ def local(compute: ComputeThread, tmp_path_factory: pytest.TempPathFactory) -> T
 def learned(compute: ComputeThread, local: Tensor, tmp_path: Path) -> tuple[Stage, OuterSync, HeldOutVote, Tensor]:
     """A late stage before an outer step, its vote, and what leads to better weights as a pseudo-gradient (d,)."""
     stage = make_stage(compute, tmp_path)
-    outer = make_parts(compute, stage, MEASURED).outer
+    outer = make_replica(compute, stage, MEASURED).outer
     outer.replace_state(replace(outer.state, line=LineProgress(LATE)))
     vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size)
     vote.pin(HeldOut(windows(-1, 32), 4.0), windows(-2, 32))
@@ -131,7 +131,7 @@ def test_without_a_loss_the_choice_is_the_plain_mean(
 
     parameters, identity = replace(MEASURED, stage_count=3), replace(IDENTITY, layers=LayerRange(0, 1))
     part = make_stage(compute, tmp_path / "part", parameters, identity)
-    outer = make_parts(compute, part, parameters, identity).outer
+    outer = make_replica(compute, part, parameters, identity).outer
     outer.replace_state(replace(outer.state, line=LineProgress(LATE)))
     vote = HeldOutVote(compute, part.executor, outer, PARAMETERS.batch_size)
     vote.pin(HeldOut(windows(-1, 32), 4.0), windows(-2, 32))
@@ -179,7 +179,7 @@ def replicas_at(
 ) -> list[SimulatedReplica]:
     found = list[SimulatedReplica]()
     for seed, (name, choice) in enumerate(CHOICES.items()):
-        one = SimulatedReplica(name, network, seed, chooses=choice, outer=outer)
+        one = SimulatedReplica(name, network, seed, chooses=choice, scheme=outer)
         one.state = replace(one.state, line=line)
         found.append(one)
     return found
@@ -230,7 +230,7 @@ def test_early_replicas_those_of_a_run_with_the_law_and_a_lone_one_measure_nothi
         assert ([one.measured for one in late], late[0].state.line.chosen_at) == ([[], [], []], 0)
 
     async def alone(network: InMemoryNetwork) -> None:
-        lone = SimulatedReplica(NAMES[0], network, 0, chooses=2, may_be_alone=True, seats=NAMES[:1], outer=VOTED)
+        lone = SimulatedReplica(NAMES[0], network, 0, chooses=2, may_be_alone=True, seats=NAMES[:1], scheme=VOTED)
         lone.state = replace(lone.state, line=LineProgress(SEQUENCES_PER_CHOICE))
         await for_seconds(40, lone)
         assert lone.state.outer_step >= 3

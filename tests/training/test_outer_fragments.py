@@ -12,6 +12,7 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
+from neuroshard.consensus.lone_steps import lone_exchange
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
@@ -31,7 +32,7 @@ from neuroshard.optim.outer import (
     fresh_outer_state,
 )
 from neuroshard.pipeline.executor import ComputeThread
-from neuroshard.training.outer_sync import OuterSync, lone_exchange
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import LayerRange
 from tests.worlds.replicas import MeetingPlace
 from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, state_digest, train

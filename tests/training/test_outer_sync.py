@@ -11,6 +11,7 @@ from torch import Tensor
 
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.lone_steps import lone_exchange
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
@@ -24,7 +25,7 @@ from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vec
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
-from neuroshard.training.outer_sync import OuterSync, lone_exchange
+from neuroshard.training.outer_sync import OuterSync
 from tests.worlds.replicas import MeetingPlace
 from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS
 

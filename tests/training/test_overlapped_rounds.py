@@ -33,7 +33,7 @@ FAR = Link(delay_seconds=0.7)  # a round takes several inner steps
 def replicas(network: InMemoryNetwork, count: int, outer: OuterOptimization = BESIDE) -> list[SimulatedReplica]:
     for one, other in permutations(NAMES[:count], 2):
         network.set_link(one, other, FAR)
-    return [SimulatedReplica(name, network, seed, outer=outer) for seed, name in enumerate(NAMES[:count])]
+    return [SimulatedReplica(name, network, seed, scheme=outer) for seed, name in enumerate(NAMES[:count])]
 
 
 def hold_the_same_bytes(members: list[SimulatedReplica]) -> bool:
@@ -100,7 +100,7 @@ def test_an_overlapped_round_that_is_voted_down_changes_nothing_and_the_next_goo
         members = replicas(network, 3)
         states = [one.state for one in members]
         for one in members:
-            one.objection = "worse than before"
+            one.objects = "worse than before"
         await for_seconds(DUE_SECONDS + 40, *members)
         for one, state in zip(members, states, strict=True):
             assert one.outcomes
@@ -108,7 +108,7 @@ def test_an_overlapped_round_that_is_voted_down_changes_nothing_and_the_next_goo
             assert one.state is state
             assert one.residual is None
             assert one.sequences == one.steps * SEQUENCES_PER_STEP >= DUE_SECONDS
-            one.objection = ""
+            one.objects = ""
         await for_seconds(400, *members)
         assert all(isinstance(one.outcomes[-1], Agreed) for one in members)
         assert hold_the_same_bytes(members)
@@ -130,7 +130,7 @@ def test_a_member_that_dies_in_an_overlapped_round_does_not_end_the_line() -> No
 
 def test_alone_a_round_is_over_at_once() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
-        one = SimulatedReplica(A, network, 1, outer=BESIDE, may_be_alone=True, seats=(A,))
+        one = SimulatedReplica(A, network, 1, scheme=BESIDE, may_be_alone=True, seats=(A,))
         await for_seconds(4 * DUE_SECONDS + 0.5, one)
         assert [outcome.members for outcome in one.outcomes if isinstance(outcome, Agreed)] == [1] * 4
         assert not one.begun
@@ -144,7 +144,7 @@ def test_who_overlaps_and_who_does_not_end_a_round_together() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         overlaps: dict[NodeId, bool] = {A: True, B: False, C: True}
         members = [
-            SimulatedReplica(name, network, seed, outer=replace(OUTER, overlap=overlap))
+            SimulatedReplica(name, network, seed, scheme=replace(OUTER, overlap=overlap))
             for seed, (name, overlap) in enumerate(overlaps.items())
         ]
         await for_seconds(5 * DUE_SECONDS, *members)
@@ -171,7 +171,7 @@ def test_who_ends_in_an_overlapped_round_and_starts_again_keeps_what_it_trained_
                 9,
                 steps=one.steps,
                 sequences=one.sequences,
-                outer=scheme,
+                scheme=scheme,
                 book=one.book,
                 is_idle=True,
             )

@@ -108,7 +108,7 @@ def test_who_votes_no_and_is_outvoted_tells_of_both() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
         await for_seconds(DUE_SECONDS + 5, a, b, c)
-        c.objection = "The loss rises."  # from now on two of three votes are enough
+        c.objects = "The loss rises."  # from now on two of three votes are enough
         await for_seconds(DUE_SECONDS + 5, a, b, c)
         first, against, late = c.group.status.recent
         assert (first.outer_step, first.abandoned_for, first.is_late) == (0, None, False)
@@ -162,7 +162,7 @@ def test_a_round_to_which_the_other_does_not_come_is_told_with_all_who_were_call
 def test_who_votes_against_an_aggregate_tells_why() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = SimulatedReplica(A, network, 1), SimulatedReplica(B, network, 2)
-        a.objection = b.objection = "The loss rises."
+        a.objects = b.objects = "The loss rises."
         await for_seconds(DUE_SECONDS + 60, a, b)
         record = a.group.status.recent[0]
         assert (record.abandoned_for, record.reason) == (AbandonReason.OBJECTION, "this node votes no: The loss rises.")

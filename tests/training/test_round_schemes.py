@@ -16,7 +16,7 @@ SPARSE = replace(OUTER, codec="topk", aggregator="mean")
 
 
 def replicas(network: InMemoryNetwork, count: int, outer: OuterOptimization) -> list[SimulatedReplica]:
-    return [SimulatedReplica(name, network, seed, outer=outer) for seed, name in enumerate(NAMES[:count])]
+    return [SimulatedReplica(name, network, seed, scheme=outer) for seed, name in enumerate(NAMES[:count])]
 
 
 def states(members: list[SimulatedReplica]) -> set[tuple[int, bytes, bytes]]:
@@ -63,7 +63,7 @@ def test_another_codec_holds_from_an_outer_step_on_for_everybody() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         schemes = (replace(OUTER, codec="int8"), replace(OUTER, codec="int4"), SPARSE, OUTER)
         members = [
-            SimulatedReplica(name, network, seed, outer=OUTER, versions=lambda step: schemes[min(step, 3)])
+            SimulatedReplica(name, network, seed, scheme=OUTER, versions=lambda step: schemes[min(step, 3)])
             for seed, name in enumerate(NAMES[:3])
         ]
         await for_seconds(7 * DUE_SECONDS, *members)

@@ -27,7 +27,7 @@ def test_a_replica_that_is_only_starting_is_waited_for() -> None:
 
 def test_who_takes_the_state_over_finds_it_unchanged() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
-        a = SimulatedReplica(A, network, 1, may_be_alone=True, newcomers=frozenset({B}), seats=(A,))
+        a = SimulatedReplica(A, network, 1, may_be_alone=True, takers=frozenset({B}), seats=(A,))
         await for_seconds(3 * DUE_SECONDS, a)
         assert not a.outcomes
         b = SimulatedReplica(B, network, 2, seats=(A,))
@@ -41,7 +41,7 @@ def test_who_takes_the_state_over_finds_it_unchanged() -> None:
 
 def test_a_lone_replica_whose_state_somebody_always_fetches_waits_three_minutes_a_step() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
-        a = SimulatedReplica(A, network, 1, may_be_alone=True, newcomers=frozenset({B}), seats=(A,))
+        a = SimulatedReplica(A, network, 1, may_be_alone=True, takers=frozenset({B}), seats=(A,))
         await for_seconds(170, a)
         assert not a.outcomes
         await for_seconds(230, a)
@@ -88,13 +88,13 @@ def test_a_seat_that_is_silent_is_waited_for_once_its_intent_arrives() -> None:
 def test_a_newcomer_that_does_not_come_holds_nobody_up_for_good() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = (
-            SimulatedReplica(name, network, seed, newcomers=frozenset({C}), seats=(A, B))
+            SimulatedReplica(name, network, seed, takers=frozenset({C}), seats=(A, B))
             for seed, name in enumerate((A, B))
         )
         await for_seconds(DUE_SECONDS + 5, a, b)
         assert a.state.outer_step == b.state.outer_step == 1
         network.kill(B)
-        a.may_be_alone, a.newcomers = True, frozenset()
+        a.may_be_alone, a.takers = True, frozenset()
         a.known = list  # nobody
         await for_seconds(4 * DUE_SECONDS, a)
         assert a.state.outer_step > 1

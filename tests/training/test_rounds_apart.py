@@ -102,10 +102,10 @@ def test_of_two_seats_only_the_first_one_continues_alone(is_first: bool) -> None
 def test_a_round_whose_result_the_members_find_worse_is_not_completed() -> None:
     async def scenario(network: InMemoryNetwork) -> None:
         a, b, c = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C)))
-        a.objection = b.objection = "worse than before"
+        a.objects = b.objects = "worse than before"
         await for_seconds(DUE_SECONDS + 30, a, b, c)
         assert not any(isinstance(outcome, Agreed) for outcome in (*a.outcomes, *b.outcomes, *c.outcomes))
-        a.objection = b.objection = ""
+        a.objects = b.objects = ""
         await for_seconds(100, a, b, c)
         assert isinstance(a.outcomes[-1], Agreed)
 

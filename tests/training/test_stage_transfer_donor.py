@@ -57,7 +57,7 @@ def test_a_donor_makes_a_snapshot_when_somebody_needs_one(compute: ComputeThread
             donor.save(7)  # its next step
         return 0.0
 
-    donor.snapshots.want = want  # type: ignore[method-assign]
+    donor.replica.want = want  # type: ignore[method-assign]
 
     async def scenario(world: World) -> None:
         assert (await world.receiver.manifest(A, 30.0)).meta.step == 7
@@ -76,7 +76,7 @@ def test_nobody_waits_for_a_snapshot_that_the_write_budget_does_not_allow_soon(
 ) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
     donor.save(7)
-    donor.snapshots.want = lambda: 100.0  # type: ignore[method-assign]
+    donor.replica.want = lambda: 100.0  # type: ignore[method-assign]
 
     async def scenario(world: World) -> None:
         await anyio.sleep(60)
@@ -96,7 +96,7 @@ def test_a_donor_makes_a_snapshot_of_the_outer_step_it_stands_at(compute: Comput
         donor.save(8)
         return 0.0
 
-    donor.snapshots.want = want  # type: ignore[method-assign]
+    donor.replica.want = want  # type: ignore[method-assign]
 
     async def scenario(world: World) -> None:
         donor.outer.replace_state(replace(donor.outer.state, outer_step=4))
@@ -112,7 +112,7 @@ def test_a_donor_makes_a_snapshot_of_the_outer_step_it_stands_at(compute: Comput
 
 def test_a_donor_without_a_snapshot_says_so(compute: ComputeThread, tmp_path: Path) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
-    donor.snapshots.want = lambda: 0.0  # type: ignore[method-assign]
+    donor.replica.want = lambda: 0.0  # type: ignore[method-assign]
 
     async def scenario(world: World) -> None:
         with pytest.raises(DonorError, match="no snapshot of this stage yet"):
@@ -355,7 +355,7 @@ def test_nobody_is_put_off_for_long_by_a_step_that_does_not_come(compute: Comput
 def test_who_wants_several_stages_is_put_off_with_each_for_a_minute(compute: ComputeThread, tmp_path: Path) -> None:
     donor = averaging(compute, tmp_path, replicas=2)
     other = StageName(NAME.run_id, LayerRange(0, 1))
-    donor.donor.offer(other, donor.snapshots)
+    donor.donor.offer(other, donor.replica)
 
     async def scenario(world: World) -> None:
         receiver, of_other = world.receiver, replace(world.receiver, file=replace(FILE, stage=other))

@@ -61,7 +61,7 @@ def outer_of(strategy: StrategyName) -> OuterOptimization:
 
 
 def replicas(network: InMemoryNetwork, outer: OuterOptimization, count: int = 3) -> list[SimulatedReplica]:
-    return [SimulatedReplica(name, network, seed, outer=outer) for seed, name in enumerate(NAMES[:count])]
+    return [SimulatedReplica(name, network, seed, scheme=outer) for seed, name in enumerate(NAMES[:count])]
 
 
 def lengths(member: SimulatedReplica) -> list[int]:
@@ -173,7 +173,7 @@ def test_another_strategy_holds_from_an_outer_step_on_for_everybody() -> None:
             return schemes[min(outer_step, len(schemes) - 1)]
 
         members = [
-            SimulatedReplica(name, network, seed, outer=schemes[0], versions=at) for seed, name in enumerate(NAMES[:3])
+            SimulatedReplica(name, network, seed, scheme=schemes[0], versions=at) for seed, name in enumerate(NAMES[:3])
         ]
         await for_seconds(15 * DUE_SECONDS, *members)
         assert members[0].state.outer_step > len(schemes)
@@ -190,7 +190,7 @@ def test_who_takes_the_state_over_in_the_middle_of_a_cycle_goes_on_with_the_othe
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = replicas(network, outer_of(strategy), 2)
         await for_seconds(3 * DUE_SECONDS + 5, a, b)
-        c = SimulatedReplica(C, network, 3, outer=outer_of(strategy))
+        c = SimulatedReplica(C, network, 3, scheme=outer_of(strategy))
         c.follow(a)
         before = c.state.outer_step
         assert before >= 2
@@ -211,7 +211,7 @@ def test_who_took_a_state_over_that_the_others_have_left_meanwhile_catches_up(st
     async def scenario(network: InMemoryNetwork) -> None:
         a, b = replicas(network, outer_of(strategy), 2)
         await for_seconds(3 * DUE_SECONDS + 5, a, b)
-        c = SimulatedReplica(C, network, 3, outer=outer_of(strategy))
+        c = SimulatedReplica(C, network, 3, scheme=outer_of(strategy))
         c.follow(a)
         network.partition([A, B], [C])  # a long fetch
         while (missed := a.state.outer_step - c.state.outer_step) < 3:

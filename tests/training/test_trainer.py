@@ -26,7 +26,7 @@ from tests.worlds.stages import (
     IDENTITY,
     PARAMETERS,
     MemoryFeed,
-    make_parts,
+    make_replica,
     make_stage,
     make_trainer,
     state_becomes,
@@ -332,7 +332,7 @@ def test_a_clock_that_jumps_a_day_stops_neither_checkpoints_nor_evaluations_nor_
 ) -> None:
     ticks, wall, steps = count(), [1_700_000_000.0], [0]
     stage = make_stage(compute, tmp_path, policy=CheckpointPolicy(min_seconds=0.0, bytes_per_day=1e18))
-    held = make_parts(compute, stage)
+    held = make_replica(compute, stage)
     held.saver._wall_clock = lambda: wall[0]
     driving = DriverParts(
         IDENTITY.node_id, MemoryFeed(None), FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)])
@@ -342,7 +342,7 @@ def test_a_clock_that_jumps_a_day_stops_neither_checkpoints_nor_evaluations_nor_
     def passing() -> float:  # a step takes long, an evaluation hardly anything
         return 1000.0 * steps[0] + 1e-3 * next(ticks)
 
-    trainer = Trainer(parts, [stage.record], wall_clock=lambda: wall[0], monotonic=passing)
+    trainer = Trainer(parts, wall_clock=lambda: wall[0], monotonic=passing)
 
     def done() -> tuple[int, int, int, int]:
         seen = trainer.snapshot()

@@ -20,7 +20,7 @@ from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.trainer import Trainer
 from tests.worlds.replicas import MeetingPlace
-from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, make_parts, make_stage, make_trainer, state_digest
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, make_replica, make_stage, make_trainer, state_digest
 
 INNER_STEPS = 3
 FIRST = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=INNER_STEPS))
@@ -70,7 +70,7 @@ def train_first_only(compute: ComputeThread, folder: Path, last_step: int) -> Tr
 
 
 def test_without_versions_the_parameters_hold_all_the_time(compute: ComputeThread, tmp_path: Path) -> None:
-    stage = make_parts(compute, make_stage(compute, tmp_path, FIRST), FIRST)
+    stage = make_replica(compute, make_stage(compute, tmp_path, FIRST), FIRST)
     trainer = Trainer(TrainerParts(FIRST, (stage,)))
     assert trainer.snapshot().training.lr == learning_rate_at(0, FIRST.inner)
     assert stage.outer.parameters is FIRST
@@ -84,12 +84,15 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
     def at(outer_step: int) -> OuterOptimization:
         return first if outer_step < 1 else second
 
+    def version_at(outer_step: int) -> RunParameters:
+        return replace(PARAMETERS, outer=at(outer_step))
+
     models = [StageModel(ARCHITECTURE) for _ in range(3)]
     for model in models:
         initialise(model, 1)
     schema = TensorSchema.of(models[0])
 
-    place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, schema, first, at), len(models))
+    place = MeetingPlace(StageRounds(IDENTITY.run_id, 0, schema, first, version_at), len(models))
     nodes = [
         OuterSync(
             compute=compute,

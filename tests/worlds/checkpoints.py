@@ -18,15 +18,14 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.consensus.committee import GroupMember
-from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds
-from neuroshard.consensus.matchmaking import Replica
-from neuroshard.consensus.round_messages import signed_by
+from neuroshard.consensus.effects import AnyBody
+from neuroshard.consensus.foundation import SignedFoundation
+from neuroshard.consensus.round_messages import VerifiedBody
+from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
-from neuroshard.consensus.sync_strategies import StageRounds, snapshot_layout
+from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.messages import Frame, FrameLimits
-from neuroshard.model.weights import TensorSchema
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.optim.outer import LineProgress, OuterState
 from neuroshard.pipeline.executor import ComputeThread, Precision
@@ -53,10 +52,10 @@ from neuroshard.state.transfer_messages import (
     ChunkRequest,
     StageName,
 )
-from neuroshard.training.outer_sync import OuterSync, ReplicaProgress
+from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.record import Progress, StageIdentity, TrainingRecord, to_meta
 from neuroshard.training.stage_checkpoint import Stage
-from neuroshard.training.state_transfer import StateDonor
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
 from tests.worlds.clock import at_once
 from tests.worlds.stages import PARAMETERS, make_stage
@@ -139,15 +138,21 @@ class DonorNode:
 
     name: NodeId
     stage: Stage
-    record: TrainingRecord
-    outer: OuterSync
-    snapshots: StateDonor
+    replica: StageReplica
     donor: SnapshotServer
     compute: ComputeThread
     chunks_given: list[int] = field(default_factory=list[int])
     dies_after: int | None = None  # so many chunks
     strangers: set[NodeId] = field(default_factory=set[NodeId])
     reports: list[tuple[NodeId, ScoreReason]] = field(default_factory=list[tuple[NodeId, ScoreReason]])
+
+    @property
+    def record(self) -> TrainingRecord:
+        return self.replica.record
+
+    @property
+    def outer(self) -> OuterSync:
+        return self.replica.outer
 
     async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
         """Count, and end the node when its time has come."""
@@ -214,26 +219,20 @@ def donor_node(
     size = stage.outer_state.anchor.shape
     line = LineProgress(1200)
     state = OuterState(torch.rand(size, generator=agreed), torch.rand(size, generator=agreed), outer, line)
-    sync = OuterSync(
-        compute=compute,
-        model=stage.executor.model,
-        versions=lambda _: MODEL,
-        state=state,
-        progress=OuterProgress(
-            inner_steps=2,
-            sequences=8,
-            members=2,
-            state_root=state_root(state),
-            since_round=8,
-        ),
-    )
+    progress = OuterProgress(inner_steps=2, sequences=8, members=2, state_root=state_root(state), since_round=8)
     record = TrainingRecord(Progress(steps=40, tokens=4000, sequences=160, loss_ema=3.25))
+    stage = replace(stage, outer_state=state, outer_progress=progress, record=record)
 
     def now() -> float:
         return NOW + anyio.current_time()
 
-    progress = ReplicaProgress(sync, record, now)
-    snapshots = StateDonor(stage.keeper, sync, progress, None if not peers else group_of(name, peers, sync, progress))
+    around = None
+    if peers:
+        chain = StageChain(lambda: None, InMemoryChainStore())
+        around = RoundDependencies(KnownPeers(peers), ReplicaClient(NoRequester()), InMemoryVoteLog(), chain)
+    replica = StageReplica(
+        compute, stage, identity_of(name), MODEL, 1, versions=lambda _: MODEL, around=around, now=now
+    )
     limits = DonorLimits(receivers=2, wait_seconds=5.0)
     strangers, reports = set[NodeId](), list[tuple[NodeId, ScoreReason]]()
     donor = SnapshotServer(
@@ -243,34 +242,33 @@ def donor_node(
         offload=at_once,
         report=lambda node, reason: reports.append((node, reason)),
     )
-    node = DonorNode(NodeId(name), stage, record, sync, snapshots, donor, compute, strangers=strangers, reports=reports)
-    node.donor.offer(NAME, snapshots)
+    node = DonorNode(NodeId(name), stage, replica, donor, compute, strangers=strangers, reports=reports)
+    node.donor.offer(NAME, replica)
     return node
 
 
-def group_of(name: str, peers: Sequence[NodeId], sync: OuterSync, progress: ReplicaProgress) -> GroupRounds:
-    """The rounds of a stage that is asked about its replica, never looks at the others and has no foundation."""
-    identity = identity_of(name)
-    replica = Replica(
-        GroupMember(identity.node_id, identity.wallet_id),
-        NAME,
-        StageRounds(RUN, 1, TensorSchema(("layers.0.weight",), ((1,),)), MODEL.outer),
-        lambda members: MODEL.outer.inner_steps * MODEL.sequences_per_step * members,
-        progress.status,
-        lambda: peers,
-        lambda _: None,
-        lambda: True,
-        lambda: NOW,
-    )
-    return GroupRounds(
-        replica,
-        ReplicaClient(NoRequester()),
-        _no_rounds,
-        lambda body: signed_by(identity, body, NOW),
-        AcceptanceCheck(sync.root_after, sync.measured_candidates),
-        book=InMemoryVoteLog(),
-        chain=StageChain(lambda: None, InMemoryChainStore()),
-    )
+@dataclass(frozen=True)
+class KnownPeers:
+    """Other replicas of the stage, which this node never looks at; implements RunSwarm."""
+
+    peers: Sequence[NodeId]
+    may_meet: bool = True
+    word: SignedFoundation | None = None
+
+    def replicas(self, stage: int) -> Sequence[NodeId]:
+        return self.peers
+
+    def newcomers(self) -> frozenset[NodeId]:
+        return frozenset()
+
+    def wallet_of(self, node_id: NodeId) -> WalletId | None:
+        return None
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        return False
+
+    def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+        raise AssertionError("nothing is signed here")
 
 
 class NoRequester:
@@ -280,10 +278,6 @@ class NoRequester:
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
         raise AssertionError("no request is expected here")
-
-
-async def _no_rounds(*_: object) -> None:
-    raise AssertionError("no round is run here")
 
 
 @dataclass

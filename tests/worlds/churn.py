@@ -276,7 +276,7 @@ class ChurnMachine:
 
     def _new(self, name: NodeId, seed: int, clock_ahead: float) -> SimulatedReplica:
         return SimulatedReplica(
-            name, self.network, seed, known=self._known(name), clock_ahead=clock_ahead, outer=self.outer
+            name, self.network, seed, known=self._known(name), clock_ahead=clock_ahead, scheme=self.outer
         )
 
     def _again(self, before: SimulatedReplica, clock_ahead: float) -> SimulatedReplica:
@@ -290,7 +290,7 @@ class ChurnMachine:
             store=before.store,
             known=self._known(before.name),
             clock_ahead=clock_ahead,
-            outer=self.outer,
+            scheme=self.outer,
         )
         replica.wallet_rounds = before.wallet_rounds
         return replica

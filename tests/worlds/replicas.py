@@ -18,12 +18,12 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.aggregation import MemberFacts
-from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.config.run_parameters import OuterOptimization, RunParameters
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Effect, Judge, MakeStatistics, Reduce
 from neuroshard.consensus.foundation import Founding, SignedFoundation, StageStart
-from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
-from neuroshard.consensus.matchmaking import Replica, RoundTimes
+from neuroshard.consensus.group_rounds import GroupRounds, RoundRequestHandlers
+from neuroshard.consensus.matchmaking import RoundTimes
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     MAX_MEMBERS,
@@ -33,6 +33,7 @@ from neuroshard.consensus.round_messages import (
     VoteSaid,
     signed_by,
 )
+from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import Encoded
 from neuroshard.consensus.stage_chain import ChainStore, InMemoryChainStore, StageChain
@@ -61,6 +62,7 @@ from neuroshard.types import LayerRange, NodeId, RunId, WalletId
 from neuroshard.waiting import first_of
 from tests.worlds.clock import at_once
 from tests.worlds.rounds import Twist
+from tests.worlds.stages import PARAMETERS
 
 RUN = RunId("1" * 64)
 STAGE = StageName(RUN, LayerRange(0, 2))
@@ -110,7 +112,7 @@ class SimulatedReplica:
     step_seconds: float = 1.0
     steps: int = 0
     sequences: int = 0
-    saved: int = 1_000_000  # outer step of its newest checkpoint
+    saved_outer_step: int = 1_000_000  # outer step of its newest checkpoint
     is_idle: bool = False
     state: OuterState = field(default_factory=lambda: OuterState(torch.zeros(LENGTH), torch.zeros(LENGTH), 0))
     outcomes: list[Agreed | Abandoned] = field(default_factory=list[Agreed | Abandoned])
@@ -123,23 +125,23 @@ class SimulatedReplica:
     founding: Callable[[], Founding] | None = None  # the one that applies; None: with these seats
     store: ChainStore = field(default_factory=InMemoryChainStore)  # also on its disk
     may_be_alone: bool = False  # it makes rounds of its own when it is alone
-    newcomers: frozenset[NodeId] = frozenset()  # who takes its state over just now
+    takers: frozenset[NodeId] = frozenset()  # who takes its state over just now
     may_take_part: bool = True  # whether it agrees to rounds
     is_reluctant: bool = False  # it agrees to rounds and then does not come
     dies_at_message: int | None = None  # of its rounds
     book: VoteLog = field(default_factory=InMemoryVoteLog)  # what lies on its disk
     times: RoundTimes | None = None
-    objection: str = ""  # why it votes for nothing
+    objects: str = ""  # why it votes for nothing
     chooses: int = 0  # of the candidates for an outer step
     measured: list[int] = field(default_factory=list[int])  # outer steps whose candidates it measured
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
     removed: frozenset[WalletId] = frozenset()  # wallets whose membership the owner has ended
     word: SignedFoundation | None = None  # the owner's newest statement that it has learned
-    keeper: NodeId | None = None  # the node with the newest copy of its state
+    copy_keeper: NodeId | None = None  # the node with the newest copy of its state
     clock_ahead: float = 0.0  # seconds
-    outer: OuterOptimization = OUTER
-    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `outer` holds all the time
+    scheme: OuterOptimization = OUTER
+    versions: Callable[[int], OuterOptimization] | None = None  # by outer step; None: `scheme` holds all the time
     residual: Tensor | None = None
     begun: list[tuple[Tensor, int]] = field(default_factory=list[tuple[Tensor, int]])  # what went into rounds beside it
     lie: Twist | None = None  # what it does instead of what its rounds ask for
@@ -151,38 +153,21 @@ class SimulatedReplica:
         self.weights = self.state.anchor.clone()
         self._generator = torch.Generator().manual_seed(self.seed)
         transport = self.network.join(self.name)
-        replica = Replica(
-            self.member,
-            STAGE,
-            StageRounds(RUN, 0, SCHEMA, self.outer, self.versions, lambda: self.saved),
-            self._sequences_due,
-            self._replica_status,
-            self._peers,
-            wallet_of,
-            lambda: self.may_take_part,
-            self.now,
-            lambda: self.newcomers,
-            self.most_members,
-            lambda wallet: wallet in self.removed,
-            lambda: self.word,
-            lambda: self.keeper,
-        )
-
-        founding = founding_of(self.seats, is_open=self.is_open)
+        self.terms = StageRounds(RUN, 0, SCHEMA, self.scheme, None if self.versions is None else self._version)
         self.asking = ReplicaClient(transport, offload=at_once)
-        self.group = GroupRounds(
-            replica,
+        founding = founding_of(self.seats, is_open=self.is_open)
+        around = RoundDependencies(
+            self,
             self.asking,
-            self._alone,
-            self.signed,
-            AcceptanceCheck(self._root_after, self._candidates, self._object, self._choose),
-            book=self.book,
-            chain=StageChain(self.founding or (lambda: founding), self.store, at_once),
-            reported=self.told,
-            times=self.times,
-            offload=at_once,
-            note_abandoned=self._note_abandoned,
+            self.book,
+            StageChain(self.founding or (lambda: founding), self.store, at_once),
+            self.times or RoundTimes(),
+            self.told,
+            self.most_members,
+            at_once,
+            self.now,
         )
+        self.group = GroupRounds(self, around)
         donor, door = SnapshotServer(lambda node: node in self.network.nodes(), offload=at_once), RoundRequestHandlers()
         donor.offer(STAGE, self)  # type: ignore[arg-type]
         self._send = self.group.actor.mail.send
@@ -198,11 +183,59 @@ class SimulatedReplica:
     @property
     def parameters(self) -> OuterOptimization:
         """Those that hold at the present outer step."""
-        return self.outer if self.versions is None else self.versions(self.state.outer_step)
+        return self.scheme if self.versions is None else self.versions(self.state.outer_step)
+
+    def _version(self, outer_step: int) -> RunParameters:
+        assert self.versions is not None
+        return replace(PARAMETERS, outer=self.versions(outer_step))
 
     @property
     def member(self) -> GroupMember:
         return GroupMember(self.name, IDENTITIES[self.name].wallet_id)
+
+    @property
+    def stage(self) -> StageName:
+        return STAGE
+
+    @property
+    def outer(self) -> SimulatedReplica:
+        """See StageState: this object implements it as well."""
+        return self
+
+    @property
+    def vote(self) -> SimulatedReplica:
+        """See AggregateVote."""
+        return self
+
+    @property
+    def keeper(self) -> SimulatedReplica:
+        """See SavedStates."""
+        return self
+
+    @property
+    def control(self) -> SimulatedReplica:
+        """See Hold."""
+        return self
+
+    @property
+    def must_hold(self) -> str | None:
+        return None if self.may_take_part else "It is told to."
+
+    @property
+    def may_meet(self) -> bool:
+        return self.may_take_part
+
+    def newcomers(self) -> frozenset[NodeId]:
+        return self.takers
+
+    def wallet_of(self, node_id: NodeId) -> WalletId:
+        return wallet_of(node_id)
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        return wallet in self.removed
+
+    def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+        return self.signed(body)
 
     def signed(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(IDENTITIES[self.name], body, self.now())
@@ -232,7 +265,7 @@ class SimulatedReplica:
         self.steps, self.sequences, self.wallet_rounds = other.steps, other.sequences, other.wallet_rounds
         self.group.must_follow = anyio.Event()
 
-    def _replica_status(self) -> ReplicaStatus:
+    def own_status(self) -> ReplicaStatus:
         root, rounds = state_root(self.state), self.wallet_rounds
         return ReplicaStatus(
             True, self.steps, self.state.outer_step, root, sequences=self.sequences, wallet_rounds=rounds
@@ -241,7 +274,7 @@ class SimulatedReplica:
     async def _step(self) -> None:
         self.weights = self.weights - 0.01 * torch.rand(LENGTH, generator=self._generator)
         self.steps, self.sequences = self.steps + 1, self.sequences + SEQUENCES_PER_STEP
-        is_due = self.sequences >= self._sequences_due(1)
+        is_due = self.sequences >= self.sequences_due(1)
         if self.may_be_alone and is_due and self.group.is_alone:
             await self.take_part()
 
@@ -256,7 +289,7 @@ class SimulatedReplica:
             self.begun.append((contribution, self.sequences))
             return
         if isinstance(outcome, Abandoned):
-            self._note_abandoned(outcome)
+            self.note_abandoned(outcome)
         if isinstance(outcome, Agreed):
             self.outcomes.append(outcome)
             carried, encoded = self.residual, contribution if outcome.late_for is None else outcome.late_for
@@ -283,7 +316,7 @@ class SimulatedReplica:
             return 0
         return self.sequences if agreed.offered is None or agreed.late_for is None else agreed.offered
 
-    def _note_abandoned(self, outcome: Abandoned) -> None:
+    def note_abandoned(self, outcome: Abandoned) -> None:
         self.outcomes.append(outcome)
         self.given_up.append(self.state.outer_step)
 
@@ -306,17 +339,17 @@ class SimulatedReplica:
             effects = [said for effect in effects for said in lie(self, effect)]
         self._put(running, effects)
 
-    async def _root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
+    async def root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
         await anyio.lowlevel.checkpoint()
         if outer_step != self.state.outer_step:
             return ""
         line = self.state.line.after(work)
         return state_root(replace(self._strategy.next_state(self.state, aggregate, line.choice), line=line))
 
-    def _candidates(self) -> int:
+    def measured_candidates(self) -> int:
         return len(self._strategy.candidates) if self.state.line.needs_choice else 1
 
-    async def _choose(self, _aggregate: Tensor) -> int:
+    async def choice(self, aggregate: Tensor) -> int:
         await anyio.lowlevel.checkpoint()
         self.measured.append(self.state.outer_step)
         return self.chooses
@@ -326,21 +359,17 @@ class SimulatedReplica:
         steps = self.state.line.sequences // SEQUENCES_PER_STEP
         return strategy_at(self.parameters, SCHEMA, self.state.outer_step, steps)
 
-    def _sequences_due(self, members: int) -> int:
+    def sequences_due(self, members: int) -> int:
         return sequences_to_round(self.parameters, SCHEMA, self.state, SEQUENCES_PER_STEP, members)
 
-    async def _object(self, _aggregate: Tensor, _root: str, _choice: int | None) -> str:
+    async def objection(self, aggregate: Tensor, next_root: str, choice: int | None = None) -> str:
         await anyio.lowlevel.checkpoint()
-        return self.objection
+        return self.objects
 
-    def _peers(self) -> Sequence[NodeId]:
+    def replicas(self, stage: int) -> Sequence[NodeId]:
         if self.known is not None:
             return self.known()
         return sorted(node for node in self.network.nodes() if node != self.name)
-
-    async def _alone(self, contribution: Tensor, outer_step: int) -> Agreed:
-        await anyio.lowlevel.checkpoint()
-        return Agreed(contribution, 1)
 
 
 async def for_seconds(seconds: float, *replicas: SimulatedReplica) -> None:

@@ -43,10 +43,10 @@ from neuroshard.state.stage_tensors import stage_tensors
 from neuroshard.status.board import Generate, GeneratedText
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
-from neuroshard.training.gradient_sync import make_outer_sync
-from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
+from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.record import StageIdentity
-from neuroshard.training.stage_checkpoint import Saver, Stage, build_stage
+from neuroshard.training.stage_checkpoint import Stage, build_stage
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.text_generation import SLICE_SECONDS, LocalInferenceSession, TextGenerator, allowed_ids
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, ShardId, WalletId
@@ -175,7 +175,7 @@ def make_stage(
     ).result()
 
 
-def make_parts(
+def make_replica(
     compute: ComputeThread,
     stage: Stage,
     parameters: RunParameters = PARAMETERS,
@@ -183,24 +183,9 @@ def make_parts(
     number: int = 0,
     *,
     versions: Callable[[int], RunParameters] | None = None,
-) -> StageParts:
-    """The parts of a stage, in a sync group of one. Without `versions`, `parameters` apply at every outer step."""
-    outer = make_outer_sync(compute, stage, versions or (lambda _step: parameters), number)
-    saver = Saver(
-        compute=compute,
-        keeper=stage.keeper,
-        identity=identity,
-        executor=stage.executor,
-        outer=outer,
-        staging=stage.staging,
-    )
-    service = StageServer(
-        compute,
-        stage.executor,
-        sequences_per_step=parameters.sequences_per_step,
-        batch_size=parameters.batch_size,
-    )
-    return StageParts(number, service, outer, saver)
+) -> StageReplica:
+    """A stage without other replicas. Without `versions`, `parameters` apply at every outer step."""
+    return StageReplica(compute, stage, identity, parameters, number, versions=versions or (lambda _step: parameters))
 
 
 def make_trainer(
@@ -214,11 +199,11 @@ def make_trainer(
     versions: Callable[[int], RunParameters] | None = None,
 ) -> Trainer:
     """A trainer that is a group of one and holds the whole model."""
-    held = make_parts(compute, stage, parameters, versions=versions)
+    held = make_replica(compute, stage, parameters, versions=versions)
     feed = feed or MemoryFeed(stage.record.progress.position)
     driving = DriverParts(IDENTITY.node_id, feed, FixedRouting([LocalStageClient(held.service, IDENTITY.node_id)]))
     parts = TrainerParts(parameters, (held,), driving)
-    return Trainer(parts, [stage.record], monotonic=monotonic, seconds_before_drop=seconds_before_drop)
+    return Trainer(parts, monotonic=monotonic, seconds_before_drop=seconds_before_drop)
 
 
 def train(compute: ComputeThread, folder: Path, last_step: int, parameters: RunParameters = PARAMETERS) -> Trainer:

@@ -15,34 +15,31 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
-from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import AnyBody
-from neuroshard.consensus.group_rounds import AcceptanceCheck, GroupRounds, RoundRequestHandlers
-from neuroshard.consensus.matchmaking import Replica
+from neuroshard.consensus.foundation import SignedFoundation
+from neuroshard.consensus.group_rounds import RoundRequestHandlers
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
+from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
-from neuroshard.consensus.sync_strategies import RunRound, StageRounds
+from neuroshard.consensus.sync_strategies import RunRound
 from neuroshard.consensus.vote_log import FileVoteLog
-from neuroshard.model.weights import TensorSchema, flatten
-from neuroshard.network import InMemoryNetwork, Transport
+from neuroshard.model.weights import flatten
+from neuroshard.network import InMemoryNetwork
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, StageClient
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
-from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.rounds import MemberPart
-from neuroshard.training.held_out_vote import HeldOutVote
-from neuroshard.training.outer_sync import ReplicaProgress, lone_exchange
-from neuroshard.training.parts import DriverParts, StageParts, TrainerParts
+from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.stage_checkpoint import Stage
-from neuroshard.training.state_transfer import StateDonor
+from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.trainer import Trainer
-from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
+from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId, WalletId
 from tests.worlds.replicas import IDENTITIES, NOW, QUICK, founding_of
 from tests.worlds.replicas import NAMES as REPLICAS
-from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_parts, make_stage
+from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_replica, make_stage
 
 CUTS = (0, 1, 2, 3)
 WHOLE = replace(PARAMETERS, sequences_per_step=8, inner=replace(PARAMETERS.inner, max_grad_norm=1e9))  # never clipped
@@ -59,10 +56,10 @@ def make_stages(compute: ComputeThread, folder: Path, parameters: RunParameters 
 
 def parts_of(
     compute: ComputeThread, stages: Sequence[Stage], parameters: RunParameters = SPLIT
-) -> tuple[StageParts, ...]:
+) -> tuple[StageReplica, ...]:
     """Each stage in a sync group of one."""
     return tuple(
-        make_parts(compute, stage, parameters, replace(IDENTITY, layers=LayerRange(start, stop)), number)
+        make_replica(compute, stage, parameters, replace(IDENTITY, layers=LayerRange(start, stop)), number)
         for number, (stage, (start, stop)) in enumerate(zip(stages, pairwise(CUTS), strict=True))
     )
 
@@ -83,8 +80,7 @@ def make_split_trainer(
     feed = feed or MemoryFeed(stages[0].record.progress.position)
     routing = FixedRouting([wrap(part.index, LocalStageClient(part.service, IDENTITY.node_id)) for part in held])
     parts = TrainerParts(parameters, held, DriverParts(IDENTITY.node_id, feed, routing, in_flight))
-    records = [stage.record for stage in stages]
-    return Trainer(parts, records) if monotonic is None else Trainer(parts, records, monotonic=monotonic)
+    return Trainer(parts) if monotonic is None else Trainer(parts, monotonic=monotonic)
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -118,16 +114,27 @@ class Node(Noted):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the groups of a node's stages are."""
+class BothNodes:
+    """The two nodes, each with a replica of every stage; implements RunSwarm for one of them."""
 
     name: NodeId
-    folder: Path
-    transport: Transport
-    donor: SnapshotServer
-    door: RoundRequestHandlers
-    parameters: RunParameters
-    control: Control
+    may_meet: bool = True
+    word: SignedFoundation | None = None
+
+    def replicas(self, stage: int) -> Sequence[NodeId]:
+        return [node for node in NAMES if node != self.name]
+
+    def newcomers(self) -> frozenset[NodeId]:
+        return frozenset()
+
+    def wallet_of(self, node_id: NodeId) -> WalletId:
+        return IDENTITIES[node_id].wallet_id
+
+    def is_removed(self, wallet: WalletId) -> bool:
+        return False
+
+    def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
+        return signed_by(IDENTITIES[self.name], body, NOW)
 
 
 def node_of(
@@ -141,18 +148,29 @@ def node_of(
     batch_seconds: float = 0.0,
 ) -> Node:
     """A node whose feed takes `batch_seconds` for a batch."""
-    identity = replace(IDENTITY, node_id=name)
+    identity = replace(IDENTITY, node_id=name, wallet_id=IDENTITIES[name].wallet_id)
     cuts = CUTS if parameters.stage_count > 1 else (CUTS[0], CUTS[-1])
     transport, donor, door = network.join(name), SnapshotServer(lambda node: node in NAMES), RoundRequestHandlers()
-    control = Control()
-    place = Place(name, folder / name, transport, donor, door, parameters, control)
-    stages, held = list[Stage](), list[StageParts]()
+    control, founding = Control(), founding_of(NAMES)
+    held = list[StageReplica]()
     for number, layers in enumerate(LayerRange(*cut) for cut in pairwise(cuts)):
         known = replace(identity, layers=layers)
         stage = make_stage(compute, folder / name / str(number), parameters, known)
-        part = make_parts(compute, stage, parameters, known, number)
-        stages.append(stage)
-        held.append(in_group(compute, part, stage, StageName(known.run_id, layers), place))
+        around = RoundDependencies(
+            BothNodes(name),
+            ReplicaClient(transport),
+            FileVoteLog(folder / name / f"rounds-{number}"),
+            StageChain(lambda: founding, InMemoryChainStore()),
+            times=QUICK,
+            now=lambda: NOW,
+        )
+        replica = StageReplica(
+            compute, stage, known, parameters, number, versions=lambda _: parameters, control=control, around=around
+        )
+        donor.offer(replica.stage, replica)
+        assert replica.group is not None
+        door.add(replica.group)
+        held.append(replica)
     donor.serve(transport)
     door.serve(transport)
     node = Node(others=[Noted() for _ in held[1:]])
@@ -161,52 +179,11 @@ def node_of(
     feed = MemoryFeed(DataPosition(shard, ShardId(shard), 0), batch_seconds)
     routing = FixedRouting([LocalStageClient(part.service, name) for part in held])
     parts = TrainerParts(parameters, tuple(held), DriverParts(name, feed, routing))
-    node.trainer = Trainer(parts, [stage.record for stage in stages], control=control)
+    node.trainer = Trainer(parts, control=control)
     return node
 
 
-def in_group(compute: ComputeThread, held: StageParts, stage: Stage, stage_name: StageName, place: Place) -> StageParts:
-    """A stage whose other replica is at the other node."""
-    parameters, known, outer = place.parameters, IDENTITIES[place.name], held.outer
-    rounds = StageRounds(stage_name.run_id, held.index, TensorSchema.of(stage.executor.model), parameters.outer)
-    progress = ReplicaProgress(outer, stage.record)
-
-    def peers() -> Sequence[NodeId]:
-        return [node for node in NAMES if node != place.name]
-
-    def sign(body: AnyBody) -> VerifiedBody[AnyBody]:
-        return signed_by(known, body, NOW)
-
-    replica = Replica(
-        GroupMember(place.name, known.wallet_id),
-        stage_name,
-        rounds,
-        outer.sequences_due,
-        progress.status,
-        peers,
-        lambda node: IDENTITIES[node].wallet_id,
-        lambda: place.control.must_hold is None,
-        lambda: NOW,
-    )
-    vote = HeldOutVote(compute, stage.executor, outer, parameters.batch_size)
-    founding = founding_of(NAMES)
-    group = GroupRounds(
-        replica,
-        ReplicaClient(place.transport),
-        lone_exchange,
-        sign,
-        AcceptanceCheck(outer.root_after, outer.measured_candidates, vote.objection, vote.choice),
-        book=FileVoteLog(place.folder / f"rounds-{held.index}"),
-        chain=StageChain(lambda: founding, InMemoryChainStore()),
-        times=QUICK,
-        note_abandoned=outer.note_abandoned,
-    )
-    place.donor.offer(stage_name, StateDonor(stage.keeper, outer, progress, group))
-    place.door.add(group)
-    return replace(held, group=group, vote=vote)
-
-
-def note_rounds(noted: Noted, held: StageParts) -> None:
+def note_rounds(noted: Noted, held: StageReplica) -> None:
     """Remember what the stage holds after each round."""
     outer, model, run_round = held.outer, held.executor.model, held.outer.run_round
 
