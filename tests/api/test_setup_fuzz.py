@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from test_setup_api import SECRET, SetupApi
 
 from neuroshard.api.server import ApiServer, bind
+from tests.worlds.setup_api import SECRET, SetupApi
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside the library are not ours

@@ -28,6 +28,8 @@ export interface ArrivalBody {
   link_fault: string | null; // why a link that was opened cannot be used
   text: TextFolderBody | null;
   public_run: string | null; // name of this release's own run; null: there is none yet
+  nearby: NearbyRunBody[] | null; // runs on the local network; null: it is not searched
+  nearby_run: NearbyRunBody | null; // the one that was chosen
 }
 
 /** The stage at which microbatches spend most time, and the slowest of its nodes. */
@@ -253,6 +255,13 @@ export interface MicrobatchTrace {
   takeovers: Takeover[]; // replacements of a replica in the middle of it
   failures: number; // requests after which another node was asked
   other_seconds: number | null; // time outside the stages: routing, repeated requests, lost work [s]
+}
+
+/** A run that a node of the local network announces. */
+export interface NearbyRunBody {
+  run_id: string;
+  name: string;
+  computers: number; // that take part, as the node says
 }
 
 /** GET /api/peers: this node's connections, and every other node of the run. */

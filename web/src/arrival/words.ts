@@ -1,6 +1,6 @@
 // The strings of invitations and of the first question, in the wizard and in the dashboard.
 
-import type { InvitationBody, InvitedModelBody, TextFolderBody } from "../api/responses";
+import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/responses";
 import { bigCount, bytes, count, dateAndTime, plural } from "../format";
 
 export const BEGIN = {
@@ -12,10 +12,16 @@ export const BEGIN = {
   demoAbout: "A small model learns from text on this computer. It needs no wallet and no network, and nothing is stored about you.",
   text: "Train on my own text",
   textAbout: "Choose a folder. The text and the model stay on this computer.",
-  nearby: "Join a run on this network",
-  nearbyAbout: "Asks the owner of a run on the local network to let this computer in. Both of you see the same four words.",
-  noPublicRun: "There is no public run yet, so you need an invitation to train with others.",
+  noPublicRun: "There is no public run yet. To train with others, you need an invitation or a run on your network.",
   publicRun: (name: string) => `The public run of this release is called ${name}.`,
+};
+
+export const NEARBY = {
+  title: (count: number) => (count === 1 ? "A run on your network" : "Runs on your network"),
+  none: "None found so far. Start NeuroShard on the computer with the run: it appears here within seconds.",
+  about: "The run's owner must allow your computer. You both see the same four words.",
+  join: "Join",
+  name: (run: NearbyRunBody) => run.name || `Run ${run.run_id.slice(0, 8)}`,
 };
 
 export const PASTE = {

@@ -9,10 +9,13 @@ export interface Choices {
   autostart?: boolean;
 }
 
+/** The answer to the first question. */
+export type Answer = { purpose: "join" } | { purpose: "nearby"; run_id: string } | { purpose: "text"; folder: string };
+
 export interface SetupCalls {
   read: () => Promise<SetupBody>;
   readInvitation: (text: string) => Promise<SetupBody>;
-  choosePurpose: (purpose: "join" | "nearby" | "text", folder?: string) => Promise<SetupBody>;
+  choosePurpose: (answer: Answer) => Promise<SetupBody>;
   startDemo: () => Promise<FinishedBody>;
   chooseWallet: (source: "create" | "enter" | "found", phrase?: string, isText?: boolean) => Promise<SetupBody>;
   confirm: (words: string[]) => Promise<SetupBody>;
@@ -26,7 +29,7 @@ export function setupCalls(client: Client, openDashboard: () => void): SetupCall
   return {
     read: () => client.get<SetupBody>("/api/setup"),
     readInvitation: (text) => client.command<SetupBody>("/api/setup/invitation", { text }),
-    choosePurpose: (purpose, folder) => client.command<SetupBody>("/api/setup/purpose", { purpose, ...(folder === undefined ? {} : { folder }) }),
+    choosePurpose: (answer) => client.command<SetupBody>("/api/setup/purpose", answer),
     startDemo: () => client.command<FinishedBody>("/api/setup/demo", {}),
     chooseWallet: (source, phrase, isText) =>
       client.command<SetupBody>("/api/setup/wallet", { source, ...(phrase === undefined ? {} : { phrase, is_text: isText === true }) }),
