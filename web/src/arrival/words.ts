@@ -27,8 +27,16 @@ export const NEARBY = {
 export const PASTE = {
   title: "Join with an invitation",
   label: "Invitation",
-  hint: "Paste the link or the code. You can also drop the invitation file here.",
-  open: "Open a file",
+  hint: "Paste the link or the code. You can also drop the invitation file or a picture of the QR code here.",
+  open: "Open a file or picture",
+  scan: "Scan a QR code",
+  closeCamera: "Close the camera",
+  camera: "Picture of the camera",
+  hold: "Hold the QR code in front of the camera so that it fills the picture. The picture stays on this computer.",
+  forbidden: "The browser may not use the camera. Allow it next to the address, or open a picture of the QR code.",
+  noCamera: "The camera does not work. Close other programs that use it, or open a picture of the QR code.",
+  noCode: "There is no readable QR code in this picture. Take it from straight ahead, sharp and in good light.",
+  noPicture: "The browser cannot open this picture. Use a PNG or JPEG file of at most 20 MB.",
   show: "Show the invitation",
   tooLong: "The file is too long for an invitation. Open the file that ends in .neuroshard-invitation.",
 };
