@@ -66,6 +66,38 @@ class TextFolderBody(ResponseBody):
     bytes: int
 
 
+class TextCountBody(ResponseBody):
+    """Text files in a folder and its subfolders."""
+
+    files: int
+    bytes: int
+    is_complete: bool = Field(description="false: there are at least this many, or a part cannot be read")
+
+
+class ListedFolderBody(ResponseBody):
+    """A subfolder."""
+
+    name: EncodableText
+    path: EncodableText
+    text: TextCountBody
+
+
+class FolderListBody(ResponseBody):
+    """A folder of this computer and its subfolders. Files and links are not listed."""
+
+    path: EncodableText
+    parent: EncodableText | None = Field(description="the folder above it; null: there is none")
+    text: TextCountBody
+    folders: list[ListedFolderBody]
+    has_more: bool = Field(description="more folders than are listed")
+
+
+class FolderRequest(RequestBody):
+    """POST /api/setup/folders: the folder to list; null: the home folder."""
+
+    path: str | None = Field(default=None, max_length=LONGEST_PATH)
+
+
 class NearbyRunBody(ResponseBody):
     """A run that a node of the local network announces."""
 
@@ -185,6 +217,7 @@ class ArrivalDraft:
     """The first answer of the wizard. Methods raise WrongFieldsError and then change nothing."""
 
     find_text: Callable[[Path], TextFolder]  # raises DataError
+    list_folders: Callable[[Path], FolderListBody]  # raises DataError
     is_local: bool  # whether nodes on this very computer can be peers
     public_run: str | None = None
     nearby: LanRuns | None = None  # None: the local network is not searched
@@ -251,11 +284,16 @@ class ArrivalDraft:
             )
         return found
 
-    def _found_text(self, named: str) -> TextFolder:
-        if not named.startswith(("~", "/", "\\")) and not Path(named).is_absolute():
-            raise WrongFieldsError(("folder", "Enter the whole path of a folder, from the top."))
+    def list_folder(self, named: str | None) -> FolderListBody:
+        """List a folder for the choice of text. It reads the disk, and changes nothing here."""
         try:
-            folder = expanded(named)
+            return self.list_folders(Path.home() if named is None else whole_path(named))
+        except (NeuroShardError, RuntimeError) as error:  # RuntimeError: this account has no home folder
+            raise WrongFieldsError(("path", str(error))) from None
+
+    def _found_text(self, named: str) -> TextFolder:
+        try:
+            folder = whole_path(named)
             found = self.find_text(folder)
         except NeuroShardError as error:
             raise WrongFieldsError(("folder", f"{error.message} {error.action}".strip())) from None
@@ -263,3 +301,10 @@ class ArrivalDraft:
             size = f"{found.bytes / 1000:,.0f} kB of text"
             raise WrongFieldsError(("folder", f"{folder} has {size}. At least 100 kB are needed: add more files."))
         return found
+
+
+def whole_path(named: str) -> Path:
+    """The folder that a text names. Raises UsageError for a path that depends on where this process was started."""
+    if not named.startswith(("~", "/", "\\")) and not Path(named).is_absolute():
+        raise UsageError("Enter the whole path of a folder, from the top.")
+    return expanded(named)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter
 from pydantic import Field, JsonValue, SecretStr
 
@@ -20,6 +21,8 @@ from neuroshard.api.arrival import (
     LONGEST_PATH,
     ArrivalBody,
     ArrivalDraft,
+    FolderListBody,
+    FolderRequest,
     InvitationRequest,
     PurposeRequest,
     Room,
@@ -453,6 +456,11 @@ def arrival_routes(desk: SetupDraft, clock: Callable[[], float]) -> APIRouter:
         """Answer the first question: join the run of the invitation or one nearby, or train on the text in a folder."""
         desk.arrival.choose(body)
         return desk.view()
+
+    @router.post("/api/setup/folders")
+    async def list_folder(body: FolderRequest) -> FolderListBody:
+        """List the folders in a folder of this computer, and how much text they contain."""
+        return await to_thread.run_sync(desk.arrival.list_folder, body.path)  # a sleeping disk takes seconds
 
     @router.post("/api/setup/demo", status_code=202)
     async def start_demo(body: NoMembers | None = None) -> FinishedBody:

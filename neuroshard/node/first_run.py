@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url, is_loopback_name
 from neuroshard.api.app import SetupContext, create_setup_app
-from neuroshard.api.arrival import ArrivalDraft, TextFolder
+from neuroshard.api.arrival import ArrivalDraft, FolderListBody, TextFolder
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.folders import prepare_data_dir
@@ -185,6 +185,7 @@ def arrival_of(loaded: LoadedSettings) -> ArrivalDraft:
     is_searched = settings.network and settings.lan_discovery and not is_local and not is_given
     return ArrivalDraft(
         _text_in,
+        _folders_in,
         is_local,
         None if public is None else public.name,
         LanRuns() if is_searched else None,
@@ -198,6 +199,13 @@ def _text_in(folder: Path) -> TextFolder:
 
     found = FolderText(folder).size()
     return TextFolder(folder, found.files, found.bytes)
+
+
+def _folders_in(folder: Path) -> FolderListBody:
+    """List a folder. Raises DataError."""
+    from neuroshard.dataset.text_folders import list_text_folders
+
+    return FolderListBody.model_validate(list_text_folders(folder))
 
 
 def _store_run(data_dir: Path, run: ChosenRun | None) -> None:

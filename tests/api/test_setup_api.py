@@ -271,3 +271,21 @@ def test_a_run_of_the_local_network_is_listed_and_joined_by_its_id(tmp_path: Pat
     wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
     assert wizard.owner("POST", "/api/setup/finish").status_code == 202
     assert wizard.runs == [ChosenRun(run_id, "home <b>")]
+
+
+def test_folders_are_listed_for_the_owner_only_and_nothing_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wizard, home = SetupApi(tmp_path / "node", is_given=False), tmp_path / "home"
+    (home / "notes" / "old").mkdir(parents=True)
+    (home / "notes" / "a.txt").write_text("text")
+    monkeypatch.setenv("HOME", str(home))
+    assert wizard.call("POST", "/api/setup/folders", {"path": None}, HERE).status_code == 401
+    listed = wizard.owner("POST", "/api/setup/folders", {"path": None}).json()
+    text = {"files": 1, "bytes": 4, "is_complete": True}
+    assert (listed["path"], listed["parent"], listed["text"]) == (str(home), str(tmp_path), text)
+    assert listed["folders"] == [{"name": "notes", "path": str(home / "notes"), "text": text}]
+    assert wizard.owner("POST", "/api/setup/folders", {"path": "~/notes"}).json()["path"] == str(home / "notes")
+    for path, words in {"notes": "whole path", str(home / "none"): "cannot be opened", "~\0": "NUL"}.items():
+        assert words in wizard.faults("/api/setup/folders", {"path": path})["path"]
+    assert wizard.owner("GET", "/api/setup").json()["arrival"]["text"] is None

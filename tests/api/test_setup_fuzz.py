@@ -26,7 +26,7 @@ CONFIGURATION = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-OPERATIONS = ("invitation", "purpose", "demo", "wallet", "backup", "choices", "finish")
+OPERATIONS = ("invitation", "purpose", "folders", "demo", "wallet", "backup", "choices", "finish")
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,12 @@ from fastapi import FastAPI
 
 from neuroshard.api.access import ENTRY_SECONDS, FRAGMENT, SessionKeys
 from neuroshard.api.app import SetupContext, create_setup_app
-from neuroshard.api.arrival import ArrivalDraft, TextFolder
+from neuroshard.api.arrival import ArrivalDraft, FolderListBody, TextFolder
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.loading import load_settings
 from neuroshard.config.saving import FirstSettings
+from neuroshard.dataset.text_folders import list_text_folders
 from neuroshard.errors import StorageError
 from neuroshard.network.lan_runs import LanRuns
 from neuroshard.runs.chosen_run import ChosenRun
@@ -49,7 +50,7 @@ class SetupApi:
         loaded = load_settings(self.flags, {}, self.folder)
         surroundings = SetupFacts({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
         purpose = "given" if self.is_given else None
-        arrival = ArrivalDraft(self.text_in, is_local=False, nearby=self.nearby, purpose=purpose)
+        arrival = ArrivalDraft(self.text_in, self.folders_in, is_local=False, nearby=self.nearby, purpose=purpose)
         self.desk = SetupDraft(loaded, surroundings, arrival, self.finish, self.demo, clock=lambda: self.beats)
         self.app = create_setup_app(
             SetupContext(self.desk, SECRET, "127.0.0.1", self.port, self.stopped.append, lambda: self.now)
@@ -78,6 +79,9 @@ class SetupApi:
             raise self.failure
         self.demos += 1
         return Finished(f"http://localhost:{PORT}")
+
+    def folders_in(self, folder: Path) -> FolderListBody:
+        return FolderListBody.model_validate(list_text_folders(folder))
 
     def text_in(self, folder: Path) -> TextFolder:
         return TextFolder(folder, 2, 200_000)

@@ -72,6 +72,15 @@ export interface FinishedBody {
   warning: string | null; // what did not work although the rest did
 }
 
+/** A folder of this computer and its subfolders. Files and links are not listed. */
+export interface FolderListBody {
+  path: string;
+  parent: string | null; // the folder above it; null: there is none
+  text: TextCountBody;
+  folders: ListedFolderBody[];
+  has_more: boolean; // more folders than are listed
+}
+
 /** GET /health: the process answers, and the age of its newest snapshot. */
 export interface Health {
   status: string; // "ok", or "stale" when the node has published nothing for 30 s
@@ -157,6 +166,13 @@ export interface LearningSummary {
   held_out_loss: number | null; // last evaluation [nats/token]
   held_out_initial_loss: number | null; // first evaluation [nats/token]
   unigram_entropy: number | null; // held-out loss of a model that knows token frequencies only [nats/token]
+}
+
+/** A subfolder. */
+export interface ListedFolderBody {
+  name: string;
+  path: string;
+  text: TextCountBody;
 }
 
 /** One formatted log record. Sequence numbers start at 1 and have no gaps. */
@@ -564,6 +580,13 @@ export interface Takeover {
   before: string; // node that began
   after: string; // node that completed it
   is_exact: boolean; // both reported equal weights
+}
+
+/** Text files in a folder and its subfolders. */
+export interface TextCountBody {
+  files: number;
+  bytes: number;
+  is_complete: boolean; // false: there are at least this many, or a part cannot be read
 }
 
 /** A folder with the owner's text. */

@@ -1,6 +1,6 @@
 // The strings of invitations and of the first question, in the wizard and in the dashboard.
 
-import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/responses";
+import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextCountBody, TextFolderBody } from "../api/responses";
 import { bigCount, bytes, count, dateAndTime, plural } from "../format";
 
 export const BEGIN = {
@@ -53,7 +53,19 @@ export const OWN_TEXT = {
   title: "Which text?",
   about: "The program reads the text files in this folder and its subfolders. It changes nothing there.",
   label: "Folder",
-  hint: "At least 100 kB of text, for example /home/me/notes. Text, Markdown, HTML and source code are read.",
+  hint: "Choose a folder below, or enter its path. It needs at least 100 kB of text. Text, Markdown, HTML and source code are read.",
+};
+
+export const FOLDERS = {
+  title: "Folders on this computer",
+  up: "↑ Folder above",
+  reading: "Reading the folders of this computer…",
+  none: "There are no folders in here.",
+  more: "Not all folders are shown. You can enter the path of any folder above.",
+  count: ({ files, bytes: size, is_complete: isComplete }: TextCountBody) => {
+    if (files === 0) return isComplete ? "no text files" : "not counted";
+    return `${isComplete ? "" : "at least "}${plural(files, "text file")}, ${bytes(size)}`;
+  },
 };
 
 export function factsOf(invitation: InvitationBody): [string, string][] {

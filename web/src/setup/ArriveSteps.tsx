@@ -6,6 +6,7 @@ import { InvitationFacts, InvitationField } from "../arrival/Invitation";
 import { BEGIN, NEARBY, OWN_TEXT, PASTE, SHOWN, textWords } from "../arrival/words";
 import { plural } from "../format";
 import { Buttons, Fault, Field, useSending } from "./fields";
+import { FolderPicker } from "./FolderPicker";
 import { Starting } from "./StartStep";
 import type { StepProps } from "./Wizard";
 
@@ -135,6 +136,7 @@ export function TextStep({ setup, calls, go, onChange }: StepProps) {
         fault={faults.fields.folder}
         hint={found && found.path === folder ? textWords(found) : OWN_TEXT.hint}
       />
+      <FolderPicker calls={calls} start={folder} onChoose={setFolder} />
       <Fault id="text-fault" text={faults.other} />
       <Buttons next="Next" busy={busy} back={() => go("arrive")} />
     </form>
