@@ -59,36 +59,20 @@ class InvitationBody(ResponseBody):
 
 
 class TextFolderBody(ResponseBody):
-    """A folder with the owner's text."""
+    """A folder, and the text files in it and its subfolders."""
 
     path: EncodableText
     files: int
     bytes: int
-
-
-class TextCountBody(ResponseBody):
-    """Text files in a folder and its subfolders."""
-
-    files: int
-    bytes: int
-    is_complete: bool = Field(description="false: there are at least this many, or a part cannot be read")
-
-
-class ListedFolderBody(ResponseBody):
-    """A subfolder."""
-
-    name: EncodableText
-    path: EncodableText
-    text: TextCountBody
+    is_complete: bool = Field(default=True, description="false: at least this many, or a part cannot be read")
 
 
 class FolderListBody(ResponseBody):
     """A folder of this computer and its subfolders. Files and links are not listed."""
 
-    path: EncodableText
+    folder: TextFolderBody
     parent: EncodableText | None = Field(description="the folder above it; null: there is none")
-    text: TextCountBody
-    folders: list[ListedFolderBody]
+    folders: list[TextFolderBody]
     has_more: bool = Field(description="more folders than are listed")
 
 

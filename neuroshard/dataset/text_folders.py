@@ -21,30 +21,21 @@ MAX_NAMES_BELOW = 60_000  # read in all of them together
 
 
 @dataclass(frozen=True)
-class TextCount:
-    """Text files in a folder and its subfolders."""
+class ListedFolder:
+    """A folder, and the text files in it and its subfolders."""
 
+    path: str
     files: int
     bytes: int
     is_complete: bool  # false: there are at least this many, or a part cannot be read
 
 
 @dataclass(frozen=True)
-class ListedFolder:
-    """A subfolder."""
-
-    name: str
-    path: str
-    text: TextCount
-
-
-@dataclass(frozen=True)
 class FolderList:
     """A folder and its subfolders, in order of their names."""
 
-    path: str
+    folder: ListedFolder
     parent: str | None  # None: there is nothing above it
-    text: TextCount
     folders: tuple[ListedFolder, ...]
     has_more: bool  # more folders than are listed
 
@@ -65,11 +56,11 @@ def list_text_folders(folder: Path) -> FolderList:
         count = _counted(Path(entry.path), min(left, MAX_NAMES_EACH))
         left -= count.names
         counts.append(count)
-        rows.append(ListedFolder(entry.name, entry.path, count.text))
+        rows.append(ListedFolder(entry.path, count.files, count.bytes, count.is_complete))
     has_more = len(shown) > MAX_FOLDERS or len(names) > MAX_NAMES
     files, size = sum(one.files for one in counts), sum(one.bytes for one in counts)
-    whole = TextCount(files, size, not has_more and all(one.is_complete for one in counts))
-    return FolderList(str(real), None if real.parent == real else str(real.parent), whole, tuple(rows), has_more)
+    whole = ListedFolder(str(real), files, size, not has_more and all(one.is_complete for one in counts))
+    return FolderList(whole, None if real.parent == real else str(real.parent), tuple(rows), has_more)
 
 
 @dataclass
@@ -79,13 +70,9 @@ class _Count:
     names: int = 0  # that were read
     is_complete: bool = True
 
-    @property
-    def text(self) -> TextCount:
-        return TextCount(self.files, self.bytes, self.is_complete)
-
 
 def _counted(folder: Path, most: int) -> _Count:
-    """Count the text files that training on `folder` reads, after at most so many names."""
+    """Count the text files that training on `folder` reads, after at most `most` names."""
     count, waiting = _Count(), [folder]
     while waiting:
         here, left = waiting.pop(), most - count.names

@@ -283,9 +283,10 @@ def test_folders_are_listed_for_the_owner_only_and_nothing_is_chosen(
     assert wizard.call("POST", "/api/setup/folders", {"path": None}, HERE).status_code == 401
     listed = wizard.owner("POST", "/api/setup/folders", {"path": None}).json()
     text = {"files": 1, "bytes": 4, "is_complete": True}
-    assert (listed["path"], listed["parent"], listed["text"]) == (str(home), str(tmp_path), text)
-    assert listed["folders"] == [{"name": "notes", "path": str(home / "notes"), "text": text}]
-    assert wizard.owner("POST", "/api/setup/folders", {"path": "~/notes"}).json()["path"] == str(home / "notes")
+    assert (listed["folder"], listed["parent"]) == ({"path": str(home), **text}, str(tmp_path))
+    assert listed["folders"] == [{"path": str(home / "notes"), **text}]
+    named = wizard.owner("POST", "/api/setup/folders", {"path": "~/notes"}).json()
+    assert named["folder"]["path"] == str(home / "notes")
     for path, words in {"notes": "whole path", str(home / "none"): "cannot be opened", "~\0": "NUL"}.items():
         assert words in wizard.faults("/api/setup/folders", {"path": path})["path"]
     assert wizard.owner("GET", "/api/setup").json()["arrival"]["text"] is None

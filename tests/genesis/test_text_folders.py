@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.dataset import FolderText, text_folders
-from neuroshard.dataset.text_folders import MAX_FOLDERS, MAX_NAMES_EACH, TextCount, list_text_folders
+from neuroshard.dataset.text_folders import MAX_FOLDERS, MAX_NAMES_EACH, ListedFolder, list_text_folders
 from neuroshard.errors import DataError
 
 
@@ -28,11 +28,10 @@ def test_folders_are_listed_with_the_text_below_them_and_files_are_not(tmp_path:
     written(tmp_path / "Zoo" / "picture.png", 400)
     written(tmp_path / "album" / "picture.png", 400)
     found = list_text_folders(tmp_path)
-    rows = [(row.name, row.text) for row in found.folders]
-    assert rows == [("album", TextCount(0, 0, True)), ("Zoo", TextCount(2, 30, True))]
-    assert found.text == TextCount(3, 35, True)
-    assert (found.path, found.parent, found.has_more) == (str(tmp_path), str(tmp_path.parent), False)
-    assert [row.path for row in found.folders] == [str(tmp_path / "album"), str(tmp_path / "Zoo")]
+    album, zoo = str(tmp_path / "album"), str(tmp_path / "Zoo")
+    assert found.folders == (ListedFolder(album, 0, 0, True), ListedFolder(zoo, 2, 30, True))
+    assert found.folder == ListedFolder(str(tmp_path), 3, 35, True)
+    assert (found.parent, found.has_more) == (str(tmp_path.parent), False)
     assert list_text_folders(Path("/")).parent is None
 
 
@@ -45,8 +44,8 @@ def test_links_are_neither_shown_nor_followed_nor_counted(tmp_path: Path) -> Non
     (home / "notes" / "below").symlink_to(secret)
     (home / "notes" / "diary.txt").symlink_to(secret / "diary.txt")
     found = list_text_folders(home)
-    assert [(row.name, row.text) for row in found.folders] == [("notes", TextCount(1, 1, True))]
-    assert list_text_folders(home / "away").path == str(
+    assert found.folders == (ListedFolder(str(home / "notes"), 1, 1, True),)
+    assert list_text_folders(home / "away").folder.path == str(
         secret
     )  # the owner named the link: the page shows where it leads
 
@@ -56,7 +55,7 @@ def test_folders_that_training_skips_or_that_cannot_be_shown_are_left_out(tmp_pa
     written(tmp_path / name / "a.txt", 10)
     written(tmp_path / "shown" / name / "a.txt", 10)
     (row,) = list_text_folders(tmp_path).folders
-    assert (row.name, row.text.files) == ("shown", 0)
+    assert (row.path, row.files) == (str(tmp_path / "shown"), 0)
 
 
 def test_what_is_counted_is_what_training_reads(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_what_is_counted_is_what_training_reads(tmp_path: Path) -> None:
     written(tmp_path / "all" / "a.html", 10)
     size = FolderText(tmp_path / "all").size()
     (row,) = list_text_folders(tmp_path).folders
-    assert (row.text.files, row.text.bytes) == (size.files, size.bytes) == (2, 20)
+    assert (row.files, row.bytes) == (size.files, size.bytes) == (2, 20)
 
 
 def test_what_cannot_be_listed_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_a_part_of_another_user_makes_the_count_a_lower_bound(tmp_path: Path, mo
 
     monkeypatch.setattr(text_folders.os, "scandir", refuse)
     (row,) = list_text_folders(tmp_path).folders
-    assert row.text == TextCount(2, 20, False)
+    assert row == ListedFolder(str(tmp_path / "a"), 2, 20, False)
 
 
 def test_a_large_folder_is_read_up_to_a_limit(tmp_path: Path) -> None:
@@ -99,8 +98,8 @@ def test_a_large_folder_is_read_up_to_a_limit(tmp_path: Path) -> None:
     for number in range(MAX_NAMES_EACH + 50):
         (tmp_path / "f000" / f"{number}.txt").touch()
     found = list_text_folders(tmp_path)
-    assert (len(found.folders), found.has_more, found.text.is_complete) == (MAX_FOLDERS, True, False)
-    first = found.folders[0].text
+    assert (len(found.folders), found.has_more, found.folder.is_complete) == (MAX_FOLDERS, True, False)
+    first = found.folders[0]
     assert (first.files, first.is_complete) == (MAX_NAMES_EACH, False)
 
 
@@ -109,9 +108,9 @@ def test_all_counts_together_have_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
     for name in "abc":
         for number in range(4):
             written(tmp_path / name / f"{number}.txt", 1)
-    counts = [row.text for row in list_text_folders(tmp_path).folders]
-    assert counts[0] == TextCount(4, 4, True)
-    assert [count.is_complete for count in counts] == [True, False, False]
+    rows = list_text_folders(tmp_path).folders
+    assert (rows[0].files, rows[0].bytes) == (4, 4)
+    assert [row.is_complete for row in rows] == [True, False, False]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse names that are not text")
@@ -127,4 +126,4 @@ def test_any_text_lists_a_folder_or_is_refused(tmp_path: Path, text: str) -> Non
         found = list_text_folders(tmp_path / text.lstrip("/"))
     except DataError:
         return
-    assert Path(found.path).is_dir()
+    assert Path(found.folder.path).is_dir()

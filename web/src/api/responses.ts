@@ -74,10 +74,9 @@ export interface FinishedBody {
 
 /** A folder of this computer and its subfolders. Files and links are not listed. */
 export interface FolderListBody {
-  path: string;
+  folder: TextFolderBody;
   parent: string | null; // the folder above it; null: there is none
-  text: TextCountBody;
-  folders: ListedFolderBody[];
+  folders: TextFolderBody[];
   has_more: boolean; // more folders than are listed
 }
 
@@ -166,13 +165,6 @@ export interface LearningSummary {
   held_out_loss: number | null; // last evaluation [nats/token]
   held_out_initial_loss: number | null; // first evaluation [nats/token]
   unigram_entropy: number | null; // held-out loss of a model that knows token frequencies only [nats/token]
-}
-
-/** A subfolder. */
-export interface ListedFolderBody {
-  name: string;
-  path: string;
-  text: TextCountBody;
 }
 
 /** One formatted log record. Sequence numbers start at 1 and have no gaps. */
@@ -582,18 +574,12 @@ export interface Takeover {
   is_exact: boolean; // both reported equal weights
 }
 
-/** Text files in a folder and its subfolders. */
-export interface TextCountBody {
-  files: number;
-  bytes: number;
-  is_complete: boolean; // false: there are at least this many, or a part cannot be read
-}
-
-/** A folder with the owner's text. */
+/** A folder, and the text files in it and its subfolders. */
 export interface TextFolderBody {
   path: string;
   files: number;
   bytes: number;
+  is_complete: boolean; // false: at least this many, or a part cannot be read
 }
 
 /** Texts that the model wrote at one step, always with the likeliest token. */

@@ -41,7 +41,7 @@ export async function textOfPicture(file: Blob): Promise<string | null> {
   return null;
 }
 
-/** A file as a data: address, the only kind besides its own that this page may show. */
+/** A file as a data: address: the page may show such pictures and those of its own server, and no others. */
 function dataAddress(file: Blob): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();

@@ -1,6 +1,6 @@
 // The strings of invitations and of the first question, in the wizard and in the dashboard.
 
-import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextCountBody, TextFolderBody } from "../api/responses";
+import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/responses";
 import { bigCount, bytes, count, dateAndTime, plural } from "../format";
 
 export const BEGIN = {
@@ -62,7 +62,7 @@ export const FOLDERS = {
   reading: "Reading the folders of this computer…",
   none: "There are no folders in here.",
   more: "Not all folders are shown. You can enter the path of any folder above.",
-  count: ({ files, bytes: size, is_complete: isComplete }: TextCountBody) => {
+  count: ({ files, bytes: size, is_complete: isComplete }: TextFolderBody) => {
     if (files === 0) return isComplete ? "no text files" : "not counted";
     return `${isComplete ? "" : "at least "}${plural(files, "text file")}, ${bytes(size)}`;
   },

@@ -39,26 +39,31 @@ export function FolderPicker({ calls, start, onChoose }: { calls: SetupCalls; st
   const open = async (path: string) => {
     const found = await show(path);
     if (found === null) return;
-    onChoose(found.path);
+    onChoose(found.folder.path);
     list.current?.querySelector("button")?.focus();
   };
   if (shown === null) return <>{fault ? <Fault id="folders-fault" text={fault} /> : <p class="muted small">{FOLDERS.reading}</p>}</>;
   return (
     <section class="folders" aria-label={FOLDERS.title} aria-busy={isBusy}>
       <p role="status">
-        <span class="mono">{shown.path}</span> <span class="muted small">{FOLDERS.count(shown.text)}</span>
+        <span class="mono">{shown.folder.path}</span> <span class="muted small">{FOLDERS.count(shown.folder)}</span>
       </p>
       <Fault id="folders-fault" text={fault} />
       <ul ref={list} onKeyDown={(event) => moveFocus(event, shown.parent === null ? null : () => void open(shown.parent!))}>
         {shown.parent !== null && <Row name={FOLDERS.up} note="" onOpen={() => void open(shown.parent!)} />}
         {shown.folders.map((folder) => (
-          <Row key={folder.path} name={folder.name} note={FOLDERS.count(folder.text)} onOpen={() => void open(folder.path)} />
+          <Row key={folder.path} name={nameIn(shown.folder.path, folder.path)} note={FOLDERS.count(folder)} onOpen={() => void open(folder.path)} />
         ))}
       </ul>
       {shown.folders.length === 0 && <p class="muted small">{FOLDERS.none}</p>}
       {shown.has_more && <p class="muted small">{FOLDERS.more}</p>}
     </section>
   );
+}
+
+/** The last part of a path below a folder. The folder of everything, "/", ends with the separator already. */
+function nameIn(above: string, path: string): string {
+  return path.slice(above.length).replace(/^[/\\]/, "");
 }
 
 function Row({ name, note, onOpen }: { name: string; note: string; onOpen: () => void }) {
