@@ -15,6 +15,9 @@ from neuroshard.config.folders import expanded
 from neuroshard.errors import NeuroShardError, UsageError
 from neuroshard.identity.invitations import Invitation, read_invitation
 from neuroshard.identity.wallet import key_words
+from neuroshard.network.lan_runs import LanRuns
+from neuroshard.network.mdns import RunNotice
+from neuroshard.runs.chosen_run import ChosenRun
 from neuroshard.runs.invited_settings import reachable_peers
 
 MOST_CHARACTERS = 100_000  # of a pasted text; a longer one is not an invitation, and not answered with a sentence
@@ -56,11 +59,35 @@ class InvitationBody(ResponseBody):
 
 
 class TextFolderBody(ResponseBody):
-    """A folder with the owner's text."""
+    """A folder, and the text files in it and its subfolders."""
 
     path: EncodableText
     files: int
     bytes: int
+    is_complete: bool = Field(default=True, description="false: at least this many, or a part cannot be read")
+
+
+class FolderListBody(ResponseBody):
+    """A folder of this computer and its subfolders. Files and links are not listed."""
+
+    folder: TextFolderBody
+    parent: EncodableText | None = Field(description="the folder above it; null: there is none")
+    folders: list[TextFolderBody]
+    has_more: bool = Field(description="more folders than are listed")
+
+
+class FolderRequest(RequestBody):
+    """POST /api/setup/folders: the folder to list; null: the home folder."""
+
+    path: str | None = Field(default=None, max_length=LONGEST_PATH)
+
+
+class NearbyRunBody(ResponseBody):
+    """A run that a node of the local network announces."""
+
+    run_id: str
+    name: EncodableText
+    computers: int = Field(description="that take part, as the node says")
 
 
 class ArrivalBody(ResponseBody):
@@ -71,6 +98,8 @@ class ArrivalBody(ResponseBody):
     link_fault: EncodableText | None = Field(description="why a link that was opened cannot be used")
     text: TextFolderBody | None
     public_run: EncodableText | None = Field(description="name of this release's own run; null: there is none yet")
+    nearby: list[NearbyRunBody] | None = Field(description="runs on the local network; null: it is not searched")
+    nearby_run: NearbyRunBody | None = Field(description="the one that was chosen")
 
 
 class InvitationRequest(RequestBody):
@@ -80,10 +109,11 @@ class InvitationRequest(RequestBody):
 
 
 class PurposeRequest(RequestBody):
-    """POST /api/setup/purpose: join the run of the invitation, find one nearby, or train on text."""
+    """POST /api/setup/purpose: join the run of the invitation or one nearby, or train on text."""
 
     purpose: Answer
-    folder: str | None = Field(default=None, max_length=LONGEST_PATH)
+    folder: str | None = Field(default=None, max_length=LONGEST_PATH, description="with the text")
+    run_id: str | None = Field(default=None, max_length=64, description="of the run nearby")
 
 
 @dataclass(frozen=True)
@@ -127,6 +157,11 @@ class Room:
         return min(limits, default=None)
 
 
+def nearby_body(notice: RunNotice) -> NearbyRunBody:
+    """The page's view of a run on the local network."""
+    return NearbyRunBody(run_id=notice.run, name=notice.name, computers=notice.computers)
+
+
 def checked_invitation(text: str, now: float, *, is_local: bool) -> Invitation:
     """Read an invitation and check everything that needs no other node. Raises InvitationError with the reason."""
     invitation = read_invitation(text)
@@ -166,10 +201,13 @@ class ArrivalDraft:
     """The first answer of the wizard. Methods raise WrongFieldsError and then change nothing."""
 
     find_text: Callable[[Path], TextFolder]  # raises DataError
+    list_folders: Callable[[Path], FolderListBody]  # raises DataError
     is_local: bool  # whether nodes on this very computer can be peers
     public_run: str | None = None
+    nearby: LanRuns | None = None  # None: the local network is not searched
     purpose: Purpose | None = None
     invitation: Invitation | None = None
+    nearby_run: RunNotice | None = None
     link_fault: str | None = None
     text: TextFolder | None = None
 
@@ -182,7 +220,17 @@ class ArrivalDraft:
             link_fault=self.link_fault,
             text=None if text is None else TextFolderBody(path=str(text.path), files=text.files, bytes=text.bytes),
             public_run=self.public_run,
+            nearby=None if self.nearby is None else [nearby_body(notice) for notice in self.nearby.current],
+            nearby_run=None if self.nearby_run is None else nearby_body(self.nearby_run),
         )
+
+    def chosen_run(self) -> ChosenRun | None:
+        """The run to join; None for a run of this computer's own. A run nearby is found again by its id only."""
+        if self.purpose == "join" and self.invitation is not None:
+            return ChosenRun.of(self.invitation)
+        if self.purpose == "nearby" and self.nearby_run is not None:
+            return ChosenRun(self.nearby_run.run, self.nearby_run.name)
+        return None
 
     def read(self, text: str, now: float) -> None:
         """Read an invitation that the owner has pasted or dropped. Nothing is dialled."""
@@ -199,24 +247,37 @@ class ArrivalDraft:
         except WrongFieldsError as error:
             self.link_fault = error.message
 
-    def choose(self, purpose: Answer, folder: str | None) -> None:
+    def choose(self, request: PurposeRequest) -> None:
         """Answer the first question."""
-        if purpose == "join":
-            if self.invitation is None:
-                raise WrongFieldsError(("invitation", "There is no invitation yet. Paste one, or open its file."))
-            self.purpose = purpose
-            return
-        if purpose == "nearby":
-            self.purpose = purpose
-            return
-        self.text = self._found_text((folder or "").strip())
-        self.purpose = purpose
+        match request.purpose:
+            case "join":
+                if self.invitation is None:
+                    raise WrongFieldsError(("invitation", "There is no invitation yet. Paste one, or open its file."))
+            case "nearby":
+                self.nearby_run = self._announced(request.run_id)
+            case "text":
+                self.text = self._found_text((request.folder or "").strip())
+        self.purpose = request.purpose
+
+    def _announced(self, run_id: str | None) -> RunNotice:
+        notices = () if self.nearby is None else self.nearby.current
+        found = next((notice for notice in notices if notice.run == run_id), None)
+        if found is None:
+            raise WrongFieldsError(
+                ("run_id", "This run is no longer on the local network. Start its computer, and wait a few seconds.")
+            )
+        return found
+
+    def list_folder(self, named: str | None) -> FolderListBody:
+        """List a folder for the choice of text. It reads the disk, and changes nothing here."""
+        try:
+            return self.list_folders(Path.home() if named is None else whole_path(named))
+        except (NeuroShardError, RuntimeError) as error:  # RuntimeError: this account has no home folder
+            raise WrongFieldsError(("path", str(error))) from None
 
     def _found_text(self, named: str) -> TextFolder:
-        if not named.startswith(("~", "/", "\\")) and not Path(named).is_absolute():
-            raise WrongFieldsError(("folder", "Enter the whole path of a folder, from the top."))
         try:
-            folder = expanded(named)
+            folder = whole_path(named)
             found = self.find_text(folder)
         except NeuroShardError as error:
             raise WrongFieldsError(("folder", f"{error.message} {error.action}".strip())) from None
@@ -224,3 +285,10 @@ class ArrivalDraft:
             size = f"{found.bytes / 1000:,.0f} kB of text"
             raise WrongFieldsError(("folder", f"{folder} has {size}. At least 100 kB are needed: add more files."))
         return found
+
+
+def whole_path(named: str) -> Path:
+    """The folder that a text names. Raises UsageError for a path that depends on where this process was started."""
+    if not named.startswith(("~", "/", "\\")) and not Path(named).is_absolute():
+        raise UsageError("Enter the whole path of a folder, from the top.")
+    return expanded(named)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter
 from pydantic import Field, JsonValue, SecretStr
 
@@ -20,6 +21,8 @@ from neuroshard.api.arrival import (
     LONGEST_PATH,
     ArrivalBody,
     ArrivalDraft,
+    FolderListBody,
+    FolderRequest,
     InvitationRequest,
     PurposeRequest,
     Room,
@@ -34,8 +37,8 @@ from neuroshard.config.saving import FirstSettings, stored_token
 from neuroshard.config.settings import Settings, note_of
 from neuroshard.errors import NotReadyError, StorageError, TokenError, UsageError
 from neuroshard.identity import Wallet, new_phrase, parse_token
-from neuroshard.identity.invitations import Invitation
 from neuroshard.identity.wallet import MAX_TOKEN_CHARACTERS
+from neuroshard.runs.chosen_run import ChosenRun
 from neuroshard.types import WalletId
 
 
@@ -214,7 +217,7 @@ class SetupChoices:
 
     first: FirstSettings
     starts_with_computer: bool = False
-    invitation: Invitation | None = None  # to the run to join; None: a run of this computer's own
+    run: ChosenRun | None = None  # to join; None: a run of this computer's own
 
 
 Finish = Callable[[SetupChoices], Finished]
@@ -324,10 +327,9 @@ class SetupDraft:
         chosen = {key: value for key, value in self.settings.items() if self._fixed_by(key) is None}
         if self.arrival.purpose == "text" and self.arrival.text is not None:
             chosen["text"] = str(self.arrival.text.path)
-        invitation = self.arrival.invitation if self.arrival.purpose == "join" else None
         first = FirstSettings(self.data_dir, wallet.token, chosen)
         try:
-            return self.finish_with(SetupChoices(first, self.autostart, invitation))
+            return self.finish_with(SetupChoices(first, self.autostart, self.arrival.chosen_run()))
         except StorageError as error:
             raise WrongFieldsError(("data_dir", f"{error.message} {error.action}".strip())) from error
 
@@ -451,9 +453,14 @@ def arrival_routes(desk: SetupDraft, clock: Callable[[], float]) -> APIRouter:
 
     @router.post("/api/setup/purpose")
     async def choose_purpose(body: PurposeRequest) -> SetupBody:
-        """Answer the first question: join the run of the invitation, or train on the text in a folder."""
-        desk.arrival.choose(body.purpose, body.folder)
+        """Answer the first question: join the run of the invitation or one nearby, or train on the text in a folder."""
+        desk.arrival.choose(body)
         return desk.view()
+
+    @router.post("/api/setup/folders")
+    async def list_folder(body: FolderRequest) -> FolderListBody:
+        """List the folders in a folder of this computer, and how much text they contain."""
+        return await to_thread.run_sync(desk.arrival.list_folder, body.path)  # a sleeping disk takes seconds
 
     @router.post("/api/setup/demo", status_code=202)
     async def start_demo(body: NoMembers | None = None) -> FinishedBody:

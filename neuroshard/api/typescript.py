@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from neuroshard.api.arrival import FolderListBody
 from neuroshard.api.members import MadeInvitationBody, MembersBody
 from neuroshard.api.presets import PresetsBody
 from neuroshard.api.requests import CommandBody, SessionBody
@@ -25,8 +26,8 @@ HEADER: Final = """\
 // After a change there: python -m neuroshard.api.typescript web/src/api
 """
 OTHER_RESPONSES: Final[tuple[type, ...]] = (
-    WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody, MembersBody, MadeInvitationBody,
-    MachineList, PresetsBody,
+    WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody, FolderListBody, MembersBody,
+    MadeInvitationBody, MachineList, PresetsBody,
 )  # fmt: skip
 LONGEST_LINE: Final = 130
 SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}

@@ -18,7 +18,6 @@ from neuroshard.dataset.records import Position, RecordReader
 from neuroshard.types import JsonValue
 
 BATCH_CHARACTERS = 1 << 17
-_WHITE_SPACE = frozenset(" \t\n\x0b\x0c\r")  # the same characters as in the split pattern
 
 SkipNote = Callable[[str], None]
 
@@ -91,14 +90,16 @@ def cut(text: str, start: int, most_characters: int) -> Iterator[tuple[Piece, in
 def _piece_end(text: str, start: int, limit: int) -> int:
     """Return where white space follows another character: the tokeniser starts a word there, so no token is split.
 
-    A text without such a place is cut at the limit.
+    A line end can belong to the word of a sign before it, but not to that of a letter or digit. A text without such a
+    place is cut at the limit.
     """
     if limit >= len(text):
         return len(text)
     for space in " \n":
         found = limit
         while (found := text.rfind(space, start + 1, found)) > start:
-            if text[found - 1] not in _WHITE_SPACE:
+            before = text[found - 1]
+            if before.isalnum() or (space == " " and not before.isspace()):
                 return found
     return limit
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -68,6 +68,16 @@ def path_of(root: Path, parts: Parts) -> Path:
     return root if root.is_file() else root.joinpath(*parts)
 
 
+def is_searched(name: str) -> bool:
+    """Whether a folder with this name is searched for files when it is below another one."""
+    return not name.startswith(".") and name not in _SKIPPED_FOLDERS
+
+
+def is_data_set(name: str, content: Iterable[str]) -> bool:
+    """Whether a folder with this name and content is a data set that was built among the files."""
+    return name.endswith(UNFINISHED_SUFFIX) or any(one in _DATA_SET_NAMES for one in content)
+
+
 def _walk(folder: Path, above: Parts, suffixes: tuple[str, ...], first: Parts) -> Iterator[Parts]:
     try:
         with os.scandir(folder) as entries:
@@ -78,14 +88,14 @@ def _walk(folder: Path, above: Parts, suffixes: tuple[str, ...], first: Parts) -
             )
     except OSError as error:
         raise SourceFailureError(f"{folder} cannot be read: {error.strerror or error}.") from error
-    if above and (above[-1].endswith(UNFINISHED_SUFFIX) or any(name in _DATA_SET_NAMES for name, _, _ in visible)):
-        return  # a data set that was built in here
+    if above and is_data_set(above[-1], (name for name, _, _ in visible)):
+        return
     for name, is_folder, is_file in visible:
         if first and name < first[0]:
             continue
         if is_file and name.lower().endswith(suffixes):
             yield (*above, name)
-        elif is_folder and name not in _SKIPPED_FOLDERS:
+        elif is_folder and is_searched(name):
             below = first[1:] if first and name == first[0] else ()
             yield from _walk(folder / name, (*above, name), suffixes, below)
 

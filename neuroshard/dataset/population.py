@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 
 from neuroshard.data.shard_file import ShardFormat
-from neuroshard.data.tokenizer import TokenizerTable, byte_table, count_words, learn_from_counts
+from neuroshard.data.tokenizer import LLAMA_PATTERN, TokenizerTable, byte_table, count_words, learn_from_counts
 from neuroshard.dataset.batches import Mark, Packer, TextBatch, text_batches
 from neuroshard.dataset.destination import Destination
 from neuroshard.dataset.encoding import EncodedBatch, Encoding, open_encoding
@@ -149,7 +149,7 @@ def grow_table(
     Merges that one source cannot teach, because no pair of tokens occurs twice in its sample any more, pass to the
     next.
     """
-    table, owed = base or byte_table(), 0
+    table, owed = base or byte_table(LLAMA_PATTERN), 0
     for name, share in wanted.items():
         count = min(share + owed, most_merges - len(table.merges))
         if count <= 0:

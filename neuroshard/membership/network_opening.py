@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -24,7 +24,7 @@ from neuroshard.network import Connection, Network, Reputation
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.libp2p.peer_limits import ReceiveLimits
 from neuroshard.network.limits import frame_budget
-from neuroshard.network.mdns import MdnsDiscovery, direct_endpoints
+from neuroshard.network.mdns import MdnsDiscovery, RunNotice, direct_endpoints
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.types import BITS_PER_BYTE, NodeId
@@ -179,16 +179,21 @@ class TrafficMeter:
 
 
 def use_surroundings(
-    settings: Settings, node_id: NodeId, networking: Networking, outside: ExternalAddresses
+    settings: Settings,
+    node_id: NodeId,
+    networking: Networking,
+    outside: ExternalAddresses,
+    notice: Callable[[], RunNotice | None] | None = None,
 ) -> PortMapping | None:
     """Attach local discovery and port mapping as the owner set them; on a loopback host, nothing.
 
-    Returns the port mapping, or None if it is off.
+    `notice` returns the run into which this node lets computers of the local network. Returns the port mapping, or
+    None if it is off.
     """
     if ip_address(settings.p2p_host).is_loopback:
         return None
     if settings.lan_discovery:
-        networking.attach(MdnsDiscovery(node_id, networking.book.add).live)
+        networking.attach(MdnsDiscovery(node_id, networking.book.add, notice=notice).live)
     if not settings.port_mapping:
         return None
     mapping = PortMapping(outside)

@@ -1,7 +1,7 @@
 """Discovery of nodes on the local network by multicast DNS (RFC 6762, RFC 6763), without a server.
 
 A node announces its addresses when it starts and when another node asks, and sends a goodbye when it ends. In
-between it sends nothing.
+between it sends nothing. A node that can let others into its run also announces the run, for the list of the wizard.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from random import Random, SystemRandom
-from typing import Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
 import anyio
 import psutil
 import trio
+from msgspec import Meta, Struct, convert, structs
 from zeroconf import DNSAddress, DNSIncoming, DNSOutgoing, DNSPointer, DNSQuestion, DNSRecord, DNSService, DNSText
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.network.limits import TokenBucket
 from neuroshard.network.transport import Network
-from neuroshard.types import NodeId
+from neuroshard.types import NamedRun, NodeId
 
 # pyright: reportPrivateImportUsage=false
 # (zeroconf keeps these names importable from its top, as it says there, without listing them in __all__)
@@ -34,6 +35,9 @@ FORM_VERSION = b"1"
 MAX_PACKET_BYTES = 9000  # RFC 6762, section 17
 MAX_ADDRESSES = 16  # in one packet
 MAX_TEXT_BYTES = 512
+MAX_NOTICES = 16  # in one packet
+MAX_NAME_CHARACTERS = 40  # of a run
+MAX_COMPUTERS = 1_000_000
 
 _A, _PTR, _TXT, _AAAA, _SRV, _ANY = 1, 12, 16, 28, 33, 255
 _INTERNET, _UNIQUE = 1, 0x8000
@@ -43,12 +47,25 @@ _HOST_SECONDS, _SERVICE_SECONDS = 120, 4500  # time to live in caches, as RFC 67
 IpNetwork: TypeAlias = IPv4Network | IPv6Network
 
 
+class RunNotice(Struct, frozen=True):
+    """A run into which an announced node can let others. Any computer of the network can claim any of these values."""
+
+    run: NamedRun
+    name: Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]
+    computers: Annotated[int, Meta(ge=1, le=MAX_COMPUTERS)]  # that take part
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable():
+            raise ValueError("name must be printable text")
+
+
 @dataclass(frozen=True)
 class MdnsMessage:
     """The part of one packet's content that concerns this node."""
 
     is_question: bool = False  # another node looks for nodes
     addresses: tuple[str, ...] = ()  # multiaddrs of nodes, possibly including this one's own
+    notices: tuple[RunNotice, ...] = ()  # runs that the announced nodes open to others
 
 
 def question(node_id: NodeId) -> bytes:
@@ -59,12 +76,17 @@ def question(node_id: NodeId) -> bytes:
     return packet.packets()[0]
 
 
-def announcement(node_id: NodeId, hosts: Sequence[str], port: int, *, is_goodbye: bool = False) -> bytes:
-    """The packet that announces a node's addresses; with `is_goodbye`, that the node has left."""
+def announcement(
+    node_id: NodeId, hosts: Sequence[str], port: int, notice: RunNotice | None = None, *, is_goodbye: bool = False
+) -> bytes:
+    """The packet that announces a node's addresses and its run; with `is_goodbye`, that the node has left."""
     host_seconds, service_seconds = (0, 0) if is_goodbye else (_HOST_SECONDS, _SERVICE_SECONDS)
     instance, server = f"{node_id}.{SERVICE}", f"{node_id}.local."
     own = _INTERNET | _UNIQUE
-    text = b"".join(bytes([len(item)]) + item for item in (b"v=" + FORM_VERSION, b"id=" + node_id.encode()))
+    items = [b"v=" + FORM_VERSION, b"id=" + node_id.encode()]
+    if notice is not None:
+        items += [f"{key}={value}".encode() for key, value in structs.asdict(notice).items()]
+    text = b"".join(bytes([len(item)]) + item for item in items)
     packet = DNSOutgoing(_ANSWER)
     records: list[DNSRecord] = [
         _pointer(node_id, service_seconds),
@@ -92,7 +114,8 @@ def read_packet(packet: bytes, node_id: NodeId, networks: Sequence[IpNetwork]) -
     records = message.answers()
     if message.is_query():
         return MdnsMessage(is_question=any(map(_is_for_nodes, message.questions)) and not _knows(records, node_id))
-    return MdnsMessage(addresses=tuple(dict.fromkeys(_complete_addresses(records, networks)))[:MAX_ADDRESSES])
+    addresses = tuple(dict.fromkeys(_complete_addresses(records, networks)))[:MAX_ADDRESSES]
+    return MdnsMessage(addresses=addresses, notices=tuple(_notices(records))[:MAX_NOTICES])
 
 
 def _pointer(node_id: NodeId, seconds: int) -> DNSPointer:
@@ -125,13 +148,28 @@ def _complete_addresses(records: Sequence[DNSRecord], networks: Sequence[IpNetwo
 
 def _node_id(text: bytes) -> str:
     """The node id of a TXT record in this version of the format; empty if there is none."""
+    return _items(text).get(b"id", b"").decode("ascii", "replace")
+
+
+def _notices(records: Sequence[DNSRecord]) -> Iterator[RunNotice]:
+    """The runs in the TXT records of nodes. A record without a run, or with a wrong value, is skipped."""
+    for record in records:
+        if not isinstance(record, DNSText) or record.ttl == 0 or not record.key.endswith(f".{SERVICE}"):
+            continue
+        with suppress(ValueError):  # also of bytes that are not UTF-8
+            items = {key.decode(): value.decode() for key, value in _items(record.text).items()}
+            yield convert(items, RunNotice, strict=False)  # without strict, a number may be text
+
+
+def _items(text: bytes) -> dict[bytes, bytes]:
+    """The values of a TXT record in this version of the format, by key; none of any other record."""
     items: dict[bytes, bytes] = {}
     while text and len(text) <= MAX_TEXT_BYTES:
         length, text = text[0], text[1:]
         key, _, value = text[:length].partition(b"=")
         items.setdefault(key, value)
         text = text[length:]
-    return items.get(b"id", b"").decode("ascii", "replace") if items.get(b"v") == FORM_VERSION else ""
+    return items if items.get(b"v") == FORM_VERSION else {}
 
 
 def _well_formed(address: str) -> Iterator[str]:
@@ -296,12 +334,13 @@ class DiscoveredAddresses:
 class MdnsDiscovery:
     """Finds nodes on the local network.
 
-    `report` gets the multiaddrs of other nodes; only their form has been checked.
+    `report` gets the multiaddrs of other nodes; only their form has been checked. `notice` returns the run to announce.
     """
 
     node_id: NodeId
     report: Callable[[Iterable[str]], None]
     interfaces: Callable[[], tuple[LanInterface, ...]] = lan_interfaces
+    notice: Callable[[], RunNotice | None] | None = None
     random: Random = field(default_factory=SystemRandom)
     _has_complained: bool = False
 
@@ -322,6 +361,9 @@ class MdnsDiscovery:
                     await self._wait_for_change(network, places, has_failed)
                     tasks.cancel_scope.cancel()
 
+    def _notice(self) -> RunNotice | None:
+        return None if self.notice is None else self.notice()
+
     def _places(self, network: Network) -> tuple[ReachableInterface, ...]:
         return places_of(network.transport.addresses(), self.interfaces())
 
@@ -337,17 +379,17 @@ class MdnsDiscovery:
                 if anyio.current_time() - failed_at >= RETRY_SECONDS:
                     return
 
-    def _opened(self, place: ReachableInterface, sockets: ExitStack) -> _Channel | None:
+    def _opened(self, place: ReachableInterface, sockets: ExitStack) -> MulticastChannel | None:
         try:
             sock = open_socket(place.interface)
         except OSError as error:
             self._complain(place, error)
             return None
         sockets.callback(sock.close)
-        return _Channel(self.node_id, place, sock)
+        return MulticastChannel(self.node_id, place, sock)
 
     async def _serve(
-        self, channel: _Channel, network: Network, findings: DiscoveredAddresses, has_failed: anyio.Event
+        self, channel: MulticastChannel, network: Network, findings: DiscoveredAddresses, has_failed: anyio.Event
     ) -> None:
         try:
             async with anyio.create_task_group() as tasks:
@@ -361,19 +403,19 @@ class MdnsDiscovery:
             with anyio.CancelScope(shield=True), anyio.move_on_after(GOODBYE_SECONDS):
                 await channel.say_goodbye()
 
-    async def _introduce(self, channel: _Channel, network: Network) -> None:
+    async def _introduce(self, channel: MulticastChannel, network: Network) -> None:
         """Announce this node and ask for others. Later only ask, and only while this node has no connection."""
         await anyio.sleep(self.random.uniform(0, FIRST_DELAY_SECONDS))
         for seconds in INTRODUCTION_SECONDS:
             await anyio.sleep(seconds)
             await channel.ask()
-            await channel.say()
+            await channel.say(self._notice())
         while True:
             await anyio.sleep(RETRY_SECONDS)
             if not network.transport.peers():
                 await channel.ask()
 
-    async def _answer(self, channel: _Channel) -> None:
+    async def _answer(self, channel: MulticastChannel) -> None:
         """Answer questions; all that arrive within one second get one answer."""
         while True:
             await channel.asked.wait()
@@ -381,7 +423,7 @@ class MdnsDiscovery:
             await anyio.sleep(self.random.uniform(*ANSWER_DELAY_SECONDS))
             await anyio.sleep_until(earliest)
             channel.asked = anyio.Event()
-            await channel.say()
+            await channel.say(self._notice())
 
     def _complain(self, place: ReachableInterface, error: BaseException) -> None:
         level = logging.DEBUG if self._has_complained else logging.INFO
@@ -389,7 +431,7 @@ class MdnsDiscovery:
         _LOG.log(level, "Discovery on the local network is off for now on %s: %s", place.interface.name, error)
 
 
-class _Channel:
+class MulticastChannel:
     """One node's multicast socket on one interface."""
 
     def __init__(self, node_id: NodeId, place: ReachableInterface, sock: trio.socket.SocketType) -> None:
@@ -403,10 +445,11 @@ class _Channel:
         """Ask for nodes. Raises OSError."""
         await self._socket.sendto(question(self._node_id), (GROUP, PORT))
 
-    async def say(self) -> None:
-        """Announce this node. Raises OSError."""
+    async def say(self, notice: RunNotice | None = None) -> None:
+        """Announce this node and the run that it opens to others. Raises OSError."""
         self.said_at = anyio.current_time()
-        await self._socket.sendto(announcement(self._node_id, self.place.hosts, self.place.port), (GROUP, PORT))
+        packet = announcement(self._node_id, self.place.hosts, self.place.port, notice)
+        await self._socket.sendto(packet, (GROUP, PORT))
 
     async def say_goodbye(self) -> None:
         """Send a goodbye if this node was ever announced. Skip it if the network is gone."""
@@ -426,7 +469,7 @@ class _Channel:
         return read_packet(packet, self._node_id, networks) if is_local else MdnsMessage()
 
 
-async def _listen(channel: _Channel, findings: DiscoveredAddresses) -> None:
+async def _listen(channel: MulticastChannel, findings: DiscoveredAddresses) -> None:
     pace = TokenBucket(PACKETS_A_SECOND, PACKETS_A_SECOND)
     while True:
         while not pace.take(anyio.current_time()):

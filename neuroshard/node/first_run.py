@@ -6,16 +6,18 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
+from anyio.from_thread import start_blocking_portal
+
 from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url, is_loopback_name
 from neuroshard.api.app import SetupContext, create_setup_app
-from neuroshard.api.arrival import ArrivalDraft, TextFolder
+from neuroshard.api.arrival import ArrivalDraft, FolderListBody, TextFolder
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.folders import prepare_data_dir
@@ -27,8 +29,8 @@ from neuroshard.errors import ConflictError, NeuroShardError, StorageError, Usag
 from neuroshard.host.autostart import Place, places_of_this_computer, read_autostart, start_command, turn_on
 from neuroshard.host.computer import default_threads
 from neuroshard.host.desktop import can_show_pages, open_browser_at
-from neuroshard.identity.invitations import Invitation
 from neuroshard.model.memory_limit import available_mb, probe_memory
+from neuroshard.network.lan_runs import LanRuns, LanRunSearch
 from neuroshard.node.demo import DemoOptions, demo_folder
 from neuroshard.node.process import (
     ListenerHandover,
@@ -106,11 +108,25 @@ def _serve(run: _FirstRun, secret: str, listener: socket.socket) -> None:
     server = ApiServer(create_setup_app(SetupContext(run.desk, secret, host, port, run.ask_to_stop)), listener)
     server.start()
     try:
-        with outside_requests(run.stop, run.waker, ends_with_stdin=False):
+        with outside_requests(run.stop, run.waker, ends_with_stdin=False), searched(run.desk.arrival.nearby):
             _show_page(run.loaded.settings.data_dir, dashboard_url(host, port))
             run.wait()
     finally:
         server.stop()
+
+
+@contextmanager
+def searched(found: LanRuns | None) -> Generator[None]:
+    """Search the local network for runs in a thread, for as long as this block lasts. None: do not search."""
+    if found is None:
+        yield
+        return
+    with start_blocking_portal("trio") as portal:
+        searching = portal.start_task_soon(LanRunSearch(found).run)
+        try:
+            yield
+        finally:
+            searching.cancel()
 
 
 def _show_page(data_dir: Path, url: str) -> None:
@@ -162,12 +178,17 @@ def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
 
 def arrival_of(loaded: LoadedSettings) -> ArrivalDraft:
     """The first question of the wizard. It is answered if the start names a run or data."""
+    settings = loaded.settings
     is_given = any(loaded.sources[key] != "default" for key in ("run", "genesis", "text"))
+    is_local = ip_address(settings.p2p_host).is_loopback
     public = release_run()
+    is_searched = settings.network and settings.lan_discovery and not is_local and not is_given
     return ArrivalDraft(
         _text_in,
-        ip_address(loaded.settings.p2p_host).is_loopback,
+        _folders_in,
+        is_local,
         None if public is None else public.name,
+        LanRuns() if is_searched else None,
         purpose="given" if is_given else None,
     )
 
@@ -180,12 +201,19 @@ def _text_in(folder: Path) -> TextFolder:
     return TextFolder(folder, found.files, found.bytes)
 
 
-def _store_run(data_dir: Path, invitation: Invitation | None) -> None:
-    """Choose the run of an invitation for the next start, or a run of this computer's own. Raises StorageError."""
-    if invitation is None:
+def _folders_in(folder: Path) -> FolderListBody:
+    """List a folder. Raises DataError."""
+    from neuroshard.dataset.text_folders import list_text_folders
+
+    return FolderListBody.model_validate(list_text_folders(folder))
+
+
+def _store_run(data_dir: Path, run: ChosenRun | None) -> None:
+    """Choose a run for the next start, or one of this computer's own. Raises StorageError."""
+    if run is None:
         RunChoice(data_dir).leave()
     else:
-        RunChoice(data_dir).choose(ChosenRun.of(invitation))
+        RunChoice(data_dir).choose(run)
 
 
 class _FirstRun:
@@ -247,7 +275,7 @@ class _FirstRun:
             # The settings come last: they make the rest effective, so after a kill the next start asks again.
             # The token comes first: the run of a folder that belongs to another wallet must stay.
             store_first_token(first)
-            _store_run(first.data_dir, choices.invitation)
+            _store_run(first.data_dir, choices.run)
             store_first_settings(replace(first, settings={**kept, **first.settings}))
             stored = self._load()
             url = dashboard_url(stored.settings.host, stored.settings.port or self.place[1])

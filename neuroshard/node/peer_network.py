@@ -38,6 +38,7 @@ from neuroshard.membership.swarm_status import ShardCoverage
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
+from neuroshard.network.mdns import MAX_COMPUTERS, MAX_NAME_CHARACTERS, RunNotice
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.network.transport import MAX_RECORD_ADDRESSES, node_of_address
@@ -261,11 +262,24 @@ class PeerNetwork:
         offers = OfferStore(stored.load, stored.keep, foundations.read, foundations.write)
         exchange = RunExchange(offers, now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
-        port_mapping = None
-        if open_network is None:
-            port_mapping = use_surroundings(settings, identity.node_id, networking, outside)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
-        return cls(identity, settings, networking, exchange, finder, now, port_mapping)
+        built = cls(identity, settings, networking, exchange, finder, now)
+        if open_network is None:
+            built._use_surroundings(outside)
+        return built
+
+    def _use_surroundings(self, outside: ExternalAddresses) -> None:
+        node_id, networking = self.identity.node_id, self.networking
+        self.port_mapping = use_surroundings(self.settings, node_id, networking, outside, self.notice)
+
+    def notice(self) -> RunNotice | None:
+        """The run that this node announces on the local network: one into which it can let computers that ask."""
+        offer, joined = self.exchange.shared, self.joined
+        if offer is None or joined is None or (offer.parameters.admission == "friends" and self.door is None):
+            return None
+        name = offer.parameters.name[:MAX_NAME_CHARACTERS]
+        nodes = joined.status(self.networking.current, self.now())[1].nodes
+        return RunNotice(offer.run_id, name if name.isprintable() else "", min(nodes, MAX_COMPUTERS))
 
     def join(self, offer: RunOffer, status: Callable[[], NodeStatus], *, is_shared: bool) -> JoinedRun:
         """Make this node a member of a run. If `is_shared`, nodes that ask for any run are offered it."""

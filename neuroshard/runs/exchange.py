@@ -219,6 +219,11 @@ class RunExchange:
         self.followed, self._is_shared, self._members = versions, is_shared, members
         return self.followed
 
+    @property
+    def shared(self) -> RunOffer | None:
+        """The run that nodes that ask for any run are offered."""
+        return self.followed.offer if self.followed is not None and self._is_shared else None
+
     async def live(self, network: Network) -> None:
         """Answer peers until cancelled and, for a shared run, ask each regularly for a newer version."""
         network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest), for_anyone=True)
@@ -345,9 +350,9 @@ class RunExchange:
 
     def _known(self, run_id: RunId | None) -> RunOffer | None:
         """The stored offer of a run; without an id, the run that this node shares."""
-        served = None if self.followed is None else self.followed.offer
         if run_id is None:
-            return served if self._is_shared else None
+            return self.shared
+        served = None if self.followed is None else self.followed.offer
         return served if served is not None and served.run_id == run_id else self.store.find(run_id)
 
     async def _ask(self, network: Network, peer: NodeId, run_id: RunId | None) -> RunOffer | None:

@@ -31,7 +31,16 @@ from neuroshard.data.tokenizer.byte_level import (
     merge_texts,
     token_texts,
 )
-from neuroshard.data.tokenizer.table import BOS, EOS, FIRST_BYTE_ID, PAD, UNK, TokenizerTable
+from neuroshard.data.tokenizer.table import (
+    BOS,
+    EOS,
+    FIRST_BYTE_ID,
+    LLAMA_PATTERN,
+    PAD,
+    SPLIT_PATTERN,
+    UNK,
+    TokenizerTable,
+)
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError, UsageError
 from neuroshard.model.llama_layout import LlamaPart, generation_config, llama_config, llama_parts
 from neuroshard.model.transformer import StageModel
@@ -260,8 +269,8 @@ def _weights_of_stage(stage: SavedStage, layout: TensorLayout, buffer: memoryvie
 
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
-# llama.cpp knows patterns by name only: of those it has, this one splits text most like ours.
-PRE_TOKENIZER = "gpt-2"
+# llama.cpp knows patterns by name only: the second of ours, and "gpt-2", which is most like the first.
+PRE_TOKENIZERS = {LLAMA_PATTERN: "llama-bpe", SPLIT_PATTERN: "gpt-2"}
 NAME = "NeuroShard"
 
 
@@ -341,7 +350,7 @@ def _describe(writer: Any, gguf: Any, architecture: Architecture, table: Tokeniz
     kinds = gguf.TokenType
     special = [kinds.UNKNOWN if identifier == UNK else kinds.CONTROL for identifier in range(FIRST_BYTE_ID)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(PRE_TOKENIZER)
+    writer.add_tokenizer_pre(PRE_TOKENIZERS[table.pattern])
     writer.add_token_list([*texts, *(f"<|unused_{identifier}|>" for identifier in unused)])
     writer.add_token_types([*special, *[kinds.NORMAL] * (len(texts) - len(special)), *[kinds.UNUSED] * len(unused)])
     writer.add_token_merges([" ".join(pair) for pair in merge_texts(table, texts)])

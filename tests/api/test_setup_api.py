@@ -2,101 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import anyio
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from neuroshard.api.access import ENTRY_SECONDS, SessionKeys
-from neuroshard.api.app import SetupContext, create_setup_app
-from neuroshard.api.arrival import ArrivalDraft, TextFolder
-from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
-from neuroshard.config.loading import load_settings
-from neuroshard.config.saving import FirstSettings, stored_token
+from neuroshard.config.saving import stored_token
 from neuroshard.errors import StorageError
 from neuroshard.identity import Wallet, new_phrase, parse_token
 from neuroshard.identity.invitations import (
-    Invitation,
     InvitationTerms,
     InvitedModel,
     InvitedPlaces,
     invite,
     to_code,
 )
+from neuroshard.network.mdns import RunNotice
+from neuroshard.runs.chosen_run import ChosenRun
 from neuroshard.types import RunId
 from tests.worlds.claims import identity_of
+from tests.worlds.setup_api import HERE, PORT, SECRET, SetupApi
 
-SECRET = "a-secret-of-the-tests-that-is-long-enough"
-PORT = 8000
-HERE = {"Origin": f"http://127.0.0.1:{PORT}"}
 PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 PEER = f"/dns/node.example.org/tcp/4001/p2p/{identity_of(1).node_id}"
 WRONG = "legal winner thank year wave sausage worth useful legal winner thank thank"
-
-
-@dataclass
-class SetupApi:
-    """A wizard that stores into a list."""
-
-    folder: Path
-    flags: dict[str, object] = field(default_factory=dict[str, object])
-    stored: list[tuple[FirstSettings, bool]] = field(default_factory=list[tuple[FirstSettings, bool]])
-    stopped: list[str] = field(default_factory=list[str])
-    now: float = 1_000.0
-    failure: StorageError | None = None
-    port: int = PORT
-    beats: float = 0.0
-    is_given: bool = True  # the start names a run or data: the first question is not asked
-    invitations: list[Invitation | None] = field(default_factory=list["Invitation | None"])
-    demos: int = 0
-    app: FastAPI = field(init=False)
-
-    def __post_init__(self) -> None:
-        loaded = load_settings(self.flags, {}, self.folder)
-        surroundings = SetupFacts({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
-        arrival = ArrivalDraft(self.text_in, is_local=False, purpose="given" if self.is_given else None)
-        self.desk = SetupDraft(loaded, surroundings, arrival, self.finish, self.demo, clock=lambda: self.beats)
-        self.app = create_setup_app(
-            SetupContext(self.desk, SECRET, "127.0.0.1", self.port, self.stopped.append, lambda: self.now)
-        )
-
-    def finish(self, choices: SetupChoices) -> Finished:
-        if self.failure is not None:
-            raise self.failure
-        self.stored.append((choices.first, choices.starts_with_computer))
-        self.invitations.append(choices.invitation)
-        return Finished(f"http://localhost:{PORT}")
-
-    def demo(self) -> Finished:
-        if self.failure is not None:
-            raise self.failure
-        self.demos += 1
-        return Finished(f"http://localhost:{PORT}")
-
-    def text_in(self, folder: Path) -> TextFolder:
-        return TextFolder(folder, 2, 200_000)
-
-    def call(
-        self, method: str, path: str, json: object = None, headers: dict[str, str] | None = None
-    ) -> httpx.Response:
-        async def request() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{PORT}") as client:
-                return await client.request(method, path, headers=headers, json=json)
-
-        return anyio.run(request)
-
-    def owner(self, method: str, path: str, json: object = None) -> httpx.Response:
-        return self.call(method, path, json, {"Authorization": f"Bearer {SECRET}"})
-
-    def faults(self, path: str, json: object) -> dict[str, str]:
-        """What the node finds wrong, by field."""
-        answer = self.owner("POST", path, json)
-        assert answer.status_code == 422, answer.text
-        return {item["location"]: item["message"] for item in answer.json()["errors"]}
 
 
 @pytest.fixture
@@ -300,9 +229,9 @@ def test_an_invitation_is_shown_without_anything_that_lets_its_reader_join(tmp_p
     assert "not yet chosen" in wizard.owner("POST", "/api/setup/finish", {}).json()["detail"]
     assert wizard.owner("POST", "/api/setup/purpose", {"purpose": "join"}).json()["arrival"]["purpose"] == "join"
     assert wizard.owner("POST", "/api/setup/finish", {}).status_code == 202
-    (invitation,) = wizard.invitations
-    assert invitation is not None
-    assert to_code(invitation) == code
+    (run,) = wizard.runs
+    assert run is not None
+    assert run.code == code
 
 
 def test_a_link_that_is_opened_answers_no_question(tmp_path: Path) -> None:
@@ -324,3 +253,40 @@ def test_the_demo_starts_without_a_wallet(tmp_path: Path) -> None:
     wizard.failure = None
     assert wizard.owner("POST", "/api/setup/demo", {}).status_code == 202
     assert (wizard.demos, wizard.stored) == (1, [])
+
+
+def test_a_run_of_the_local_network_is_listed_and_joined_by_its_id(tmp_path: Path) -> None:
+    """No address of the announcement is stored: the node finds the run again, and believes its signed parameters."""
+    wizard, run_id = SetupApi(tmp_path / "node", is_given=False), RunId("3" * 64)
+    assert wizard.owner("GET", "/api/setup").json()["arrival"]["nearby"] == []
+    unknown = {"purpose": "nearby", "run_id": run_id}
+    assert "no longer on the local network" in wizard.faults("/api/setup/purpose", unknown)["run_id"]
+    assert "run_id" in wizard.faults("/api/setup/purpose", {"purpose": "nearby"})
+    wizard.nearby.hear([RunNotice(run_id, "home <b>", 2)], 0.0)
+    row = {"run_id": run_id, "name": "home <b>", "computers": 2}
+    assert wizard.owner("GET", "/api/setup").json()["arrival"]["nearby"] == [row]
+    chosen = wizard.owner("POST", "/api/setup/purpose", unknown).json()["arrival"]
+    assert (chosen["purpose"], chosen["nearby_run"]) == ("nearby", row)
+    wizard.nearby.hear([], 1000.0)  # it leaves; the choice stays
+    wizard.owner("POST", "/api/setup/wallet", {"source": "enter", "phrase": PHRASE})
+    assert wizard.owner("POST", "/api/setup/finish").status_code == 202
+    assert wizard.runs == [ChosenRun(run_id, "home <b>")]
+
+
+def test_folders_are_listed_for_the_owner_only_and_nothing_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wizard, home = SetupApi(tmp_path / "node", is_given=False), tmp_path / "home"
+    (home / "notes" / "old").mkdir(parents=True)
+    (home / "notes" / "a.txt").write_text("text")
+    monkeypatch.setenv("HOME", str(home))
+    assert wizard.call("POST", "/api/setup/folders", {"path": None}, HERE).status_code == 401
+    listed = wizard.owner("POST", "/api/setup/folders", {"path": None}).json()
+    text = {"files": 1, "bytes": 4, "is_complete": True}
+    assert (listed["folder"], listed["parent"]) == ({"path": str(home), **text}, str(tmp_path))
+    assert listed["folders"] == [{"path": str(home / "notes"), **text}]
+    named = wizard.owner("POST", "/api/setup/folders", {"path": "~/notes"}).json()
+    assert named["folder"]["path"] == str(home / "notes")
+    for path, words in {"notes": "whole path", str(home / "none"): "cannot be opened", "~\0": "NUL"}.items():
+        assert words in wizard.faults("/api/setup/folders", {"path": path})["path"]
+    assert wizard.owner("GET", "/api/setup").json()["arrival"]["text"] is None

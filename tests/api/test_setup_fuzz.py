@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from test_setup_api import SECRET, SetupApi
 
 from neuroshard.api.server import ApiServer, bind
+from tests.worlds.setup_api import SECRET, SetupApi
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside the library are not ours
@@ -26,7 +26,7 @@ CONFIGURATION = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-OPERATIONS = ("invitation", "purpose", "demo", "wallet", "backup", "choices", "finish")
+OPERATIONS = ("invitation", "purpose", "folders", "demo", "wallet", "backup", "choices", "finish")
 
 
 @pytest.fixture(scope="module")

@@ -103,10 +103,10 @@ def test_my_own_text_is_trained_on(desktop: FirstRun, open_page: OpenPage, small
             (str(tmp_path / "none"), "is not a folder"),
             (str(few), "At least 100 kB are needed"),
         ):
-            page.get_by_label("Folder").fill(folder)
+            page.get_by_label("Folder", exact=True).fill(folder)
             press(page, "Next")
             expect(page.get_by_role("alert")).to_contain_text(words)
-        page.get_by_label("Folder").fill(str(small_text))
+        page.get_by_label("Folder", exact=True).fill(str(small_text))
         press(page, "Next")
         enter_wallet(page)
         expect(page.get_by_text(str(small_text))).to_be_visible()
@@ -250,7 +250,7 @@ def test_a_full_disk_is_told_at_every_step_and_can_be_freed(
         press(page, "See it work")
         expect(page.get_by_role("alert")).to_contain_text("disk")
         press(page, "Train on my own text")  # steps that write nothing work
-        page.get_by_label("Folder").fill(str(small_text))
+        page.get_by_label("Folder", exact=True).fill(str(small_text))
         press(page, "Next")
         enter_wallet(page)
         press(page, "Start")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +53,10 @@ class FirstRun:
             | self.variables
         )
 
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start it as a click on its icon does."""
+    def start(self, *arguments: object, place: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start it as a click on its icon does. `place` stands before the command, and replaces itself by it."""
         return subprocess.Popen(
-            [sys.executable, "-m", "neuroshard", *map(str, arguments)],
+            [*place, sys.executable, "-m", "neuroshard", *map(str, arguments)],
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -96,9 +96,9 @@ class FirstRun:
 
 
 @contextmanager
-def started(desktop: FirstRun, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def started(desktop: FirstRun, *arguments: object, place: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     """A start that is gone when the block ends."""
-    process = desktop.start(*arguments)
+    process = desktop.start(*arguments, place=place)
     try:
         yield process
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -14,10 +15,13 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
+from neuroshard.network.lan_runs import FORGOTTEN_SECONDS, MAX_RUNS, LanRuns
 from neuroshard.network.limits import TokenBucket
 from neuroshard.network.mdns import (
     MAX_ADDRESSES,
+    MAX_COMPUTERS,
     MAX_FOUND,
+    MAX_NAME_CHARACTERS,
     NEW_ADDRESSES,
     SERVICE,
     DiscoveredAddresses,
@@ -25,6 +29,7 @@ from neuroshard.network.mdns import (
     MdnsDiscovery,
     MdnsMessage,
     ReachableInterface,
+    RunNotice,
     announcement,
     lan_interfaces,
     open_socket,
@@ -33,7 +38,7 @@ from neuroshard.network.mdns import (
     read_packet,
 )
 from neuroshard.node.peer_network import PeerNetwork
-from neuroshard.types import NodeId
+from neuroshard.types import NodeId, RunId
 from tests.worlds.claims import identity_of
 from tests.worlds.lan import network_at
 
@@ -218,3 +223,53 @@ def test_a_node_uses_its_surroundings_as_its_owner_wants(
 def test_the_service_has_the_name_that_others_look_for() -> None:
     assert SERVICE == "_neuroshard._tcp.local."
     assert NodeId(OTHER).encode() in announcement(OTHER, ["192.168.1.7"], 4001)
+
+
+HOME = RunNotice(RunId("5" * 64), "home: \u00e4\u00f6\u00fc, 100 %", 12)
+
+
+def test_a_run_that_is_announced_is_heard_with_the_addresses() -> None:
+    packet = announcement(OTHER, ["192.168.1.7"], 4001, HOME)
+    heard = read_packet(packet, ME, LAN)
+    assert (heard.notices, heard.addresses) == ((HOME,), (f"/ip4/192.168.1.7/tcp/4001/p2p/{OTHER}",))
+    longest = RunNotice(RunId("f" * 64), "\U0001f600" * MAX_NAME_CHARACTERS, MAX_COMPUTERS)
+    assert read_packet(announcement(OTHER, ["192.168.1.7"], 4001, longest), ME, LAN).notices == (longest,)
+    assert read_packet(announcement(OTHER, ["192.168.1.7"], 4001), ME, LAN).notices == ()
+    leaving = announcement(OTHER, ["192.168.1.7"], 4001, HOME, is_goodbye=True)
+    assert read_packet(leaving, ME, LAN).notices == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run", "../../x"),
+        ("run", "G" * 64),
+        ("name", "x" * (MAX_NAME_CHARACTERS + 1)),
+        ("name", "line\nbreak"),
+        ("name", "\u202eright to left"),
+        ("computers", "0"),
+        ("computers", "-1"),
+        ("computers", "1e99"),
+        ("computers", str(MAX_COMPUTERS + 1)),
+        ("computers", "9" * 200),
+    ],
+)
+def test_a_wrong_announcement_of_a_run_is_skipped(key: str, value: str) -> None:
+    wrong = RunNotice(RunId("5" * 64), "home", 1)
+    msgspec.structs.force_setattr(wrong, key, value)
+    heard = read_packet(announcement(OTHER, ["192.168.1.7"], 4001, wrong), ME, LAN)
+    assert (heard.notices, len(heard.addresses)) == ((), 1)
+
+
+def test_the_list_of_runs_is_bounded_and_follows_the_network() -> None:
+    runs = LanRuns()
+    runs.hear([HOME], 0.0)
+    runs.hear([RunNotice(HOME.run, "Another name", 13)], 10.0)
+    assert runs.current == (RunNotice(HOME.run, HOME.name, 13),)
+    runs.hear((RunNotice(RunId(f"{number:064x}"), "flood", 1) for number in range(1000)), 20.0)
+    assert len(runs.current) == MAX_RUNS
+    assert runs.current[0].run == HOME.run
+    runs.hear([], 10.0 + FORGOTTEN_SECONDS)
+    assert HOME.run not in {one.run for one in runs.current}
+    runs.hear([HOME], 11.0 + FORGOTTEN_SECONDS)
+    assert HOME in runs.current

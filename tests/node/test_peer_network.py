@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -20,6 +20,7 @@ from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork, Network
+from neuroshard.network.mdns import RunNotice
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping, SecondRouterError
 from neuroshard.network.nat.router import Router
@@ -410,5 +411,25 @@ def test_a_newer_version_of_the_run_arrives_by_itself(tmp_path: Path) -> None:
             kept = JoinedRuns(old.settings.data_dir).load(OFFER.run_id)
             assert kept is not None
             assert kept.parameters.version == 3
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("admission", "is_shared", "is_announced"),
+    [("strangers", True, True), ("strangers", False, False), ("friends", True, False)],
+)
+def test_a_run_is_announced_only_where_this_node_can_let_others_in(
+    tmp_path: Path, admission: Literal["friends", "strangers"], is_shared: bool, is_announced: bool
+) -> None:
+    """In a run of friends only the owner's node opens the door; this one is a guest's."""
+    offer = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, replace(PARAMETERS, admission=admission)))
+
+    async def main() -> None:
+        with InMemoryNetwork() as network:
+            peer_network = World(tmp_path, network).peer_network(0)
+            assert peer_network.notice() is None  # before it knows its run
+            peer_network.serve(offer, lambda: status(0), is_shared=is_shared)
+            assert peer_network.notice() == (RunNotice(offer.run_id, "test", 1) if is_announced else None)
 
     virtual(main)

@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 from neuroshard.data.tokenizer import (
     BOS,
     EOS,
+    LLAMA_PATTERN,
     SPLIT_PATTERN,
     Tokenizer,
     TokenizerTable,
     byte_table,
+    count_words,
     encode_reference,
     learn_merges,
     replace_surrogates,
     split_words,
 )
 from neuroshard.data.tokenizer.encoder import CachedEncoder
+from neuroshard.data.tokenizer.table import EXPRESSIONS, MAX_WORD_CHARACTERS
 from neuroshard.errors import DataError
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "tokenizer.json").read_text())
@@ -153,5 +156,48 @@ def test_the_cached_encoder_equals_the_reference(text: str) -> None:
     assert CachedEncoder(LEARNED.table)(text).tolist() == encode_reference(LEARNED.table, text)
 
 
-def test_the_pattern_uses_nothing_that_differs_between_engines() -> None:
-    assert re.search(r"\\[swdbpSWDBP]", SPLIT_PATTERN) is None
+def test_the_patterns_use_nothing_that_differs_between_engines() -> None:
+    assert set(EXPRESSIONS) == {SPLIT_PATTERN, LLAMA_PATTERN}
+    for expression in EXPRESSIONS.values():
+        assert re.search(r"\\[swdbpSWDBP]", expression) is None
+
+
+LIKE_LLAMA = Tokenizer(learn_merges([TEXT], 150, byte_table(LLAMA_PATTERN)))
+
+
+@given(any_text)
+@example("\x00\x00 \x1c\x1d\x85\u2028\u3000\ufeff")
+@example("\u00b2\u0661\u2167 \U0001d7d8\U00020000 x\r\n \r\n ")
+@example("'S'\u2019lL''Re'")
+@settings(max_examples=150)
+def test_with_the_pattern_of_llama_the_encoders_agree_too(text: str) -> None:
+    ids = LIKE_LLAMA.encode(text)
+    assert ids.tolist() == encode_reference(LIKE_LLAMA.table, text)
+    assert LIKE_LLAMA.decode(ids.tolist()) == text
+    assert "".join(split_words(text, LLAMA_PATTERN)) == text
+
+
+@given(st.text())
+def test_words_are_the_same_without_the_ranges_above_the_first_plane(text: str) -> None:
+    """A character of another plane, in a word of its own, decides which of two expressions splits the whole text."""
+    assert split_words(f"{text}\n\u0041\n\U0001f600", LLAMA_PATTERN)[:-1] == split_words(f"{text}\nA\n", LLAMA_PATTERN)
+
+
+@pytest.mark.parametrize(
+    "text", ["ab" * 500_000, " " * 1_500_000 + "x", "." * 500_000, "\n" * 500_000, " \n" * 500_000]
+)
+def test_words_of_any_length_are_encoded_in_reasonable_time(text: str) -> None:
+    """The second pattern has no limit on words; tiktoken's expressions fail at a million spaces."""
+    assert LIKE_LLAMA.decode(LIKE_LLAMA.encode(text).tolist()) == text
+    assert count_words([text], LLAMA_PATTERN).total() > 0
+
+
+def test_long_words_are_learned_from_in_parts() -> None:
+    counts = count_words(["a" * 200], LLAMA_PATTERN)
+    assert counts == {"a" * MAX_WORD_CHARACTERS: 3, "a" * 5: 1}
+
+
+def test_a_table_whose_tokens_encode_otherwise_is_refused_where_words_can_be_long() -> None:
+    a, b, c = (10 + ord(letter) for letter in "abc")
+    with pytest.raises(DataError, match="encodes to other tokens"):
+        Tokenizer(TokenizerTable(((a, b), (b, c), (a, 267)), 269, LLAMA_PATTERN))

@@ -9,6 +9,7 @@ from neuroshard.data.chat_template import JINJA
 from neuroshard.data.tokenizer.table import (
     BOS,
     EOS,
+    EXPRESSIONS,
     FIRST_BYTE_ID,
     PAD,
     SPECIAL_WORDS,
@@ -52,7 +53,7 @@ def huggingface_tokenizer(table: TokenizerTable) -> dict[str, JsonValue]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {
         "type": "Split",
-        "pattern": {"Regex": _literal(table.pattern)},
+        "pattern": {"Regex": _literal(EXPRESSIONS[table.pattern])},
         "behavior": "Isolated",
         "invert": False,
     }

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from neuroshard.data.tokenizer.table import (
     BOS,
     EOS,
+    EXPRESSIONS,
     FIRST_BYTE_ID,
     FIRST_MERGE_ID,
     SPECIAL_WORDS,
+    SPLIT_PATTERN,
     Pair,
     TokenizerTable,
     replace_surrogates,
@@ -124,10 +126,16 @@ class Tokenizer:
     """Encodes and decodes text with one table."""
 
     def __init__(self, table: TokenizerTable) -> None:
-        """Raises DataError when the fast encoder disagrees with the reference on a sample text."""
+        """Raises DataError when the fast encoder disagrees with the reference on a sample text.
+
+        The plain encoder takes the square of a word's length, so it serves only the pattern whose words are short.
+        """
         self.table = table
         self._pieces = token_bytes(table)
-        self._encode_plain = self._fast_encoder() if every_token_encodes_to_itself(table) else CachedEncoder(table)
+        is_fast = every_token_encodes_to_itself(table)
+        if not is_fast and table.pattern != SPLIT_PATTERN:
+            raise DataError("The tokenizer table cannot be used: a token's text encodes to other tokens.")
+        self._encode_plain = self._fast_encoder() if is_fast else CachedEncoder(table)
         if self._encode_plain(_SAMPLE_TEXT).tolist() != encode_reference(table, _SAMPLE_TEXT):
             raise DataError("The tokenizer table cannot be used: the encoder disagrees with the reference.")
 
@@ -180,16 +188,21 @@ class FastEncoder:
     """tiktoken with our ranks; right for tables whose every token encodes to itself."""
 
     def __init__(self, pattern: str, pieces: Sequence[bytes]) -> None:
+        ranks = {piece: rank for rank, piece in enumerate(pieces)}
+        # Without special tokens, nothing in a text can become a special id.
         self._encoding = tiktoken.Encoding(
-            "neuroshard",
-            pat_str=pattern,
-            mergeable_ranks={piece: rank for rank, piece in enumerate(pieces)},
-            special_tokens={},  # so nothing in a text can become a special id
+            "neuroshard", pat_str=EXPRESSIONS[pattern], mergeable_ranks=ranks, special_tokens={}
         )
+        self._whole = tiktoken.Encoding("pieces", pat_str="(?s:.+)", mergeable_ranks=ranks, special_tokens={})
+        self._pattern = pattern
 
     def __call__(self, text: str) -> TokenIds:
         """Return the ids of a text without surrogates."""
-        ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
+        try:
+            ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
+        except ValueError:  # a million spaces in a row are too much for its expressions, though not for ours
+            words = split_words(text, self._pattern)
+            ranks = np.concatenate([self._whole.encode_to_numpy(word, disallowed_special=()) for word in words])
         return np.add(ranks, FIRST_BYTE_ID, dtype=np.uint32)
 
 

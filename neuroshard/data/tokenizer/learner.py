@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from neuroshard.data.tokenizer.encoder import encode_word, merge_ids
 from neuroshard.data.tokenizer.table import (
+    MAX_WORD_CHARACTERS,
     Pair,
     TokenizerTable,
     byte_table,
@@ -29,10 +30,17 @@ ReportFraction = Callable[[float], None]
 
 
 def count_words(texts: Iterable[str], pattern: str = byte_table().pattern) -> Counter[str]:
-    """Count how often each word (piece of the split pattern) occurs in the texts."""
+    """Count how often each word (piece of the split pattern) occurs in the texts.
+
+    A longer word counts as several of MAX_WORD_CHARACTERS: the time to learn from a word grows with its square.
+    """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(split_words(replace_surrogates(text), pattern))
+    for word in [word for word in counts if len(word) > MAX_WORD_CHARACTERS]:
+        count = counts.pop(word)
+        for start in range(0, len(word), MAX_WORD_CHARACTERS):
+            counts[word[start : start + MAX_WORD_CHARACTERS]] += count
     return counts
 
 

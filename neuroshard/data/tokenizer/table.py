@@ -1,4 +1,4 @@
-"""The tokenizer table, its file `tokenizer.json`, and the pattern that splits text into words before BPE.
+"""The tokenizer table, its file `tokenizer.json`, and the patterns that split text into words before BPE.
 
 The parser treats the file as untrusted input."""
 
@@ -9,8 +9,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import cast
 
+from neuroshard.data.tokenizer.unicode_classes import LETTERS, NUMBERS, SPACES
 from neuroshard.errors import DataError
 from neuroshard.types import JsonValue
 
@@ -28,11 +30,26 @@ SPLIT_PATTERN = (
     rf"|[{_SPACE}]{{1,64}}(?![^{_SPACE}])"  # leaves the last space of a run to the word that follows
     rf"|[{_SPACE}]{{1,64}}"
 )
-KNOWN_PATTERNS = frozenset({SPLIT_PATTERN})
-MAX_PIECE_BYTES = 4 * 65
+# The pattern of Llama 3, which llama.cpp calls "llama-bpe", as tokenizer.json names it. The expression below does the
+# same with the code points of llama.cpp's tables, as the classes of other engines change with their versions.
+LLAMA_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_LLAMA_EXPRESSION = (
+    r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+    rf"|[^\r\n{LETTERS}{NUMBERS}]?[{LETTERS}]+"
+    rf"|[{NUMBERS}]{{1,3}}"
+    rf"| ?[^{SPACES}{LETTERS}{NUMBERS}]+[\r\n]*"
+    rf"|[{SPACES}]*[\r\n]+"
+    rf"|[{SPACES}]+(?![^{SPACES}])"
+    rf"|[{SPACES}]+"
+)
+EXPRESSIONS = {SPLIT_PATTERN: SPLIT_PATTERN, LLAMA_PATTERN: _LLAMA_EXPRESSION}  # by the pattern's name in the file
+MAX_WORD_CHARACTERS = 65  # from which tokens are learned; the words of the second pattern have no limit of their own
+MAX_TOKEN_BYTES = 4 * MAX_WORD_CHARACTERS
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_COMPILED = {pattern: re.compile(pattern) for pattern in KNOWN_PATTERNS}
 
 
 def replace_surrogates(text: str) -> str:
@@ -42,9 +59,20 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+_BEYOND_BMP = re.compile(r"\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?")
+
+
+@cache
+def _compiled(pattern: str, *, is_whole: bool) -> re.Pattern[str]:
+    expression = EXPRESSIONS[pattern]
+    return re.compile(expression if is_whole else _BEYOND_BMP.sub("", expression))
+
+
 def split_words(text: str, pattern: str = SPLIT_PATTERN) -> list[str]:
     """Split text into pieces that BPE never joins; their concatenation is the text. The pattern must be a known one."""
-    return _COMPILED[pattern].findall(text)
+    # Python compares a character with the ranges above U+FFFF one by one: without them it is six times as fast.
+    is_whole = pattern == SPLIT_PATTERN or max(text, default="") > "\uffff"
+    return _compiled(pattern, is_whole=is_whole).findall(text)
 
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # 4-9 are reserved
@@ -115,9 +143,9 @@ class TokenizerTable:
         return _table_from(document)
 
 
-def byte_table() -> TokenizerTable:
+def byte_table(pattern: str = SPLIT_PATTERN) -> TokenizerTable:
     """Return the table before any merge was learned: one id for every byte."""
-    return TokenizerTable(merges=(), vocab_size=FIRST_MERGE_ID)
+    return TokenizerTable(merges=(), vocab_size=FIRST_MERGE_ID, pattern=pattern)
 
 
 def token_bytes(table: TokenizerTable) -> list[bytes]:
@@ -132,7 +160,7 @@ def _table_from(document: Mapping[str, JsonValue]) -> TokenizerTable:
     next_merge_id = _integer(document, "next_merge_id", FIRST_MERGE_ID, MAX_VOCABULARY)
     vocab_size = _integer(document, "vocab_size", next_merge_id, MAX_VOCABULARY)
     pattern = document.get("pattern")
-    if not isinstance(pattern, str) or pattern not in KNOWN_PATTERNS:
+    if not isinstance(pattern, str) or pattern not in EXPRESSIONS:
         raise DataError(
             f"tokenizer.json has an unknown split pattern: {str(pattern)[:80]!r}.",
             "Update NeuroShard: a newer version may support it.",
@@ -192,8 +220,8 @@ def _check_merges(merges: Sequence[Pair]) -> None:
         if not (FIRST_BYTE_ID <= first < identifier and FIRST_BYTE_ID <= second < identifier):
             raise DataError(f"tokenizer.json: merge {identifier} = ({first}, {second}) does not use earlier ids.")
         length = lengths[first] + lengths[second]
-        if length > MAX_PIECE_BYTES:
-            raise DataError(f"tokenizer.json: token {identifier} is longer than {MAX_PIECE_BYTES} bytes.")
+        if length > MAX_TOKEN_BYTES:
+            raise DataError(f"tokenizer.json: token {identifier} is longer than {MAX_TOKEN_BYTES} bytes.")
         lengths.append(length)
 
 

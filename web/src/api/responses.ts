@@ -28,6 +28,8 @@ export interface ArrivalBody {
   link_fault: string | null; // why a link that was opened cannot be used
   text: TextFolderBody | null;
   public_run: string | null; // name of this release's own run; null: there is none yet
+  nearby: NearbyRunBody[] | null; // runs on the local network; null: it is not searched
+  nearby_run: NearbyRunBody | null; // the one that was chosen
 }
 
 /** The stage at which microbatches spend most time, and the slowest of its nodes. */
@@ -68,6 +70,14 @@ export interface FinishedBody {
   message: string;
   url: string; // where the dashboard will be
   warning: string | null; // what did not work although the rest did
+}
+
+/** A folder of this computer and its subfolders. Files and links are not listed. */
+export interface FolderListBody {
+  folder: TextFolderBody;
+  parent: string | null; // the folder above it; null: there is none
+  folders: TextFolderBody[];
+  has_more: boolean; // more folders than are listed
 }
 
 /** GET /health: the process answers, and the age of its newest snapshot. */
@@ -253,6 +263,13 @@ export interface MicrobatchTrace {
   takeovers: Takeover[]; // replacements of a replica in the middle of it
   failures: number; // requests after which another node was asked
   other_seconds: number | null; // time outside the stages: routing, repeated requests, lost work [s]
+}
+
+/** A run that a node of the local network announces. */
+export interface NearbyRunBody {
+  run_id: string;
+  name: string;
+  computers: number; // that take part, as the node says
 }
 
 /** GET /api/peers: this node's connections, and every other node of the run. */
@@ -557,11 +574,12 @@ export interface Takeover {
   is_exact: boolean; // both reported equal weights
 }
 
-/** A folder with the owner's text. */
+/** A folder, and the text files in it and its subfolders. */
 export interface TextFolderBody {
   path: string;
   files: number;
   bytes: number;
+  is_complete: boolean; // false: at least this many, or a part cannot be read
 }
 
 /** Texts that the model wrote at one step, always with the likeliest token. */

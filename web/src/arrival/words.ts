@@ -1,6 +1,6 @@
 // The strings of invitations and of the first question, in the wizard and in the dashboard.
 
-import type { InvitationBody, InvitedModelBody, TextFolderBody } from "../api/responses";
+import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/responses";
 import { bigCount, bytes, count, dateAndTime, plural } from "../format";
 
 export const BEGIN = {
@@ -12,17 +12,31 @@ export const BEGIN = {
   demoAbout: "A small model learns from text on this computer. It needs no wallet and no network, and nothing is stored about you.",
   text: "Train on my own text",
   textAbout: "Choose a folder. The text and the model stay on this computer.",
-  nearby: "Join a run on this network",
-  nearbyAbout: "Asks the owner of a run on the local network to let this computer in. Both of you see the same four words.",
-  noPublicRun: "There is no public run yet, so you need an invitation to train with others.",
+  noPublicRun: "There is no public run yet. To train with others, you need an invitation or a run on your network.",
   publicRun: (name: string) => `The public run of this release is called ${name}.`,
+};
+
+export const NEARBY = {
+  title: (count: number) => (count === 1 ? "A run on your network" : "Runs on your network"),
+  none: "None found so far. Start NeuroShard on the computer with the run: it appears here within seconds.",
+  about: "The run's owner must allow your computer. You both see the same four words.",
+  join: "Join",
+  name: (run: NearbyRunBody) => run.name || `Run ${run.run_id.slice(0, 8)}`,
 };
 
 export const PASTE = {
   title: "Join with an invitation",
   label: "Invitation",
-  hint: "Paste the link or the code. You can also drop the invitation file here.",
-  open: "Open a file",
+  hint: "Paste the link or the code. You can also drop the invitation file or a picture of the QR code here.",
+  open: "Open a file or picture",
+  scan: "Scan a QR code",
+  closeCamera: "Close the camera",
+  camera: "Picture of the camera",
+  hold: "Hold the QR code in front of the camera so that it fills the picture. The picture stays on this computer.",
+  forbidden: "The browser may not use the camera. Allow it next to the address, or open a picture of the QR code.",
+  noCamera: "The camera does not work. Close other programs that use it, or open a picture of the QR code.",
+  noCode: "There is no readable QR code in this picture. Take it from straight ahead, sharp and in good light.",
+  noPicture: "The browser cannot open this picture. Use a PNG or JPEG file of at most 20 MB.",
   show: "Show the invitation",
   tooLong: "The file is too long for an invitation. Open the file that ends in .neuroshard-invitation.",
 };
@@ -39,7 +53,19 @@ export const OWN_TEXT = {
   title: "Which text?",
   about: "The program reads the text files in this folder and its subfolders. It changes nothing there.",
   label: "Folder",
-  hint: "At least 100 kB of text, for example /home/me/notes. Text, Markdown, HTML and source code are read.",
+  hint: "Choose a folder below, or enter its path. It needs at least 100 kB of text. Text, Markdown, HTML and source code are read.",
+};
+
+export const FOLDERS = {
+  title: "Folders on this computer",
+  up: "↑ Folder above",
+  reading: "Reading the folders of this computer…",
+  none: "There are no folders in here.",
+  more: "Not all folders are shown. You can enter the path of any folder above.",
+  count: ({ files, bytes: size, is_complete: isComplete }: TextFolderBody) => {
+    if (files === 0) return isComplete ? "no text files" : "not counted";
+    return `${isComplete ? "" : "at least "}${plural(files, "text file")}, ${bytes(size)}`;
+  },
 };
 
 export function factsOf(invitation: InvitationBody): [string, string][] {

@@ -1,10 +1,12 @@
 // The first question: join with an invitation, see the demo, or train on one's own text.
 
-import type { FinishedBody } from "../api/responses";
+import type { FinishedBody, NearbyRunBody } from "../api/responses";
 import { useState } from "preact/hooks";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
-import { BEGIN, OWN_TEXT, PASTE, SHOWN, textWords } from "../arrival/words";
+import { BEGIN, NEARBY, OWN_TEXT, PASTE, SHOWN, textWords } from "../arrival/words";
+import { plural } from "../format";
 import { Buttons, Fault, Field, useSending } from "./fields";
+import { FolderPicker } from "./FolderPicker";
 import { Starting } from "./StartStep";
 import type { StepProps } from "./Wizard";
 
@@ -21,8 +23,14 @@ export function ArriveStep({ setup, calls, go, onChange }: StepProps) {
         <Answer name={BEGIN.join} about={BEGIN.joinAbout} onPick={() => go("invitation")} busy={busy} />
         <Answer name={BEGIN.demo} about={BEGIN.demoAbout} onPick={() => send(async () => setStarted(await calls.startDemo()))} busy={busy} />
         <Answer name={BEGIN.text} about={BEGIN.textAbout} onPick={() => go("text")} busy={busy} />
-        <Answer name={BEGIN.nearby} about={BEGIN.nearbyAbout} onPick={() => send(async () => onChange(await calls.choosePurpose("nearby"), "wallet"))} busy={busy} />
       </div>
+      {setup.arrival.nearby !== null && (
+        <NearbyRuns
+          runs={setup.arrival.nearby}
+          busy={busy}
+          onJoin={(run_id) => send(async () => onChange(await calls.choosePurpose({ purpose: "nearby", run_id }), "wallet"))}
+        />
+      )}
       <Fault id="arrive-fault" text={faults.other || Object.values(faults.fields)[0]} />
       <p class="muted small">{publicRun === null ? BEGIN.noPublicRun : BEGIN.publicRun(publicRun)}</p>
     </>
@@ -38,6 +46,31 @@ function Answer({ name, about, busy, onPick }: { name: string; about: string; bu
   );
 }
 
+/** The runs that computers of the local network announce; the list follows every answer of the program. */
+function NearbyRuns({ runs, busy, onJoin }: { runs: NearbyRunBody[]; busy: boolean; onJoin: (runId: string) => void }) {
+  return (
+    <section class="setup-nearby" aria-labelledby="nearby">
+      <h2 id="nearby">{NEARBY.title(runs.length)}</h2>
+      <div role="status">
+        {runs.length === 0 && <p class="muted small">{NEARBY.none}</p>}
+        <ul>
+          {runs.map((run) => (
+            <li key={run.run_id}>
+              <span>
+                <strong>{NEARBY.name(run)}</strong> <span class="muted">({plural(run.computers, "computer")})</span>
+              </span>
+              <button type="button" class="button button-primary" aria-label={`${NEARBY.join} ${NEARBY.name(run)}`} disabled={busy} onClick={() => onJoin(run.run_id)}>
+                {NEARBY.join}
+              </button>
+            </li>
+          ))}
+        </ul>
+      </div>
+      {runs.length > 0 && <p class="muted small">{NEARBY.about}</p>}
+    </section>
+  );
+}
+
 /** Paste an invitation; then its page, with Join. A link that was opened comes here at once. */
 export function InvitationStep({ setup, calls, go, onChange }: StepProps) {
   const { invitation, link_fault: linkFault } = setup.arrival;
@@ -45,7 +78,7 @@ export function InvitationStep({ setup, calls, go, onChange }: StepProps) {
   const [text, setText] = useState("");
   const { busy, faults, send } = useSending();
   if (invitation !== null && linkFault === null && !wantsOther) {
-    const join = async () => onChange(await calls.choosePurpose("join"), "wallet");
+    const join = async () => onChange(await calls.choosePurpose({ purpose: "join" }), "wallet");
     return (
       <form
         onSubmit={(event) => {
@@ -84,7 +117,7 @@ export function InvitationStep({ setup, calls, go, onChange }: StepProps) {
 export function TextStep({ setup, calls, go, onChange }: StepProps) {
   const [folder, setFolder] = useState(setup.arrival.text?.path ?? "");
   const { busy, faults, send } = useSending();
-  const choose = async () => onChange(await calls.choosePurpose("text", folder), "wallet");
+  const choose = async () => onChange(await calls.choosePurpose({ purpose: "text", folder }), "wallet");
   const found = setup.arrival.text;
   return (
     <form
@@ -103,6 +136,7 @@ export function TextStep({ setup, calls, go, onChange }: StepProps) {
         fault={faults.fields.folder}
         hint={found && found.path === folder ? textWords(found) : OWN_TEXT.hint}
       />
+      <FolderPicker calls={calls} start={folder} onChoose={setFolder} />
       <Fault id="text-fault" text={faults.other} />
       <Buttons next="Next" busy={busy} back={() => go("arrive")} />
     </form>

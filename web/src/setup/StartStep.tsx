@@ -2,7 +2,7 @@
 
 import type { SetupBody } from "../api/responses";
 import { useEffect, useState } from "preact/hooks";
-import { textWords } from "../arrival/words";
+import { NEARBY, textWords } from "../arrival/words";
 import { Facts } from "../components/parts";
 import { LIMITS, measured } from "./ComputerStep";
 import { Buttons, Fault, useSending } from "./fields";
@@ -59,7 +59,7 @@ function rowsOf(setup: SetupBody): [string, string][] {
 
 function purposeOf({ arrival }: SetupBody): [string, string][] {
   if (arrival.purpose === "join" && arrival.invitation) return [["Run", arrival.invitation.name || arrival.invitation.run_id.slice(0, 8)]];
-  if (arrival.purpose === "nearby") return [["Run", "the one on this local network, when its owner lets you in"]];
+  if (arrival.purpose === "nearby" && arrival.nearby_run) return [["Run", `${NEARBY.name(arrival.nearby_run)}, when its owner lets this computer in`]];
   return arrival.purpose === "text" && arrival.text ? [["Text", `${arrival.text.path} (${textWords(arrival.text)})`]] : [];
 }
 

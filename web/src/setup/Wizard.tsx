@@ -36,7 +36,9 @@ export interface StepProps {
 export function Wizard({ calls }: { calls: SetupCalls }) {
   const [setup, setSetup] = useState<SetupBody | null>(null);
   const wanted = useWantedStep();
-  const { gone, problem } = useHeartbeat(calls, setSetup);
+  const { gone, problem } = useHeartbeat(calls, setSetup, ({ arrival: { nearby } }) =>
+    setSetup((present) => present && { ...present, arrival: { ...present.arrival, nearby } }),
+  );
   if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const step = allowedStep(setup, wanted);
   const go = (next: Step) => {
@@ -61,9 +63,14 @@ export function Wizard({ calls }: { calls: SetupCalls }) {
 
 /**
  * Asks at once and again and again, so that the program knows of the page and the page of the program: whether that is
- * gone, and what was wrong last. The first answer, and that of a program that came back, is handed on.
+ * gone, and what was wrong last. The first answer, and that of a program that came back, is handed on. The later ones
+ * only bring news: they may be older than the answer to something that was sent meanwhile.
  */
-function useHeartbeat(calls: SetupCalls, onAnswer: (setup: SetupBody) => void): { gone: boolean; problem: string } {
+function useHeartbeat(
+  calls: SetupCalls,
+  onAnswer: (setup: SetupBody) => void,
+  onNews: (setup: SetupBody) => void,
+): { gone: boolean; problem: string } {
   const [gone, setGone] = useState(false);
   const [problem, setProblem] = useState("");
   useEffect(() => {
@@ -71,7 +78,7 @@ function useHeartbeat(calls: SetupCalls, onAnswer: (setup: SetupBody) => void): 
     const beat = async () => {
       try {
         const setup = await calls.read();
-        if (isAwaited) onAnswer(setup);
+        (isAwaited ? onAnswer : onNews)(setup);
         isAwaited = false;
         setGone(false);
         setProblem("");

@@ -34,7 +34,7 @@ export function useSending(): { busy: boolean; faults: Faults; clear: () => void
   return { busy, faults, clear: () => setFaults(NONE), send };
 }
 
-function faultsOf(error: unknown): Faults {
+export function faultsOf(error: unknown): Faults {
   // a place such as "body.phrase" is none of a field here: the node could not even read what was sent
   const places = error instanceof NodeError ? Object.keys(error.fields) : [];
   if (error instanceof NodeError && places.length > 0 && !places.some((place) => place.startsWith("body"))) return { fields: error.fields, other: "" };

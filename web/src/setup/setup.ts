@@ -1,6 +1,6 @@
 // Requests of the wizard to a node without a token, and the step that may be shown. Nothing is kept in the browser.
 
-import type { FinishedBody, SetupBody } from "../api/responses";
+import type { FinishedBody, FolderListBody, SetupBody } from "../api/responses";
 import type { Client } from "../api/client";
 
 export interface Choices {
@@ -9,10 +9,14 @@ export interface Choices {
   autostart?: boolean;
 }
 
+/** The answer to the first question. */
+export type Answer = { purpose: "join" } | { purpose: "nearby"; run_id: string } | { purpose: "text"; folder: string };
+
 export interface SetupCalls {
   read: () => Promise<SetupBody>;
   readInvitation: (text: string) => Promise<SetupBody>;
-  choosePurpose: (purpose: "join" | "nearby" | "text", folder?: string) => Promise<SetupBody>;
+  choosePurpose: (answer: Answer) => Promise<SetupBody>;
+  listFolder: (path: string | null) => Promise<FolderListBody>; // null: the home folder
   startDemo: () => Promise<FinishedBody>;
   chooseWallet: (source: "create" | "enter" | "found", phrase?: string, isText?: boolean) => Promise<SetupBody>;
   confirm: (words: string[]) => Promise<SetupBody>;
@@ -26,7 +30,8 @@ export function setupCalls(client: Client, openDashboard: () => void): SetupCall
   return {
     read: () => client.get<SetupBody>("/api/setup"),
     readInvitation: (text) => client.command<SetupBody>("/api/setup/invitation", { text }),
-    choosePurpose: (purpose, folder) => client.command<SetupBody>("/api/setup/purpose", { purpose, ...(folder === undefined ? {} : { folder }) }),
+    choosePurpose: (answer) => client.command<SetupBody>("/api/setup/purpose", answer),
+    listFolder: (path) => client.command<FolderListBody>("/api/setup/folders", { path }),
     startDemo: () => client.command<FinishedBody>("/api/setup/demo", {}),
     chooseWallet: (source, phrase, isText) =>
       client.command<SetupBody>("/api/setup/wallet", { source, ...(phrase === undefined ? {} : { phrase, is_text: isText === true }) }),
