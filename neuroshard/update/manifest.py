@@ -1,6 +1,6 @@
 """The signed update manifest: read strictly, verified before use, and judged for this computer.
 
-AcceptanceCheck is a pure function of the manifest, the versions known here and the time."""
+The judgement is a pure function of the manifest, the versions known here and the time."""
 
 from __future__ import annotations
 
