@@ -18,7 +18,7 @@ from torch import Tensor
 from neuroshard.aggregation import aggregator_name
 from neuroshard.compression import is_sparse, make_codec
 from neuroshard.consensus.chain import Chain, ChainError, ForkError, Step
-from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, Sign, ViewTiming
+from neuroshard.consensus.effects import Complete, EncodedContribution, RoundConfig, RoundProgress, Sign, ViewTiming
 from neuroshard.consensus.lone_steps import LOST_STATE, LoneSteps
 from neuroshard.consensus.matchmaking import DueStep, Look, Matchmaking, Replica, RoundTimes
 from neuroshard.consensus.message_queue import PART, PART_LIMITS, PARTS_AT_ONCE, MessagePart, RoundMessageQueue
@@ -97,7 +97,7 @@ class GroupRounds:
         self._matchmaking = Matchmaking(replica, times)
         self._asking = asking
         self._sign = sign
-        self._earlier_life = ContributionRecovery(book, offload)
+        self._earlier = ContributionRecovery(book, offload)
         self._offload = offload
         self._sent: _Sent | None = None
         self._called = Signal()
@@ -113,8 +113,7 @@ class GroupRounds:
         self.status = reported or StageRoundsStatus(replica.rounds.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
-        # Durations in seconds of the views in which rounds completed. Views before them failed because a member was
-        # missing. If they counted, every later round would wait longer for missing members.
+        # Seconds of the views in which rounds completed. If failed views counted, every later round would wait longer.
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
         most_bytes = most_message_bytes(make_codec("fp32").encoded_size(replica.rounds.schema.total_size))
         self.actor = RoundRunner(
@@ -273,10 +272,9 @@ class GroupRounds:
         return None if step is None else self._setting(step, here)
 
     def _enter_soon(self, due: DueStep) -> None:
-        if self.in_round or self.due is not None:
-            return
-        self.due = due
-        self._called.notify()
+        if not self.in_round and self.due is None:
+            self.due = due
+            self._called.notify()
 
     def _present_step(self) -> Step | None:
         """The step from this replica's state, if that is the newest certified one."""
@@ -452,7 +450,7 @@ class GroupRounds:
         """The contribution to a step. After a restart it is the one sent before the restart."""
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
         is_known = self._sent is not None and self._sent.step_id == step_id
-        earlier = None if is_known else await self._earlier_life.sent(step_id, work)
+        earlier = None if is_known else await self._earlier.sent(step_id, work)
         if earlier is None:
             parts = await self._offload(partial(work.encoded, contribution))
         else:
@@ -470,7 +468,7 @@ class GroupRounds:
         )
         await self._offload(lambda: promised.digests)
         if is_beside and earlier is None:
-            await self._earlier_life.keep(SavedContribution(step_id, sequences, parts))
+            await self._earlier.keep(SavedContribution(step_id, sequences, parts))
         return _Sent(step_id, contribution, promised, watch, is_outgrown=is_beside or earlier is not None)
 
     def _abandoned(self, watch: RoundMonitor, reason: str | None) -> Abandoned:
@@ -483,7 +481,12 @@ class GroupRounds:
         parameters = rounds.parameters_at(number)
         scheme = parameters.strategy, part_at(parameters, rounds.schema, number), parameters.codec, aggregator
         watch = RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
-        self.actor.watch = lambda progress: watch.look(progress, anyio.current_time())
+
+        def look(progress: RoundProgress) -> None:
+            watch.look(progress, anyio.current_time())
+            self._earlier.note(progress)
+
+        self.actor.watch = look
         return watch
 
     def _end(self, *, is_late: bool = False) -> RoundEnd:
@@ -508,22 +511,21 @@ class GroupRounds:
 
     async def _agreed(self, complete: Complete) -> Agreed:
         """The meaning of the end of this replica's step, including a contribution from before a restart."""
-        value, sent, number = complete.certificate.value, self._sent, self._replica.replica_status().outer_step
-        if sent is not None and sent.step_id != value.step_id:
-            sent = None
+        value, number = complete.certificate.value, self._replica.replica_status().outer_step
+        sent = None if self._sent is None or self._sent.step_id != value.step_id else self._sent
         work, own = self._work(number), self._replica.node_id
         aggregate, count = await self._offload(partial(work.decoded, complete.aggregate)), len(value.members)
-        is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
-        decoded = None
-        if sent is not None and own in value.accepted:
+        decoded, is_accepted = None, own in value.accepted
+        is_judged = is_accepted or any(own == node for node, _ in value.refused)
+        if sent is not None and is_accepted:
             decoded, parts = sent.contribution, sent.promised.parts
             if work.codec.name != "fp32":
                 decoded = await self._offload(partial(work.decoded, parts, work.codec))
-        is_of_earlier_life = sent is None and own in value.accepted
-        earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
+        earlier = await self._earlier.judged(value, sent and sent.promised, work) if is_judged else None
         # Only now, after the last await: if the task is cancelled earlier, the next call finds the same end again.
         self._adopted_at = anyio.current_time()
         self.actor.ended = self._sent = None
+        self._earlier.offered.clear()
         if sent is not None:
             record = sent.watch.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
@@ -531,16 +533,15 @@ class GroupRounds:
         agreed = Agreed(aggregate, count, work=value.work, is_certified=True)
         if earlier is not None:
             vector, offered = earlier.contribution, earlier.offer.sequences
-            return replace(agreed, sent=vector, late_for=vector, offered=offered)
+            return replace(agreed, sent=vector if is_accepted else None, late_for=vector, offered=offered)
         if sent is None or not is_judged:  # the work of a member without a verdict stays in its next contribution
             return replace(agreed, is_without_own=not is_judged)
         late_for = sent.contribution if sent.is_outgrown else None
         return replace(agreed, sent=decoded, late_for=late_for, offered=sent.promised.sequences)
 
     def _work(self, outer_step: int) -> RoundWork:
-        rounds = self._replica.rounds
-        length, parameters = rounds.exchanged_at(outer_step).length, rounds.parameters_at(outer_step)
-        return RoundWork.of(parameters, length, outer_step=outer_step)
+        rounds, length = self._replica.rounds, self._replica.rounds.exchanged_at(outer_step).length
+        return RoundWork.of(rounds.parameters_at(outer_step), length, outer_step=outer_step)
 
 
 class RoundRequestHandlers:
@@ -580,12 +581,11 @@ class RoundRequestHandlers:
             raise RequestRefusedError("Only nodes that train these layers take part in their rounds.")
         return await group.actor.mail.take(sender, frame)
 
-    async def give_chain(self, sender: NodeId, frame: Frame) -> Frame:
+    async def give_chain(self, _sender: NodeId, frame: Frame) -> Frame:
         """Return what proves the newest certified state of a stage. Raises RequestRefusedError.
 
         Any member of the run may ask: a newcomer checks the state with it before it downloads the state.
         """
-        del sender
         await anyio.lowlevel.checkpoint()
         request = frame.read(ChainRequest)
         chain = self._held(request.stage).chain.chain
