@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.consensus.committee import GroupMember
-from neuroshard.consensus.effects import AnyBody, Effect, Say
+from neuroshard.consensus.effects import AnyBody, Effect, Say, Sign
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_messages import (
     Intent,
@@ -58,22 +58,20 @@ LIES: Mapping[str, Twist] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Author:
     """Who lies in a step, as the lies need it."""
 
-    machine: RoundStateMachine
+    member: GroupMember
+    machines: dict[str, RoundStateMachine]
+    _sign: Sign
 
-    @property
-    def member(self) -> GroupMember:
-        return self.machine.setting.member
-
-    @property
-    def machines(self) -> dict[str, RoundStateMachine]:
-        return {self.machine.setting.step.id: self.machine}
+    @classmethod
+    def of(cls, machine: RoundStateMachine) -> _Author:
+        return cls(machine.setting.member, {machine.setting.step.id: machine}, machine.setting.sign)
 
     def signed(self, body: AnyBody) -> VerifiedBody[AnyBody]:
-        return self.machine.setting.sign(body)
+        return self._sign(body)
 
 
 class LieFile:
@@ -108,7 +106,7 @@ def tell_lies(lies: LieFile) -> None:
     def put_lies(self: RoundRunner, running: Any, effects: Sequence[Effect]) -> None:
         step = running.member.setting.step.number
         name = lies.wanted_in(step)
-        author, twist, said = _Author(running.member), LIES.get(name), list[Effect]()
+        author, twist, said = _Author.of(running.member), LIES.get(name), list[Effect]()
         for effect in effects:
             twisted = [effect] if twist is None else twist(author, effect)
             if twisted != [effect]:
@@ -126,8 +124,8 @@ def tell_lies(lies: LieFile) -> None:
             intents = tuple(intent for intent in intents if intent is not others[0])
         return propose(self, intents, lock, now)
 
-    RoundRunner._put = put_lies  # type: ignore[method-assign, assignment] # pyright: ignore[reportPrivateUsage]
-    RoundStateMachine._say_proposal = propose_fewer  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
+    RoundRunner._put = put_lies  # type: ignore[method-assign, assignment]
+    RoundStateMachine._say_proposal = propose_fewer  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
