@@ -1,8 +1,9 @@
 """One member of certified rounds as a process of its own, over a real network at the address that it is given.
 
 Says {"address", "node", "wallet"}; obeys JSON objects on stdin, one a line: {"peers": [...]} names the others and
-connects to them, {"round": n, "codec": name, "strangers": bool} takes part in a round of step n with a vector of
-NUMBERS random numbers, and answers with its seconds, CPU seconds and bytes. The end of stdin ends the process.
+connects to them, {"round": n, "codec": name, "strangers": bool, "audits": bool} takes part in a round of step n with a
+vector of NUMBERS random numbers, and answers with its seconds, CPU seconds and bytes. Without audits it believes the
+reducers, as the product never does. The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 import anyio.to_thread
@@ -26,6 +29,7 @@ from benchmarks.sizes import size
 from neuroshard.aggregation import TrimmedMean
 from neuroshard.compression import make_codec
 from neuroshard.config.run_parameters import OuterOptimization
+from neuroshard.consensus.all_reduce import AllReduce
 from neuroshard.consensus.chain import Chain, Step
 from neuroshard.consensus.committee import Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Complete, EncodedContribution, RoundConfig, ViewTiming
@@ -187,11 +191,22 @@ async def main() -> None:
             match json.loads(line):
                 case {"peers": peers}:
                     _tell(await peer.meet(peers))
-                case {"round": int(step), "codec": str(codec), "strangers": bool(are_strangers)}:
-                    _tell(await peer.round(step, codec, are_strangers=are_strangers))
+                case {"round": int(step), "codec": str(codec), "strangers": bool(strangers), "audits": bool(audits)}:
+                    with nullcontext() if audits else _without_audits():
+                        _tell(await peer.round(step, codec, are_strangers=strangers))
                 case order:
                     raise SystemExit(f"unknown order {order}")
         tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def _without_audits() -> Generator[None]:
+    """Let no seat compute a slice again, and no contributor its norms."""
+    with (
+        patch.object(AllReduce, "audit", lambda _exchange: []),
+        patch.object(RoundWork, "norms_compared", lambda _work, _job: frozenset()),
+    ):
+        yield
 
 
 def _tell(facts: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from benchmarks.sizes import size
 
 ROUNDS = size(3, 1)
 MEMBERS = size((2, 4), (2,))
+STRANGERS = size(4, 3)  # of two members each reduces all slices, so that none is left to audit
 LONGEST_SECONDS = 300  # between two answers of a peer
 HIVEMIND_CODECS = ("fp32", "fp16", "8 bits")
 GOALS: Mapping[str, float] = {"int8": 1.2, "fp32": 0.8}  # times hivemind's speed with its fastest codec
@@ -84,10 +85,12 @@ def our_peers(places: Sequence[tuple[Sequence[str], str]]) -> Generator[Sequence
             yield peers
 
 
-def one_round(peers: Sequence[Peer], number: int, codec: str, *, are_strangers: bool = False) -> Mapping[str, float]:
+def one_round(
+    peers: Sequence[Peer], number: int, codec: str, *, are_strangers: bool = False, audits: bool = True
+) -> Mapping[str, float]:
     """The seconds of the slowest member, the CPU seconds of all, and the most contributions that one of them sent."""
     for peer in peers:
-        peer.order({"round": number, "codec": codec, "strangers": are_strangers})
+        peer.order({"round": number, "codec": codec, "strangers": are_strangers, "audits": audits})
     told = [peer.answer() for peer in peers]
     if len({one["value"] for one in told}) != 1:
         raise RuntimeError("the members of a round came to different values")
@@ -116,10 +119,12 @@ def measure() -> Report:
         notes += [f"{members} peers, {name}: {why}" for name, why in told.items() if isinstance(why, str)]
         rows += [_row(members, codec, ours[codec], theirs) for codec in GOALS]
         rows += [_hivemind_row(members, name, facts) for name, facts in theirs.items()]
+    rows.append(_audits_row())
     notes.append(
         f"Medians of {ROUNDS} rounds of 25 M numbers, the slowest member's seconds; CPU seconds of all processes. Ours "
         "encode, sum, judge, reduce every slice once, as friends do, vote twice with an fsync each and decode; "
-        "hivemind's matchmaking is not counted, our intents and proposal are."
+        "hivemind's matchmaking is not counted, our intents and proposal are. The audits of strangers: each seat "
+        "computes one slice again from its parts, and each member the norms of its own contribution."
     )
     notes.append(
         "Both cores are full. With 4 members and int8, before slices were named by BLAKE3, NumPy and PyTorch took 36 % "
@@ -150,6 +155,25 @@ def _row(members: int, codec: str, ours: Mapping[str, float], theirs: Mapping[st
     ratio, goal = theirs[best]["seconds"] / ours["seconds"], GOALS[codec]
     what = f"{figure}; {ratio:.2f} times hivemind's speed ({best})"
     return Row(f"{members} members, {codec}", what, f">= {goal:g} times hivemind's", ratio >= goal)
+
+
+def _audits_row() -> Row:
+    """The cost of the audits of a round of strangers: rounds with and without them take turns."""
+    found: dict[bool, list[Mapping[str, float]]] = {True: [], False: []}
+    with our_peers([((), "127.0.0.1")] * STRANGERS) as peers:
+        for number in range(ROUNDS + 1):
+            for audits, rounds in found.items():
+                of_round = one_round(peers, 10 * number + audits, "int8", are_strangers=True, audits=audits)
+                if number:
+                    rounds.append(of_round)
+    audited, believed = medians(found[True]), medians(found[False])
+    cpu, seconds = audited["cpu"] - believed["cpu"], audited["seconds"] - believed["seconds"]
+    figure = (
+        f"{cpu:.2f} of {audited['cpu']:.2f} CPU-s ({cpu / audited['cpu']:.0%}), {seconds:.2f} of "
+        f"{audited['seconds']:.2f} s; a member sends {audited['bytes']:.2f} contributions, "
+        f"{believed['bytes']:.2f} without audits"
+    )
+    return Row(f"{STRANGERS} strangers, int8, audits", figure, "report", None)
 
 
 def _hivemind_row(members: int, name: str, facts: Mapping[str, Any]) -> Row:

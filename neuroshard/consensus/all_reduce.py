@@ -82,7 +82,7 @@ class AllReduce:
         self.intents = {one.member.node_id: one.body for one in intents}
         promised = self.intents.get(self._self_id)
         is_own = own is not None and promised is not None and promised.commitment == commitment_of(own.digests)
-        self._own = own if is_own else None
+        self.own = own if is_own else None
         self._order = [member.node_id for member in self.members]
         # the other participants, which get all public messages
         self.others = (setting.others | set(self._order)) - {self._self_id}
@@ -163,7 +163,7 @@ class AllReduce:
 
     def begin(self) -> list[Effect]:
         """Send this node's parts to their reducers."""
-        own, self_id = self._own, self._self_id
+        own, self_id = self.own, self._self_id
         if own is None:
             return []
         self._digests[self_id] = own.digests
@@ -262,8 +262,8 @@ class AllReduce:
             return []
         self._blocks = blocks
         self.is_audited, self._blocks_of_rows, effects = False, {}, list[Effect]()
-        if self._own is not None:
-            own = BlocksSent(self.round_id, setting.excerpts(self._own.parts, self._blocks))
+        if self.own is not None:
+            own = BlocksSent(self.round_id, setting.excerpts(self.own.parts, self._blocks))
             effects = self.take_blocks(self._self_id, own)
         asked = frozenset(self._order) - {self._self_id}
         return [Say(asked, BlocksWanted(self.round_id, self._blocks)), *effects]
@@ -297,7 +297,7 @@ class AllReduce:
 
     def blocks_for(self, sender: NodeId, wanted: BlocksWanted) -> list[Effect]:
         """Send a seat blocks of this node's contribution, once per round."""
-        own, setting, blocks = self._own, self._setting, self._setting.plan.blocks
+        own, setting, blocks = self.own, self._setting, self._setting.plan.blocks
         are_fit = sender in setting.step.seats and all(block < blocks(index) for index, block in wanted.blocks)
         if own is None or setting.excerpts is None or not are_fit or sender in self._asked_for_blocks:
             return []
@@ -337,8 +337,8 @@ class AllReduce:
         """Ask the authors of missing parts for them. The author of a part may be gone: its reducers have it, too."""
         wanted: dict[tuple[NodeId, NodeId], list[int]] = {}
         for index, one in enumerate(self._slices):
-            if one.is_checked and self._own is not None:
-                one.parts.setdefault(self._self_id, self._own.parts[index])
+            if one.is_checked and self.own is not None:
+                one.parts.setdefault(self._self_id, self.own.parts[index])
             for author in self._order if one.is_checked or one.is_overdue else ():
                 for to in {author, *(one.reducers if of_reducers else ())} if author not in one.parts else ():
                     wanted.setdefault((to, author), []).append(index)
@@ -365,7 +365,7 @@ class AllReduce:
             has_reason = is_late or one.is_checked or index in self._disputed or doubtful & {*one.reducers}
             if has_reason or len(served.keys() | {index}) <= FREE_PARTS:
                 served[index] += 1
-                given[index] = self._own.parts[index] if is_own and self._own is not None else one.parts[author]
+                given[index] = self.own.parts[index] if is_own and self.own is not None else one.parts[author]
         return list(self._hand_over(sender, author, given))
 
     def take_contribution(self, sender: NodeId, message: ContributionSent) -> list[Effect]:
@@ -452,7 +452,7 @@ class AllReduce:
         """Continue with the finished verdict."""
         self.verdict, self._reduction = judged.verdict, judged.reduction
         stated = [index for index, one in enumerate(self._slices) if self._self_id in one.statements]
-        effects, own = self._reduce(stated), self._own
+        effects, own = self._reduce(stated), self.own
         if own is not None and self._compares_norms and judged.reduction is not None:
             parts, row = dict(enumerate(own.parts)), self._order.index(self._self_id)
             for index in stated:

@@ -329,3 +329,5 @@ class RoundProgress:
     judged: Judged | None = None  # the verdict on them
     objection: str = ""  # why this member voted against the aggregate
     skipped_audits: int = 0  # in this view
+    round_id: str | None = None  # of the exchange
+    own: EncodedContribution | None = None  # this member's contribution to the exchange

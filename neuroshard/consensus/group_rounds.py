@@ -77,7 +77,7 @@ class GroupRounds:
         self._swarm = around.swarm
         self._matchmaking = Matchmaking(replica, around.swarm, around.times)
         self._asking = around.asking
-        self._earlier_life = ContributionRecovery(around.book, around.offload)
+        self._earlier = ContributionRecovery(around.book, around.offload)
         self._offload, self._now, self._most_members = around.offload, around.now, around.most_members
         self._sent: _Sent | None = None
         self._called = Signal()
@@ -92,8 +92,7 @@ class GroupRounds:
         self.status = around.reported or StageRoundsStatus(replica.terms.stage, replica.stage.layers)
         self._mailed = (0, 0)  # bytes sent and received, as of the last record
         self._has_loaded = anyio.Event()
-        # Durations in seconds of the views in which rounds completed. Views before them failed because a member was
-        # missing. If they counted, every later round would wait longer for missing members.
+        # Seconds of the views in which rounds completed. If failed views counted, every later round would wait longer.
         self._durations = deque[float](maxlen=KEPT_DURATIONS)
         self.actor = RoundRunner(replica, around, self._heard)
         self.seats = SeatChanges(replica.member, around.swarm, around.chain, self.actor)
@@ -249,10 +248,9 @@ class GroupRounds:
         return None if step is None else self._setting(step, here)
 
     def _enter_soon(self, due: DueStep) -> None:
-        if self.in_round or self.due is not None:
-            return
-        self.due = due
-        self._called.notify()
+        if not self.in_round and self.due is None:
+            self.due = due
+            self._called.notify()
 
     def _present_step(self) -> Step | None:
         """The step from this replica's state, if that is the newest certified one."""
@@ -420,7 +418,7 @@ class GroupRounds:
         """The contribution to a step. After a restart it is the one sent before the restart."""
         upload = self.actor.mail.upload or UNMEASURED_UPLOAD
         is_known = self._sent is not None and self._sent.step_id == step_id
-        earlier = None if is_known else await self._earlier_life.sent(step_id, work)
+        earlier = None if is_known else await self._earlier.sent(step_id, work)
         if earlier is None:
             parts = await self._offload(partial(work.encoded, contribution))
         else:
@@ -438,7 +436,7 @@ class GroupRounds:
         )
         await self._offload(lambda: promised.digests)
         if is_beside and earlier is None:
-            await self._earlier_life.keep(SavedContribution(step_id, sequences, parts))
+            await self._earlier.keep(SavedContribution(step_id, sequences, parts))
         return _Sent(step_id, contribution, promised, monitor, is_outgrown=is_beside or earlier is not None)
 
     def _abandoned(self, monitor: RoundMonitor, reason: str | None) -> Abandoned:
@@ -450,7 +448,7 @@ class GroupRounds:
         rounds, number = self._replica.terms, due.step.number
         parameters = rounds.parameters_at(number)
         scheme = parameters.strategy, part_at(parameters, rounds.schema, number), parameters.codec, aggregator
-        return RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time())
+        return RoundMonitor(RoundTerms(number, due.members, seats, *scheme), anyio.current_time(), self._earlier)
 
     def _end(self, *, is_late: bool = False) -> RoundEnd:
         mail, (sent, received) = self.actor.mail, self._mailed
@@ -474,22 +472,21 @@ class GroupRounds:
 
     async def _agreed(self, complete: Complete) -> Agreed:
         """The meaning of the end of this replica's step, including a contribution from before a restart."""
-        value, sent, number = complete.certificate.value, self._sent, self._replica.outer.own_status().outer_step
-        if sent is not None and sent.step_id != value.step_id:
-            sent = None
+        value, number = complete.certificate.value, self._replica.outer.own_status().outer_step
+        sent = None if self._sent is None or self._sent.step_id != value.step_id else self._sent
         work, own = self._work(number), self._replica.member.node_id
         aggregate, count = await self._offload(partial(work.decoded, complete.aggregate)), len(value.members)
-        is_judged = own in value.accepted or any(own == node for node, _ in value.refused)
-        decoded = None
-        if sent is not None and own in value.accepted:
+        decoded, is_accepted = None, own in value.accepted
+        is_judged = is_accepted or any(own == node for node, _ in value.refused)
+        if sent is not None and is_accepted:
             decoded, parts = sent.contribution, sent.promised.parts
             if work.codec.name != "fp32":
                 decoded = await self._offload(partial(work.decoded, parts, work.codec))
-        is_of_earlier_life = sent is None and own in value.accepted
-        earlier = await self._earlier_life.sent(value.step_id, work) if is_of_earlier_life else None
+        earlier = await self._earlier.judged(value, sent and sent.promised, work) if is_judged else None
         # Only now, after the last await: if the task is cancelled earlier, the next call finds the same end again.
         self._adopted_at = anyio.current_time()
         self.actor.ended = self._sent = None
+        self._earlier.offered.clear()
         if sent is not None:
             record = sent.monitor.completed(complete.certificate, self._end(is_late=sent.is_late))
             self.status = with_round(self.status, record)
@@ -497,16 +494,15 @@ class GroupRounds:
         agreed = Agreed(aggregate, count, work=value.work, is_certified=True)
         if earlier is not None:
             vector, offered = earlier.contribution, earlier.offer.sequences
-            return replace(agreed, sent=vector, late_for=vector, offered=offered)
+            return replace(agreed, sent=vector if is_accepted else None, late_for=vector, offered=offered)
         if sent is None or not is_judged:  # the work of a member without a verdict stays in its next contribution
             return replace(agreed, is_without_own=not is_judged)
         late_for = sent.contribution if sent.is_outgrown else None
         return replace(agreed, sent=decoded, late_for=late_for, offered=sent.promised.sequences)
 
     def _work(self, outer_step: int) -> RoundWork:
-        rounds = self._replica.terms
-        length, parameters = rounds.exchanged_at(outer_step).length, rounds.parameters_at(outer_step)
-        return RoundWork.of(parameters, length, outer_step=outer_step)
+        rounds, length = self._replica.terms, self._replica.terms.exchanged_at(outer_step).length
+        return RoundWork.of(rounds.parameters_at(outer_step), length, outer_step=outer_step)
 
 
 class RoundRequestHandlers:
@@ -546,12 +542,11 @@ class RoundRequestHandlers:
             raise RequestRefusedError("Only nodes that train these layers take part in their rounds.")
         return await group.actor.mail.take(sender, frame)
 
-    async def give_chain(self, sender: NodeId, frame: Frame) -> Frame:
+    async def give_chain(self, _sender: NodeId, frame: Frame) -> Frame:
         """Return what proves the newest certified state of a stage. Raises RequestRefusedError.
 
         Any member of the run may ask: a newcomer checks the state with it before it downloads the state.
         """
-        del sender
         await anyio.lowlevel.checkpoint()
         request = frame.read(ChainRequest)
         chain = self._held(request.stage).chain.chain

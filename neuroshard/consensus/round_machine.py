@@ -14,6 +14,7 @@ One view, as the methods here see it:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from statistics import median_low
@@ -127,8 +128,11 @@ class RoundStateMachine:
             phase = RoundPhase.VOTE
         else:
             phase = RoundPhase.GATHER if exchange is None else RoundPhase.EXCHANGE
-        members, skipped = ((), 0) if exchange is None else (exchange.members, exchange.skipped)
-        return RoundProgress(self.views.view, phase, members, self._judged, self._objection, skipped)
+        now = RoundProgress(self.views.view, phase, judged=self._judged, objection=self._objection)
+        if exchange is None:
+            return now
+        members, skipped = exchange.members, exchange.skipped
+        return replace(now, members=members, skipped_audits=skipped, round_id=exchange.round_id, own=exchange.own)
 
     @property
     def has_entered(self) -> bool:

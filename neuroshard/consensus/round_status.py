@@ -10,6 +10,7 @@ from neuroshard.aggregation import RejectionReason
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.effects import RoundPhase, RoundProgress
 from neuroshard.consensus.round_messages import Quorum, Value
+from neuroshard.consensus.vote_log import ContributionRecovery
 from neuroshard.status.rounds import (
     AbandonReason,
     CertificateStatus,
@@ -59,8 +60,10 @@ class RoundEnd:
 class RoundMonitor:
     """Follows the progress of one round and makes its record. Times are seconds of any one clock."""
 
-    def __init__(self, terms: RoundTerms, began: float) -> None:
+    def __init__(self, terms: RoundTerms, began: float, offered: ContributionRecovery | None = None) -> None:
+        """`offered` keeps this member's contributions to the exchanges of the round."""
         self.terms = terms
+        self._offered = offered
         self._seconds = dict.fromkeys(RoundPhase, 0.0)
         self._phase = RoundPhase.GATHER
         self._looked_at = began
@@ -78,6 +81,8 @@ class RoundMonitor:
         self._skipped[progress.view] = progress.skipped_audits
         if progress.members:
             self._judgement = progress
+            if self._offered is not None:
+                self._offered.note(progress)
 
     def completed(self, certificate: Quorum, end: RoundEnd) -> RoundStatus:
         """The record of a round that ended with this certificate."""

@@ -126,11 +126,13 @@ class Views:
         """Whether a quorum of seats is here, and all expected members are here or have had their time."""
         if self.has_proposed or self._first is None:
             return False
-        here = self._here()
+        here, accused = self._here(), self._accused()
         is_patient = now - self._begun < self._timing.gather_seconds
-        awaited = self._setting.awaited - self._accused()  # the proposal leaves these out anyway
+        awaited = self._setting.awaited - accused  # the proposal leaves these out anyway
         if not self._setting.step.is_quorum(here) or (is_patient and not here >= awaited):
             return False
+        if is_patient and not self._locks and any(one.member.node_id in accused for one in self.chosen_intents()):
+            return False  # an honest seat may follow into this view, and with the accused this one would be lost, too
         is_early = now - self._begun < self._setting.newcomer_seconds
         if self._setting.invited and is_early and self._setting.step.may_join(self._members(here), self.view, more=1):
             return False

@@ -39,8 +39,8 @@ from neuroshard.compression import MalformedVectorError
 from neuroshard.config.state_file import make_folder, sync_folder, write_atomically
 from neuroshard.consensus.chain import LogStart
 from neuroshard.consensus.committee import Height
-from neuroshard.consensus.effects import Accuse, Complete, VoteRecord
-from neuroshard.consensus.round_messages import MAX_VIEW, Quorum
+from neuroshard.consensus.effects import Accuse, Complete, EncodedContribution, RoundProgress, VoteRecord
+from neuroshard.consensus.round_messages import MAX_VIEW, Quorum, Value
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, digest_of
 from neuroshard.consensus.voting import Aggregate
@@ -56,6 +56,7 @@ _T = TypeVar("_T")
 KEPT_VOTES = 8  # steps: a node changes between steps from one state when members join and leave
 KEPT_STEPS = 5  # whole aggregates: a replica that missed at most this number of rounds can catch up
 MOST_KEPT_STEPS = 24  # since the newest checkpoint: with int4, about as many bytes as the checkpoint
+KEPT_OFFERS = 4  # exchanges: two tries of a node that waits for two views each
 ROUNDS_FOLDER = "rounds"  # next to the stage's checkpoints
 LOG_FILE, COUNT_FILE, CONTRIBUTION_FILE = "votes.log", "votes.count", "offer.bin"
 SPARE_BYTES = 1 << 20  # of records that are not needed any more, before the log is written again without them
@@ -479,7 +480,7 @@ def _needed(entries: Sequence[_Entry]) -> list[_Entry]:
 
 @dataclass(frozen=True)
 class RecoveredContribution:
-    """A contribution sent before a restart, and the vector (k,) that the others decoded from it.
+    """A contribution sent before a restart or in an earlier try, and the vector (k,) that the others decoded from it.
 
     The codec's error is not separated from the work done since: both go into the next contribution.
     """
@@ -489,15 +490,35 @@ class RecoveredContribution:
 
 
 class ContributionRecovery:
-    """Stores a stage's contribution during a round.
+    """Stores a stage's contribution during a round, and those of tries that this node has abandoned.
 
-    Without it, the work since the contribution would count as part of it, and a restart would lose that work.
+    Without it, the work since the contribution would count as part of it, and would be lost.
     """
 
     def __init__(self, book: VoteLog, offload: BlockingRunner) -> None:
+        self.offered: dict[str | None, EncodedContribution] = {}  # to the newest exchanges of this step, by round id
         self._book = book
         self._offload = offload
         self._stored_for: str | None = None  # id of the step whose contribution is stored; None until it is read
+
+    def note(self, progress: RoundProgress) -> None:
+        """Keep the contribution to an exchange: the others may still end the step with it."""
+        if progress.own is not None:
+            self.offered[progress.round_id] = progress.own
+            for oldest in list(self.offered)[:-KEPT_OFFERS]:
+                del self.offered[oldest]
+
+    async def judged(
+        self, value: Value, present: EncodedContribution | None, work: RoundWork
+    ) -> RecoveredContribution | None:
+        """The contribution that this value judges; None if it is the present one, or cannot be read any more."""
+        offered = self.offered.get(value.round_id, present)
+        if offered is None:
+            return await self.sent(value.step_id, work)
+        if offered is present:
+            return None
+        offer = SavedContribution(value.step_id, offered.sequences, offered.parts)
+        return RecoveredContribution(offer, await self._offload(partial(work.decoded, offer.parts, work.codec)))
 
     async def keep(self, offer: SavedContribution) -> None:
         """Store the contribution sent now. The round continues even if that fails."""

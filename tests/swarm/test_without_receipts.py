@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from neuroshard.consensus.all_reduce import ANSWER_SECONDS
-from neuroshard.consensus.effects import Effect, Say
+from neuroshard.consensus.chain import Step
+from neuroshard.consensus.effects import Effect, RoundConfig, Say
 from neuroshard.consensus.round_messages import (
     ContributionSent,
     NewView,
@@ -16,7 +19,7 @@ from neuroshard.consensus.round_messages import (
 from neuroshard.consensus.slices import SlicePlan
 from neuroshard.types import NodeId
 from tests.swarm.test_round_audits import value_at
-from tests.worlds.rounds import TIMING, Liar, Twist, World
+from tests.worlds.rounds import LIARS, TIMING, Liar, Participant, Twist, World
 
 SEVEN = [NodeId(name) for name in "abcdefg"]  # F = 2, q = 5
 VICTIM = NodeId("c")
@@ -134,3 +137,21 @@ def test_a_member_that_keeps_its_parts_back_costs_half_a_view_or_its_own_work(
     value = value_at(world, "c")
     assert (liar in value.accepted) == takes_part
     assert set(value.accepted) >= {*SEVEN} - {liar}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_next_proposer_waits_for_a_seat_rather_than_for_parts_that_are_kept_back(seed: int) -> None:
+    """It did not expect one honest seat when the step began, and without that one only the liar makes a quorum."""
+    names = [NodeId(name) for name in "abcd"]  # F = 1, q = 3
+    world = World(names, seed=seed, is_open=True)
+    next_proposer, late = world.proposer(1), world.proposer(3)
+    world.twist = {world.proposer(2): LIARS["withheld_contribution"]}
+    setting_of = world._setting  # pyright: ignore[reportPrivateUsage]
+
+    def unexpected(one: Participant, step: Step) -> RoundConfig:
+        setting, hides = setting_of(one, step), one.member.node_id == next_proposer
+        return replace(setting, expected=setting.expected - {late}) if hides else setting
+
+    world._setting = unexpected  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
+    finish(world, {world.proposer(2)})
+    assert world.now < TIMING.view_seconds + TIMING.redo_seconds

@@ -17,7 +17,7 @@ from neuroshard.consensus.message_queue import PART, MessagePart
 from neuroshard.consensus.round_machine import RoundStateMachine
 from neuroshard.consensus.round_status import NO_QUORUM
 from neuroshard.consensus.stage_chain import CHAIN, CHAIN_ANSWER_LIMITS, ChainRequest
-from neuroshard.consensus.sync_strategies import Abandoned, Agreed
+from neuroshard.consensus.sync_strategies import Abandoned, Agreed, Outcome
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
 from neuroshard.optim.outer import OuterState
@@ -28,6 +28,7 @@ from tests.worlds.replicas import (
     DUE_SECONDS,
     LENGTH,
     NAMES,
+    OUTER,
     SEQUENCES_PER_STEP,
     STAGE,
     A,
@@ -283,6 +284,51 @@ def test_a_member_that_enters_its_step_again_while_it_ends_keeps_the_end_from_no
         assert not entries
         assert a.state.outer_step == b.state.outer_step == 1
         assert a.replica_status().line == b.replica_status().line
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_ends_with_what_a_node_sent_in_an_abandoned_try_keeps_its_work_since_then(overlap: bool) -> None:
+    """C votes no, trains on and contributes again. The others hear that late, and end the step with the first one."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        outer = replace(OUTER, overlap=overlap, codec="fp32")
+        a, b, c = (SimulatedReplica(name, network, seed, outer=outer) for seed, name in enumerate((A, B, C)))
+        c.objection, entered, sent = "worse than before", anyio.Event(), list[torch.Tensor]()
+        exchange, enter = c.group.exchange, c.group.actor.enter
+
+        async def exchange_and_note(contribution: torch.Tensor, outer_step: int) -> Outcome:
+            if c.group.due is not None:
+                sent.append(contribution)
+            return await exchange(contribution, outer_step)
+
+        def enter_with_slow_lines(*terms: Any) -> None:
+            if len(sent) == 2:
+                for other in (A, B):
+                    network.set_link(C, other, Link(delay_seconds=3))
+                entered.set()
+            enter(*terms)
+
+        async def measured(_aggregate: torch.Tensor, _root: str, _choice: int | None) -> str:
+            await entered.wait()
+            return ""
+
+        for one in (a, b):
+            one.group.actor.judging = replace(one.group.actor.judging, objection=measured)
+        c.group.exchange, c.group.actor.enter = exchange_and_note, enter_with_slow_lines  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            for replica in (a, b, c):
+                tasks.start_soon(replica.live)
+            while not c.state.outer_step:
+                await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+        agreed = c.outcomes[-1]
+        assert isinstance(agreed, Agreed)
+        assert len(sent) == 2
+        assert agreed.late_for is not None
+        torch.testing.assert_close(agreed.late_for, sent[0])
+        assert c.sequences == SEQUENCES_PER_STEP * c.steps - (agreed.offered or 0) > 0
 
     play(scenario)
 

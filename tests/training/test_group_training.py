@@ -167,13 +167,16 @@ def test_two_trainers_agree_on_a_part_of_the_weights_in_each_round(
 
 
 def test_an_aggregate_that_makes_the_model_worse_is_voted_down_and_the_next_good_one_passes(tmp_path: Path) -> None:
-    """One of two hands in the opposite of what it has learned, many times over."""
+    """One of two hands in the opposite of what it has learned, many times over.
+
+    Both train equally fast, however busy the computer is. The opposite of less work would be outweighed.
+    """
     computes = [ComputeThread(cpu_threads=1) for _ in NAMES]
 
     async def main() -> tuple[list[Node], list[Outcome]]:
         with InMemoryNetwork() as network, anyio.fail_after(280):
             nodes = [
-                node_of(compute, tmp_path, name, network, shard)
+                node_of(compute, tmp_path, name, network, shard, batch_seconds=0.1)
                 for shard, (compute, name) in enumerate(zip(computes, NAMES, strict=True))
             ]
             groups = [group for node in nodes if (group := node.trainer.parts.stages[0].group) is not None]
