@@ -294,8 +294,8 @@ def test_a_step_that_ends_with_what_a_node_sent_in_an_abandoned_try_keeps_its_wo
 
     async def scenario(network: InMemoryNetwork) -> None:
         outer = replace(OUTER, overlap=overlap, codec="fp32")
-        a, b, c = (SimulatedReplica(name, network, seed, outer=outer) for seed, name in enumerate((A, B, C)))
-        c.objection, entered, sent = "worse than before", anyio.Event(), list[torch.Tensor]()
+        a, b, c = (SimulatedReplica(name, network, seed, scheme=outer) for seed, name in enumerate((A, B, C)))
+        c.objects, entered, sent = "worse than before", anyio.Event(), list[torch.Tensor]()
         exchange, enter = c.group.exchange, c.group.actor.enter
 
         async def exchange_and_note(contribution: torch.Tensor, outer_step: int) -> Outcome:
@@ -310,12 +310,12 @@ def test_a_step_that_ends_with_what_a_node_sent_in_an_abandoned_try_keeps_its_wo
                 entered.set()
             enter(*terms)
 
-        async def measured(_aggregate: torch.Tensor, _root: str, _choice: int | None) -> str:
+        async def measured(aggregate: torch.Tensor, next_root: str, choice: int | None = None) -> str:
             await entered.wait()
             return ""
 
         for one in (a, b):
-            one.group.actor.judging = replace(one.group.actor.judging, objection=measured)
+            one.objection = measured  # type: ignore[method-assign]
         c.group.exchange, c.group.actor.enter = exchange_and_note, enter_with_slow_lines  # type: ignore[method-assign]
         async with anyio.create_task_group() as tasks:
             for replica in (a, b, c):
