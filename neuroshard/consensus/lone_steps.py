@@ -77,6 +77,8 @@ class LoneSteps:
 
         Its own certificate follows in a task `beside`.
         """
+        if not self._actor.leave():
+            return Abandoned("the step has ended with others", is_soon_again=True)
         if not await self.certify():
             return Abandoned("the step before it could not be stored", is_soon_again=True)
         self._root_before = self._replica.outer.own_status().root

@@ -296,6 +296,16 @@ class RoundRunner:
         await self.changed.until(lambda: self.ended is not None or self._gave_up is not None)
         return self.ended if self.ended is not None else self._gave_up or ""
 
+    def leave(self) -> bool:
+        """Take no part any more in the running step. Returns False if it has ended here, and the end is to be adopted.
+
+        A member that answers later could otherwise end the step once more, next to a step of this node alone.
+        """
+        if self._running is not None and self._running.member.voting.completed is not None:
+            return False
+        self._running = None
+        return True
+
     def give_up(self, reason: str) -> None:
         """Wait no more for the round that was entered last. It continues, and may still end."""
         self._gave_up = reason

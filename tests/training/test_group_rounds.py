@@ -20,7 +20,7 @@ from neuroshard.consensus.stage_chain import CHAIN, CHAIN_ANSWER_LIMITS, ChainRe
 from neuroshard.consensus.sync_strategies import Abandoned, Agreed, Outcome
 from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import InMemoryNetwork, Link, PeerRefusedError
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import CertifiedWork, OuterState
 from neuroshard.state.download import DONOR_PATIENCE_SECONDS
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.types import NodeId
@@ -329,6 +329,38 @@ def test_a_step_that_ends_with_what_a_node_sent_in_an_abandoned_try_keeps_its_wo
         assert agreed.late_for is not None
         torch.testing.assert_close(agreed.late_for, sent[0])
         assert c.sequences == SEQUENCES_PER_STEP * c.steps - (agreed.offered or 0) > 0
+
+    play(scenario)
+
+
+def test_a_step_alone_is_not_ended_once_more_by_an_abandoned_round() -> None:
+    """A gives up while the aggregate is checked. When the other member has left, the check ends after A's own step."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, seats=(A,)) for seed, name in enumerate((A, B)))
+        a.may_be_alone, checking, may_end, root_after = True, anyio.Event(), anyio.Event(), a.root_after
+
+        async def slow(aggregate: torch.Tensor, outer_step: int, work: CertifiedWork) -> str:
+            root = await root_after(aggregate, outer_step, work)
+            checking.set()
+            await may_end.wait()
+            return root
+
+        a.root_after = slow  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(a.live)
+            tasks.start_soon(b.live)
+            await checking.wait()
+            network.kill(B)
+            a.group.actor.give_up("it takes too long")
+            while a.state.outer_step == 0:
+                await anyio.sleep(0.01)
+            may_end.set()
+            await anyio.sleep(10 * DUE_SECONDS)
+            tasks.cancel_scope.cancel()
+        assert a.group.chain.fork is None
+        assert a.state.outer_step >= 8
+        assert all(not isinstance(one, Agreed) or one.members == 1 for one in a.outcomes)
 
     play(scenario)
 
