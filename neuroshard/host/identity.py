@@ -14,9 +14,8 @@ from neuroshard.config.state_file import read_bounded, sync_folder, write_atomic
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
 from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal
+from neuroshard.identity.claims import DELEGATION_SECONDS
 from neuroshard.identity.node_key import MAX_KEY_FILE_BYTES
-
-DELEGATION_SECONDS = 365 * 24 * 3600.0
 
 
 def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
@@ -30,10 +29,10 @@ def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
 
 
 def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
-    """Return this node's identity: its own key, created on the first start, and the wallet's delegation for a year."""
+    """Return this node's identity: its own key, created on the first start, and a delegation that the wallet renews."""
     key = NodeKey.load_or_create(NodePaths.below(data_dir).node_key)
     delegation = Delegation.issue(wallet, key.public_key, expires_at=time.time() + DELEGATION_SECONDS)
-    return NodeIdentity(wallet_id=wallet.wallet_id, node_id=key.node_id, key=key, delegation=delegation)
+    return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation, wallet)
 
 
 def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -> Identity:

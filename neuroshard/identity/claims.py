@@ -18,10 +18,11 @@ from neuroshard.errors import DataError
 from neuroshard.identity.node_key import NodeKey, node_id_of
 from neuroshard.identity.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Signer, verify_signature
 from neuroshard.identity.wallet import wallet_id_of
-from neuroshard.types import LATEST_TIME, NodeId, UnixSeconds, WalletId
+from neuroshard.types import DAY_SECONDS, LATEST_TIME, NodeId, UnixSeconds, WalletId
 
 MAX_CLAIM_BYTES = 64 * 1024
 MAX_CLOCK_SKEW_SECONDS = 300.0
+DELEGATION_SECONDS = 14 * DAY_SECONDS  # the time for which a stolen node key can act for its wallet
 MOST_KNOWN = 1024
 _MAX_BODY_BYTES = MAX_CLAIM_BYTES - SIGNATURE_BYTES
 
@@ -190,14 +191,15 @@ class VerifiedClaim(Generic[T]):
     issued_at: float
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class NodeIdentity:
     """This node as others see it: its key, and the wallet that vouches for it."""
 
     wallet_id: WalletId
     node_id: NodeId
     key: NodeKey
-    delegation: Delegation
+    delegation: Delegation  # the newest one
+    wallet: Signer | None = field(default=None, repr=False)  # renews the delegation; None: it is never renewed
 
     def __post_init__(self) -> None:
         if self.node_id != self.key.node_id or self.delegation.grant.node_public_key != self.key.public_key:
@@ -205,11 +207,19 @@ class NodeIdentity:
         if self.wallet_id != self.delegation.wallet_id:
             raise ValueError("the delegation is not from this wallet")
 
+    def delegation_at(self, now: float) -> Delegation:
+        """The delegation to show to others, which is renewed when half of its time has passed, or the clock was set."""
+        left = self.delegation.grant.expires_at - now
+        if self.wallet is not None and not DELEGATION_SECONDS / 2 <= left <= DELEGATION_SECONDS:
+            self.delegation = Delegation.issue(self.wallet, self.key.public_key, now + DELEGATION_SECONDS)
+        return self.delegation
+
 
 def sign_claim(identity: NodeIdentity, kind: str, payload: T, now: float) -> SignedClaim[T]:
     """Return a claim of this node, issued at `now`. The kind, e.g. "announcement", is part of the signature."""
-    body = ClaimBody(msgspec.Raw(msgspec.msgpack.encode(payload)), now, identity.delegation.signed)
-    return SignedClaim(sign_message(identity.key, kind, body), payload, now, identity.delegation)
+    delegation = identity.delegation_at(now)
+    body = ClaimBody(msgspec.Raw(msgspec.msgpack.encode(payload)), now, delegation.signed)
+    return SignedClaim(sign_message(identity.key, kind, body), payload, now, delegation)
 
 
 def read_claim(data: bytes, form: type[T], max_bytes: int = MAX_CLAIM_BYTES) -> SignedClaim[T]:

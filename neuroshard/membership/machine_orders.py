@@ -83,7 +83,7 @@ class WalletOrders:
     def request(self, kind: OrderKind, receiver: NodeId, number: int, now: float) -> MachineRequest:
         """Sign a request of this node."""
         order = MachineOrder(kind, number, now, self.identity.node_id, receiver)
-        return MachineRequest(self.identity.delegation.signed, sign_message(self.wallet, MACHINE_KIND, order))
+        return MachineRequest(self.identity.delegation_at(now).signed, sign_message(self.wallet, MACHINE_KIND, order))
 
     def next_mark(self, heard: int, now: float) -> OrderMark:
         """The mark of a new order of this node: above all that it knows, `heard` from other machines included."""

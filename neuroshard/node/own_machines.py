@@ -207,7 +207,7 @@ class OwnMachines:
             outcome = await self._take(OrderMark(order.number, order.sender), order.kind)
         status = _after(outcome, machine_status(self._board.current(), self._name))
         answer = MachineAnswer(
-            self._peer_network.identity.delegation.signed,
+            self._peer_network.identity.delegation_at(self._now()).signed,
             status,
             self._orders.newest.number,
             outcome.has_obeyed,

@@ -4,6 +4,7 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -199,6 +200,21 @@ def test_an_identity_needs_a_delegation_for_its_own_key() -> None:
         NodeIdentity(mine.wallet_id, mine.node_id, mine.key, other.delegation)
     with pytest.raises(ValueError, match="not from this wallet"):
         NodeIdentity(identity_of(5, 2).wallet_id, mine.node_id, mine.key, mine.delegation)
+
+
+def test_a_wallet_renews_its_delegation_while_half_of_its_time_is_left() -> None:
+    wallet, identity = wallet_of(1), identity_of(1, 2)
+    renewing = replace(identity, wallet=wallet)
+    hours = [3600.0 * hour for hour in range(24 * 60)]  # a node that runs for two months
+    # the clock is also set back by three days, and the node sleeps for a month
+    for second in (*hours, hours[-1] - 3 * DAY, hours[-1] + 30 * DAY):
+        now = NOW + second
+        claim = sign_claim(renewing, "report", second, now)
+        verify_claim(read_claim(claim.encode(), object), "report", now)
+        assert 7 * DAY <= claim.delegation.grant.expires_at - now <= 14 * DAY
+    assert len({sign_claim(renewing, "report", 0, now + hour).delegation.grant.expires_at for hour in hours[:168]}) == 1
+    with pytest.raises(DelegationExpiredError):
+        verify_claim(read_claim(sign_claim(identity, "report", 0, now).encode(), object), "report", now)
 
 
 @settings(max_examples=50, deadline=None)
