@@ -124,7 +124,7 @@ def trust(
         stored.name_deputy(offer, owner, StoredPasses(folder, offer).member(member).statement.wallet)
     names = ", ".join(wallet_id_of(key)[:8] for key in stored.read(offer).deputies)
     typer.echo(
-        f"Deputies of run {offer.parameters.name}: {names or 'none'}. Other members are informed within 5 minutes."
+        f"Deputies of run {offer.parameters.name}: {names or 'none'}. Members that are online learn it within seconds."
     )
 
 

@@ -171,7 +171,7 @@ def name_voter(stored: StoredFoundations, offer: RunOffer, owner: Wallet, member
     run = offer.parameters.name
     return (
         f"Wallets that may vote on run {run}, in addition to yours: {names}. They get seats when they have worked for "
-        "30 minutes, the first three together. Other nodes are informed within 5 minutes."
+        "30 minutes, the first three together. Nodes that are online learn it within seconds."
     )
 
 

@@ -91,7 +91,7 @@ class Founder:
             return
         if is_shared and not versions.foundations.known:
             with anyio.move_on_after(PATIENCE_SECONDS):
-                await versions.founded.until(lambda: bool(versions.foundations.known))
+                await versions.changed.until(lambda: bool(versions.foundations.known))
         if not versions.foundations.is_contradictory and self._acts():
             seats = self._committee([self.swarm.node_id])
             missing = [stage for stage in stages if versions.founding_of(stage) is None]

@@ -215,7 +215,7 @@ class RunDesk:
         offer, stored = self._offer(), StoredFoundations(self._data_dir)
         member = StoredPasses(self._data_dir, offer).member(wallet)
         stored.name_deputy(offer, self._wallet, member.statement.wallet)
-        return self._result(f"{member.label} is a deputy now. Other members are informed within 5 minutes.")
+        return self._result(f"{member.label} is a deputy now. Members that are online learn it within seconds.")
 
     def _join(self, command: JoinRun) -> CommandResult:
         if self._is_demo:

@@ -27,8 +27,10 @@ from neuroshard.network import Network, RequestRefusedError
 from neuroshard.network.tasks import accompanied
 from neuroshard.runs.foundations import MAX_BYTES, encode_foundations, merged, no_foundations, read_foundations
 from neuroshard.runs.offer import (
+    NewsHeard,
     OfferChoice,
     RunAnswer,
+    RunNews,
     RunOffer,
     RunRequest,
     better_of,
@@ -63,7 +65,7 @@ class RunVersions:
         self._members = members
         self.tip = tip
         self.foundations = no_foundations(offer) if foundations is None else foundations
-        self.founded = Signal()  # notified after every new foundation
+        self.changed = Signal()  # notified after every new version or foundation
         self._held = frozenset[int]()  # stages that this node holds
         self._applied: RunParameters | None = None  # parameters that applied at the last look
 
@@ -85,6 +87,7 @@ class RunVersions:
                         start,
                     )
             self.offer = choice.offer
+            self.changed.notify()
         return choice
 
     def founding_of(self, stage: int) -> Founding | None:
@@ -154,7 +157,7 @@ class RunVersions:
             _LOG.info("The run's %s signed the foundation of epoch %d.", signer, statement.foundation.epoch)
         if foundations.is_contradictory:
             _LOG.error("Two foundations of one epoch contradict each other: %s", ", ".join(_names(foundations.highest)))
-        self.founded.notify()
+        self.changed.notify()
         return True
 
     def look(self, outer_step: int) -> None:
@@ -170,6 +173,7 @@ class RunVersions:
 
 
 RUN_KIND = "run/parameters"
+NEWS_KIND = "run/news"
 ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 CONNECTION_LOOK_SECONDS = 0.05
@@ -206,6 +210,7 @@ class RunExchange:
     followed: RunVersions | None = field(default=None, init=False)  # the run this node serves
     _members: PassRegister | None = field(default=None, init=False)  # of the run this node serves, if it has passes
     _is_shared: bool = field(default=False, init=False)  # whether nodes that ask for any run are offered it
+    _learned: Signal = field(default_factory=Signal, init=False)  # notified after news of the followed run
 
     def follow(
         self, offer: RunOffer, *, is_shared: bool, members: PassRegister | None = None, tip: InvitedTip | None = None
@@ -216,6 +221,7 @@ class RunExchange:
         `tip` is that of this node's invitation.
         """
         versions = RunVersions(offer, self.store.foundations(offer), tip, members)
+        versions.changed.feed(self._learned)
         self.followed, self._is_shared, self._members = versions, is_shared, members
         return self.followed
 
@@ -225,8 +231,15 @@ class RunExchange:
         return self.followed.offer if self.followed is not None and self._is_shared else None
 
     async def live(self, network: Network) -> None:
-        """Answer peers until cancelled and, for a shared run, ask each regularly for a newer version."""
+        """Answer peers until cancelled. For a shared run, also ask each regularly for a newer version, and report news.
+
+        A peer that reports news is asked at once, so that a foundation crosses the run within seconds.
+        """
         network.transport.serve(RUN_KIND, self._answer, FrameLimits(message=RunRequest), for_anyone=True)
+        network.transport.serve(NEWS_KIND, partial(self._hear_news, network), FrameLimits(message=RunNews))
+        await accompanied(partial(self._ask_regularly, network), partial(self._report_news, network))
+
+    async def _ask_regularly(self, network: Network) -> None:
         asked: dict[NodeId, float] = {}
         while True:
             is_waiting = self.followed is not None and self.followed.awaits_foundation
@@ -242,6 +255,33 @@ class RunExchange:
                 if peer not in asked:
                     asked[peer] = now
                     await self._ask_for_newer(network, peer, self.followed)
+
+    async def _hear_news(self, network: Network, sender: NodeId, news: Frame) -> Frame:
+        followed = self.followed
+        if followed is not None and self._is_shared and news.read(RunNews).run == followed.offer.run_id:
+            await self._ask_for_newer(network, sender, followed)
+        return Frame(NEWS_KIND, NewsHeard())
+
+    async def _report_news(self, network: Network) -> None:
+        """Tell all peers of each change here, with several requests at a time, until cancelled."""
+        limiter = anyio.CapacityLimiter(ASKED_AT_ONCE)
+
+        async def tell(peer: NodeId, news: Frame) -> None:
+            async with limiter:
+                try:
+                    await network.transport.request(
+                        peer, news, reply=FrameLimits(message=NewsHeard), timeout_seconds=ASK_SECONDS
+                    )
+                except NeuroShardError as error:
+                    _LOG.debug("Node %s does not hear the news of the run: %s", peer, error)
+
+        while True:
+            count = self._learned.count
+            if count and self.followed is not None and self._is_shared:
+                async with anyio.create_task_group() as tasks:
+                    for peer in network.transport.peers():
+                        tasks.start_soon(tell, peer, Frame(NEWS_KIND, RunNews(self.followed.offer.run_id)))
+            await self._learned.wait(after=count)
 
     async def watch_stored(self) -> None:
         """Pick up versions and foundations that the owner signs on this computer while the node runs."""

@@ -57,6 +57,16 @@ class RunAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     member_pass: PassBytes | None = None  # that the wallet has shown
 
 
+class RunNews(Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender has learned something about the run. It carries nothing: who wants to know it asks the sender."""
+
+    run: HexDigest
+
+
+class NewsHeard(Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `RunNews`."""
+
+
 class OfferForm(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """JSON form of an offer."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.node_process import NodeProcess
-from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, until
+from tests.worlds.processes import LONGEST_SECONDS, made, neuroshard, nodes_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -105,3 +105,29 @@ def test_three_friends_that_sleep_and_leave_in_the_evening(
         owner = start(0, address_of(friends[1]))
         steps_of(friends[0], 3)
         until("one line", are_on_one_line(owner, *friends))
+
+
+def test_a_deputy_replaces_the_owner_who_is_away_for_weeks(
+    small_genesis: Path, quick: list[str], tmp_path: Path
+) -> None:
+    """The owner trusts a friend while all run, and disappears. The friend continues with the others at once.
+
+    The owner, back from the journey, follows them.
+    """
+    run = made(CONFIG, small_genesis, tmp_path)
+    with nodes_of(run, quick, tmp_path) as start:
+        owner = start(0)
+        deputy, friend = (start(number, address_of(owner)) for number in (1, 2))
+        steps_of(owner, 3)
+        wallet = deputy.get("/api/status")["wallet_id"]
+        until("the pass is stored", lambda: neuroshard("run", "trust", wallet, "--data-dir", run.data_dir).code == 0)
+        place = ("--data-dir", tmp_path / "node-1")
+        until("the deputy knows", lambda: "deputy" in neuroshard("run", "members", *place).out)
+        owner.kill()
+        waits_for_the_owner(deputy)
+        founded = neuroshard("run", "refound", run.run_id, "--yes", *place, "--token", "01" * 32)
+        assert founded.code == 0, founded.err
+        steps_of(deputy, 2)
+        owner = start(0, address_of(deputy))
+        steps_of(deputy, 3)
+        until("one line", are_on_one_line(owner, deputy, friend))

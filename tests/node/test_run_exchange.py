@@ -15,7 +15,9 @@ from neuroshard.identity.invitations import InvitationTerms, InvitedPlaces, invi
 from neuroshard.membership.connectivity import Networking
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import PeerRefusedError, PeerUnreachableError, RequestTimeoutError
-from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, OfferStore, RunExchange
+from neuroshard.network.in_memory import InMemoryNetwork
+from neuroshard.network.in_memory_links import Link
+from neuroshard.runs.exchange import ASK_SECONDS, ASKED_AT_ONCE, LOOK_SECONDS, OfferStore, RunExchange
 from neuroshard.runs.offer import OfferChoice, RunAnswer, RunOffer
 from neuroshard.types import NodeId, RunId
 from tests.worlds.claims import FIRST, OWNER, STRANGER, identity_of, offer_of
@@ -150,5 +152,30 @@ def test_a_pass_that_a_peer_sends_counts_only_if_the_owner_signed_it_for_this_wa
         peers.member_pass, asking.wallet = member_pass, ME.wallet_id
         await asking.fetch(OFFER.run_id, cast("Networking", peers), lambda _: None)
         assert asking.shown_passes == ({OFFER.run_id: member_pass} if is_kept else {})
+
+    virtual(scenario)
+
+
+def test_a_new_foundation_crosses_the_run_within_seconds() -> None:
+    """Three nodes in a row: the last one hears it from the one in the middle. A silent peer holds up nobody."""
+
+    async def scenario() -> None:
+        with InMemoryNetwork() as network:
+            exchanges = [exchange() for _ in range(3)]
+            async with anyio.create_task_group() as tasks:
+                for number, each in enumerate(exchanges):
+                    node = NodeId(f"node {number}")
+                    network.join(node)
+                    each.follow(OFFER, is_shared=True)
+                    tasks.start_soon(each.live, network.network_of(node))
+                network.join(NodeId("silent"))
+                network.set_link(NodeId("node 0"), NodeId("node 2"), Link(loss=1.0))
+                await anyio.sleep(2 * LOOK_SECONDS)  # every peer has been asked once
+                first, *others = (each.followed for each in exchanges)
+                assert first is not None
+                first.learn_foundations(first.foundations.with_statements([first.foundations.next(OWNER, ())]))
+                await anyio.sleep(1.0)
+                assert [each.foundations if each else None for each in others] == [first.foundations] * 2
+                tasks.cancel_scope.cancel()
 
     virtual(scenario)
