@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     aggregators = get_args(get_type_hints(OuterOptimization)["aggregator"])
     parser.add_argument("--aggregator", choices=aggregators, default=outer.aggregator)
     parser.add_argument("--trim-fraction", type=float, default=outer.trim_fraction)
-    parser.add_argument("--rank", type=int, default=outer.rank, help="of powersgd's factors")
+    parser.add_argument("--rank", type=int, default=outer.rank, help="of averaged gradients' factors; 0: none")
     parser.add_argument("--inner-steps", type=int, default=25)
     parser.add_argument("--steps", type=int, default=400, help="inner steps of each replica")
     parser.add_argument("--warm-steps", type=int, default=400, help="of the one that all go on from")
@@ -94,8 +94,6 @@ def _objection(options: argparse.Namespace) -> str | None:
 
 
 def _outer(options: argparse.Namespace) -> OuterOptimization:
-    # powersgd's rank is looked at in no other codec, where the default says that nobody chose one
-    rank = options.rank if options.codec == "powersgd" else OuterOptimization.rank
     return OuterOptimization(
         inner_steps=options.inner_steps,
         interval="fixed",
@@ -103,7 +101,7 @@ def _outer(options: argparse.Namespace) -> OuterOptimization:
         codec=options.codec,
         aggregator=options.aggregator,
         trim_fraction=options.trim_fraction,
-        rank=rank,
+        rank=options.rank,
     )
 
 

@@ -33,13 +33,13 @@ REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = size((4, 25, 16, 400), (2, 4, 1, 1))
 STEPS = INNER_STEPS * ROUNDS
 LATE = 0.25  # of the inner steps between two rounds
 ALONE, EVERY = "one replica alone", "every gradient averaged"
-OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", codec="int8")
 STEPPED = replace(OUTER, strategy="averaging", aggregator="mean", inner_steps=1)
 AVERAGINGS: Mapping[str, OuterOptimization] = {
     "gradients averaged in fp32": replace(STEPPED, codec="fp32"),
     "gradients averaged in int8": STEPPED,
-    "gradients averaged in powersgd, rank 16": replace(STEPPED, codec="powersgd", rank=16),
-    "gradients averaged in powersgd, rank 4": replace(STEPPED, codec="powersgd", rank=4),
+    "gradients averaged in factors, rank 16": replace(STEPPED, codec="fp32", rank=16),
+    "gradients averaged in factors, rank 4": replace(STEPPED, codec="fp32", rank=4),
 }
 FP32, INT8, INT4, TOPK = "rounds in fp32", "rounds in int8", "rounds in int4", "rounds in topk, mean"
 STREAMING, SPARTA, OVERLAPPED = f"{INT8}, streaming", f"{INT8}, sparta", f"{INT8}, overlapped"
@@ -142,7 +142,7 @@ def _conditions() -> str:
         f"round ends {LATE:.0%} of the inner steps after it began. Streaming has a round each "
         f"{_interval(STREAMING)} inner steps, SPARTA each {_interval(SPARTA)}, so that every slice has its turn once, "
         "or each. "
-        "Averaged gradients have a step after every batch, with powersgd in two rounds, by the mean of all."
+        "Averaged gradients have a step after every batch, in factors (PowerSGD) in two rounds, by the mean of all."
     )
 
 

@@ -19,7 +19,7 @@ from neuroshard.config.run_parameters import CodecName
 def make_codec(name: CodecName) -> Codec:
     """The codec that a run's parameters name."""
     match name:
-        case "fp32" | "powersgd":  # the strategy computes PowerSGD's factors, which travel as fp32
+        case "fp32":
             return Fp32Codec()
         case "bf16":
             return Bf16Codec()

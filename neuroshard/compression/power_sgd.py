@@ -88,7 +88,8 @@ class FactorPlan:
     """The matrices of a vector (d,) that have factors of this rank, and the ranges between them.
 
     Factors are stored column after column, as (rank, rows) and (rank, columns), matrix after matrix: `left_length`
-    and `right_length` numbers. Raises ValueError for a rank or a length of zero.
+    and `right_length` numbers. The rank is 0 if there are none. Raises ValueError for matrices
+    without a rank, and for a length of zero.
     """
 
     length: int  # d
@@ -96,7 +97,7 @@ class FactorPlan:
     matrices: tuple[Matrix, ...]
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.length < 1:
+        if self.rank < bool(self.matrices) or self.length < 1:
             raise ValueError(f"factors need a rank and a vector, got rank {self.rank} and {self.length} numbers")
 
     @classmethod

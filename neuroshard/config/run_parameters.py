@@ -16,7 +16,7 @@ from msgspec import Meta
 from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, PositiveCount, PositiveReal
 
 MAX_SEEDS = 16
-CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk", "powersgd"]
+CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
 InnerOptimizerName: TypeAlias = Literal["adamw", "muon"]
 StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
 _Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -68,7 +68,8 @@ class OuterOptimization:
     averaged_sequences: PositiveCount = field(
         default=1024, metadata={"since": 4}
     )  # of the group, per averaged gradient step
-    rank: PositiveCount = field(default=64, metadata={"since": 4})  # rank of powersgd's factors
+    # of averaged gradients: matrices travel as two factors of this rank (PowerSGD); 0: whole, in the codec
+    rank: _Whole = field(default=0, metadata={"since": 4})
     # "growing": rounds come often at first and rarely later, by the inner steps that the line has certified
     interval: Literal["growing", "fixed"] = field(default="growing", metadata={"since": 5})
     round_share: Annotated[float, Meta(gt=0, le=1)] = field(

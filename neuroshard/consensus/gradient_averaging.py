@@ -74,10 +74,10 @@ class AveragingPhase:
 
 
 def factor_plan(outer: OuterOptimization, schema: TensorSchema) -> FactorPlan:
-    """The matrices of a stage's gradient that are factorised; none without PowerSGD."""
-    if outer.codec == "powersgd":
+    """The matrices of a stage's gradient that are factorised; none without a rank."""
+    if outer.rank:
         return FactorPlan.of(schema.shapes, outer.rank)
-    return FactorPlan(schema.total_size, outer.rank, ())
+    return FactorPlan(schema.total_size, 0, ())
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ def check_parameters(parameters: RunParameters) -> None:
             "inner.optimizer must be adamw with strategy averaging: all replicas compute the step of AdamW on the "
             "averaged gradient"
         )
+    if parameters.outer.codec == "topk" and parameters.admission == "strangers":
+        raise ValueError(
+            "codec must not be topk where strangers are admitted: its rule is the mean of all, which has no protection "
+            "from liars; use codec = int8 or int4"
+        )
     if parameters.outer.strategy == "averaging" and parameters.admission == "strangers":
         raise ValueError(
             "strategy must not be averaging where strangers are admitted: the mean of gradients has no protection from "
@@ -81,7 +86,9 @@ def _averaging_objection(outer: OuterOptimization) -> str | None:
             "factors the middle of each number says nothing about their product; use aggregator = mean"
         )
     if outer.codec == "topk":
-        return "codec must not be topk with strategy averaging: use codec = powersgd"
+        return "codec must not be topk with strategy averaging: use averager_rank, or codec = int8"
+    if outer.rank and outer.codec != "fp32":
+        return f"codec must not be {outer.codec} with averager_rank: factors travel exactly; use codec = fp32"
     if outer.overlap:
         return "overlap must be false with strategy averaging: training can only continue after the step has ended"
     return None
@@ -89,11 +96,6 @@ def _averaging_objection(outer: OuterOptimization) -> str | None:
 
 def _objection_to_names_of_averaging(outer: OuterOptimization) -> str | None:
     """The reason why settings for averaged gradients do not fit another strategy, or None."""
-    if outer.codec == "powersgd":
-        return (
-            f"codec must not be powersgd with strategy {outer.strategy}: its factors take two rounds of one gradient; "
-            "use strategy = averaging, or codec = int8"
-        )
     if (outer.averaged_sequences, outer.rank) != (OuterOptimization.averaged_sequences, OuterOptimization.rank):
         return "averaging_target_batch_size and averager_rank are for strategy averaging alone"
     return None

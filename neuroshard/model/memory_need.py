@@ -51,7 +51,6 @@ ENCODED_SHARE: Mapping[CodecName, float] = {
     "int8": 0.25,
     "int4": 0.13,
     "topk": 0.17,
-    "powersgd": 0.6,
 }
 
 MOMENTS_AND_FACTORS = 2.5  # vectors: AdamW's two moments, and at most half of one for PowerSGD's Q and basis
@@ -90,7 +89,7 @@ class HostNeed:
     contribution: int  # in a round: local weights and pseudo-gradient
     exchange: int  # in a round: encoded, the own contribution, the parts to reduce and the aggregate; and one decoded
     next_outer_state: int  # in a round: new anchor and velocity, before the old ones are dropped
-    residual: int  # a lossy codec's error of the last contribution
+    residual: int  # what a lossy codec, or factors of a gradient, lost of the last contribution
     answers: int = 0  # to drivers: stored for repetition, and under way
 
     @property
@@ -168,7 +167,7 @@ def memory_need(
             contribution=(4 if averages_gradients else 2) * vector,
             exchange=vector + int(4 * ENCODED_SHARE[codec] * vector),
             next_outer_state=vector + kept,
-            residual=0 if codec == "fp32" else vector,
+            residual=0 if codec == "fp32" and not averages_gradients else vector,
             answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
         ),
     )

@@ -222,9 +222,7 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
 
 def _kept_beside(outer: OuterOptimization) -> str:
     """Name the outer state that replicas keep in addition to the weights. No version may change its kind."""
-    if outer.strategy != "averaging":
-        return "rounds of trained weights"
-    return "averaged gradients with powersgd" if outer.codec == "powersgd" else "averaged gradients without powersgd"
+    return "averaged gradients" if outer.strategy == "averaging" else "rounds of trained weights"
 
 
 def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:

@@ -49,6 +49,11 @@ _HINT = "Leave the name out."
 
 def check_not_later(name: str, value: JsonValue) -> None:
     """Raises UsageError if the entry asks for a feature that this version does not have."""
+    if (name, value) == ("codec", "powersgd"):
+        raise UsageError(
+            "codec: powersgd is not an encoding.",
+            'Use strategy = "averaging", codec = "fp32" and averager_rank, the rank of the factors.',
+        )
     later = LATER_NAMES.get(name)
     if later is not None and not _is_today(later, value):
         hint = _HINT if later.today is None else f"Leave the name out; {name} = {later.today!r} means the same."

@@ -121,7 +121,7 @@ def test_a_stage_needs_less_than_the_whole(stages: int) -> None:
 
 def test_a_codec_that_loses_something_needs_room_for_a_residual_and_less_for_what_travels() -> None:
     architecture = architecture_for(6, 4096, 256)
-    averaging = memory_need(architecture, codec="powersgd", averages_gradients=True)
+    averaging = memory_need(architecture, codec="fp32", averages_gradients=True)
     assert averaging.host.velocity == 2.5 * averaging.host.anchor  # two moments, and factors
     exact, lossy = memory_need(architecture, codec="fp32"), memory_need(architecture, codec="int8")
     assert (exact.host.residual, lossy.host.residual) == (0, 4 * parameter_count(architecture))

@@ -46,7 +46,7 @@ trim_fraction = 0.2
 codec = "bf16"
 strategy = "streaming"
 averaging_target_batch_size = 1024
-averager_rank = 64
+averager_rank = 0
 max_round_seconds = 60
 overlap = true
 admission = "strangers"
@@ -84,7 +84,7 @@ CONTRACT = {
     "sparse_avg": "0.05",
     "average_state_every": "5",
     "max_allowed_stale": "7",
-    "averager_rank": "64",
+    "averager_rank": "0",
     "lone_outer": '"keep"',
     "routing": '"lanes"',
     "admission": '"friends"',
@@ -163,7 +163,7 @@ def test_values_that_come_later_are_told_as_such(tmp_path: Path) -> None:
 AVERAGING = """
 strategy = "averaging"
 aggregator = "mean"
-codec = "powersgd"
+codec = "fp32"
 averaging_target_batch_size = 256
 averager_rank = 8
 architecture = { depth = 4 }
@@ -174,7 +174,7 @@ def test_a_run_that_averages_gradients(tmp_path: Path) -> None:
     made = new_parameters(read(tmp_path, AVERAGING), PINS)
     assert (made.outer.strategy, made.outer.codec, made.outer.averaged_sequences, made.outer.rank) == (
         "averaging",
-        "powersgd",
+        "fp32",
         256,
         8,
     )
@@ -185,15 +185,17 @@ def test_a_run_that_averages_gradients(tmp_path: Path) -> None:
     ("entry", "other", "words"),
     [
         ('aggregator = "mean"', 'aggregator = "median"', "aggregator must not be median with strategy averaging"),
-        ('codec = "powersgd"', 'codec = "topk"', "use codec = powersgd"),
-        ('strategy = "averaging"', 'strategy = "diloco"', "codec must not be powersgd with strategy diloco"),
-        ('codec = "powersgd"', 'codec = "powersgd"\noverlap = true', "overlap must be false with strategy averaging"),
-        ('codec = "powersgd"', 'codec = "powersgd"\ninner_optimizer = "muon"', "must be adamw with strategy averaging"),
-        ('codec = "powersgd"', 'codec = "powersgd"\nadmission = "strangers"', "where strangers are admitted"),
-        ("averager_rank = 8", "averager_rank = 0", r"Expected `int` >= 1 - at `\$\.outer\.rank`"),
+        ('codec = "fp32"', 'codec = "topk"', "use averager_rank"),
+        ('codec = "fp32"', 'codec = "int8"', "codec must not be int8 with averager_rank"),
+        ('codec = "fp32"', 'codec = "powersgd"', "powersgd is not an encoding"),
+        ('codec = "fp32"', 'codec = "fp32"\noverlap = true', "overlap must be false with strategy averaging"),
+        ('codec = "fp32"', 'codec = "fp32"\ninner_optimizer = "muon"', "must be adamw with strategy averaging"),
+        ('codec = "fp32"', 'codec = "fp32"\nadmission = "strangers"', "where strangers are admitted"),
+        ("averager_rank = 8", 'averager_rank = 0\nadmission = "strangers"', "where strangers are admitted"),
+        ("averager_rank = 8", "averager_rank = -1", r"Expected `int` >= 0 - at `\$\.outer\.rank`"),
         ("size = 256", "size = 0", r"Expected `int` >= 1 - at `\$\.outer\.averaged_sequences`"),
         (
-            'strategy = "averaging"\naggregator = "mean"\ncodec = "powersgd"',
+            'strategy = "averaging"\naggregator = "mean"\ncodec = "fp32"',
             'strategy = "sparta"',
             "averaging_target_batch_size and averager_rank are for strategy averaging alone",
         ),

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(400)]
 AVERAGING = """
 strategy = "averaging"
 aggregator = "mean"
-codec = "powersgd"
+codec = "fp32"
 averager_rank = 4
 averaging_target_batch_size = 40
 """

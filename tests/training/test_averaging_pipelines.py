@@ -80,8 +80,7 @@ def driving_of(node: Node) -> DriverParts:
 
 @pytest.mark.long
 def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path) -> None:
-    """With the codec of two phases; `test_averaging_trainers` has the others."""
-    parameters = replace(PIPELINE, outer=replace(AVERAGED, codec="powersgd"))
+    """With factors, in two phases; `test_averaging_trainers` has whole gradients."""
     rounds = 20  # two for each step
     roots: list[dict[tuple[int, int], str]] = [{} for _ in NAMES]
 
@@ -93,7 +92,7 @@ def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path) -> 
                     found[held.index, held.outer.state.outer_step] = held.outer.progress.state_root
         return all(len(noted.weights) >= rounds for node in nodes for noted in (node, *node.others))
 
-    a, b = of_two(tmp_path, parameters, are_done, cross)
+    a, b = of_two(tmp_path, PIPELINE, are_done, cross)
     for one, other in zip((a, *a.others), (b, *b.others), strict=True):
         for number in range(rounds):
             assert torch.equal(one.anchors[number], other.anchors[number])
@@ -109,8 +108,8 @@ def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path) -> 
             assert held.outer.progress.failed == 0
             assert held.group is not None
             told = {(one.strategy, one.part, one.codec) for one in held.group.status.recent}
-            assert told == {("averaging", f"gradient, phase {phase} of 2", "powersgd") for phase in (1, 2)}
-            assert (held.outer.status().strategy, held.outer.status().codec) == ("averaging", "powersgd")
+            assert told == {("averaging", f"gradient, phase {phase} of 2", "fp32") for phase in (1, 2)}
+            assert (held.outer.status().strategy, held.outer.status().codec) == ("averaging", "fp32")
 
 
 class Gated(MemoryFeed):

@@ -39,7 +39,7 @@ SCHEMA = TensorSchema.of(new_model())
 
 
 def averaging_of(rank: int) -> GradientAveraging:
-    outer = OuterOptimization(strategy="averaging", aggregator="mean", codec="powersgd", rank=rank)
+    outer = OuterOptimization(strategy="averaging", aggregator="mean", codec="fp32", rank=rank)
     return GradientAveraging.of(SCHEMA, outer, INNER, CLIPPED)
 
 

@@ -51,7 +51,7 @@ def test_a_step_says_what_it_is_about(strategy: StrategyName, outer_step: int, p
 
 def test_the_two_steps_of_factors_say_which_they_are() -> None:
     schema = TensorSchema(("matrix", "vector"), ((64, 64), (64,)))
-    outer = replace(OUTER, strategy="averaging", codec="powersgd", rank=2)
+    outer = replace(OUTER, strategy="averaging", codec="fp32", rank=2)
     assert [part_at(outer, schema, step) for step in (4, 5)] == ["gradient, phase 1 of 2", "gradient, phase 2 of 2"]
 
 
