@@ -39,6 +39,7 @@ class NodePaths:
     checkpoints: Path
     logs: Path
     node_key: Path
+    revoked_nodes: Path
     api_secret: Path
 
     @classmethod
@@ -51,6 +52,7 @@ class NodePaths:
             checkpoints=data_dir / "checkpoints",
             logs=data_dir / "logs",
             node_key=data_dir / "keys" / "node-key",
+            revoked_nodes=data_dir / "keys" / "revoked-nodes.json",
             api_secret=data_dir / "api-secret",
         )
 

@@ -6,7 +6,8 @@
     Remove    Silence statements of a quorum for this step: the seat does not answer, or the owner removed its wallet.
               Among strangers also the ledger: the owner names the wallet no more, or few aggregates contain its work
     Expel     two votes of the seat in one phase and view, where strangers may take part
-    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new
+    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new, or the wallet has
+              revoked the node of the seat. The wallet must not have revoked the node that asks
     Trust     a statement of the owner with a greater number than the last one in the chain
     Bar       ReducerFaults of a quorum for this step, which name the node
     NameHeir  none that others can check: only a step of the only seat alone carries it
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from typing import TypeAlias
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import (
@@ -39,14 +41,25 @@ from neuroshard.consensus.round_messages import EntryEvidence
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import NodeId, WalletId
 
+RevokedPairs: TypeAlias = frozenset[tuple[WalletId, NodeId]]
 
-def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> EntryEvidence:
-    """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small."""
+
+def merged_evidence(
+    step: Step, known: EntryEvidence, new: EntryEvidence, revoked: RevokedPairs = frozenset()
+) -> EntryEvidence:
+    """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small.
+
+    A revoked node asks for no seat, so it cannot keep out the node that the wallet has now.
+    """
     seats = step.committee.members
     leave_requests = {
         one.member: one for one in (*new.leave_requests, *known.leave_requests) if one.body.step_id == step.id
     }
-    keys = {one.member.wallet_id: one for one in (*new.keys, *known.keys) if one.body.step_id == step.id}
+    keys = {
+        one.member.wallet_id: one
+        for one in (*new.keys, *known.keys)
+        if one.body.step_id == step.id and (one.member.wallet_id, one.member.node_id) not in revoked
+    }
     silences = {
         (one.member, one.body.wallet_id): one
         for one in (*new.silences, *known.silences)
@@ -64,10 +77,12 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
     )
 
 
-def supported_entries(step: Step, evidence: EntryEvidence, reachable: Collection[NodeId]) -> tuple[Entry, ...]:
+def supported_entries(
+    step: Step, evidence: EntryEvidence, reachable: Collection[NodeId], revoked: RevokedPairs = frozenset()
+) -> tuple[Entry, ...]:
     """The entries that a proposer puts into the next value: all that are valid together, in a fixed order."""
     chosen = list[Entry]()
-    for group in _candidates(step, evidence):
+    for group in _candidates(step, evidence, revoked):
         try:
             after = _committee_after(step, [*chosen, *group])
         except InvalidEntryError:
@@ -78,15 +93,19 @@ def supported_entries(step: Step, evidence: EntryEvidence, reachable: Collection
 
 
 def entries_objection(
-    step: Step, entries: Sequence[Entry], evidence: EntryEvidence, reachable: Collection[NodeId]
+    step: Step,
+    entries: Sequence[Entry],
+    evidence: EntryEvidence,
+    reachable: Collection[NodeId],
+    revoked: RevokedPairs = frozenset(),
 ) -> str:
     """The reason not to vote for a value with these entries; "" for none.
 
     A seat refuses a change after which the committee could not decide: the seats that remain must be reachable. This
     is a condition for the first vote only. A certificate never depends on it, so a change that a quorum has locked
-    always completes.
+    always completes. The same is true of a seat for a node that its wallet has revoked: this node supports it no more.
     """
-    supported = {entry for group in _candidates(step, evidence) for entry in group}
+    supported = {entry for group in _candidates(step, evidence, revoked) for entry in group}
     unsupported = [entry for entry in entries if entry not in supported]
     if unsupported:
         return f"its entry has no evidence: {type(unsupported[0]).__name__.lower()}"
@@ -106,20 +125,23 @@ def _committee_after(step: Step, entries: Sequence[Entry]) -> Committee:
     return step.ledger.with_entries(entries, EntryRules(step.height, step.owner)).committee
 
 
-def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]]:
+def _candidates(step: Step, evidence: EntryEvidence, revoked: RevokedPairs) -> Iterable[Sequence[Entry]]:
     """Every entry that has evidence, valid or not, in groups of which all or none enter the value."""
     committee, admissions = step.committee, step.ledger.due_admissions()
+    if revoked:
+        admissions = tuple(each for each in admissions if (each.wallet_id, each.node_id) not in revoked)
     for signed in evidence.leave_requests:
         if signed.body.step_id == step.id and signed.member in committee.members:
             yield (Leave(signed.member.wallet_id),)
-    for signed in evidence.keys:
+    keys = [one for one in evidence.keys if (one.member.wallet_id, one.member.node_id) not in revoked]
+    for signed in keys:
         if signed.body.step_id == step.id and signed.member.wallet_id in committee.wallets:
             yield (MoveKey(signed.member.wallet_id, signed.member.node_id),)
     if (word := newer_word(step, evidence.word)) is not None:
         yield (Trust(word.foundation.epoch, word.foundation.trusted),)
     if committee.is_open:
         yield from ((Expel(wallet),) for wallet in _double_voters(step, evidence))
-    moved = {signed.member.wallet_id for signed in evidence.keys}
+    moved = {signed.member.wallet_id for signed in keys}
     for wallet in _removable(step, evidence):
         if wallet not in moved:
             yield (Remove(wallet),)

@@ -465,6 +465,7 @@ class GroupRounds:
             self._replica.outer.measured_candidates(),
             self._most_members,
             self.seats.may_vote,
+            revoked=self._swarm.revoked,
             secret=token_bytes(32),
             excerpts=None if is_sparse(work.codec) else work.excerpts,
         )

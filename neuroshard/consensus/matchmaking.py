@@ -123,6 +123,11 @@ class RunSwarm(Protocol):
         """Whether the owner has ended the membership of a wallet."""
         ...
 
+    @property
+    def revoked(self) -> frozenset[tuple[WalletId, NodeId]]:
+        """Nodes that may not act for these wallets any more: the wallets have revoked them."""
+        ...
+
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         """The body of a message together with its claim, signed by this node."""
         ...

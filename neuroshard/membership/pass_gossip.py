@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class PassNews(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sender's own pass, if it needs one, and the newest revocations that it knows."""
+    """The sender's own pass, if it needs one, and the newest revocations of each kind that it knows."""
 
     said_at: UnixSeconds  # makes a repetition another message, which gossip carries again
     papers: Papers
@@ -53,23 +53,22 @@ class PassGossip:
             await self._say(network)
 
     async def _say(self, network: Network) -> None:
-        own, revocations = self._members.own_pass, self._members.register.revocations()
-        papers = Papers(() if own is None else (own,), revocations[-MAX_REVOCATIONS_SAID:])
+        own, known = self._members.own_pass, self._members.papers()
+        newest = known.revocations[-MAX_REVOCATIONS_SAID:], known.revoked_nodes[-MAX_REVOCATIONS_SAID:]
+        papers = Papers(() if own is None else (own,), *newest)
         if papers != Papers():
             await network.gossip.publish(self._topic, msgpack.encode(PassNews(self._members.now(), papers)))
 
     async def _follow_changes(self, network: Network) -> None:
         """After a revocation, drop its nodes and pass it on at once."""
-        changed, known = self._members.changed, len(self._members.register.revocations())
+        changed = self._members.changed
+        count = changed.count
         while True:
-            count = changed.count
-            revoked = len(self._members.register.revocations())
-            if revoked != known:
-                known = revoked
-                for node in self._members.refused_nodes():
-                    self._membership.drop(node)
-                await self._say(network)
             await changed.wait(after=count)
+            count = changed.count
+            for node in self._members.refused_nodes():
+                self._membership.drop(node)
+            await self._say(network)
 
     async def _listen(self, network: Network) -> None:
         def check(sender: NodeId, data: bytes) -> bool:

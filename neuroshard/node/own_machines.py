@@ -127,7 +127,7 @@ class OwnMachines:
         )
         stored = self._stored()
         newest = OrderMark(stored.number, stored.sender)
-        self._orders = WalletOrders(wallet, peer_network.identity, newest)
+        self._orders = WalletOrders(wallet, peer_network.identity, newest, peer_network.revoked_nodes)
         self._machines = {
             one.node_id: Machine(one.node_id, is_here=False, is_reachable=False, seen_at=one.seen_at, status=one.status)
             for one in stored.machines

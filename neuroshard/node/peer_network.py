@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from neuroshard.config.settings import Settings
 from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.errors import StorageError
+from neuroshard.host.identity import StoredRevocations, known_revocations
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.invitations import Invitation
+from neuroshard.identity.node_revocations import RevokedNodes
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
 from neuroshard.membership.network_opening import (
@@ -225,6 +227,7 @@ class PeerNetwork:
     exchange: RunExchange
     finder: RunFinder
     now: Callable[[], float]  # seconds since the epoch
+    revoked_nodes: RevokedNodes  # of this wallet, and of the others in the run
     port_mapping: PortMapping | None = None
     joined: JoinedRun | None = field(default=None, init=False)
     door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
@@ -263,7 +266,8 @@ class PeerNetwork:
         exchange = RunExchange(offers, now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
-        built = cls(identity, settings, networking, exchange, finder, now)
+        revoked = known_revocations(StoredRevocations(settings.data_dir).read())
+        built = cls(identity, settings, networking, exchange, finder, now, revoked)
         if open_network is None:
             built._use_surroundings(outside)
         return built
@@ -301,13 +305,19 @@ class PeerNetwork:
             return None
         trusted = frozenset(map(node_of_address, self.settings.peer))
         members = RunMembers(
-            stored.register(), self.identity, None if own is None else own.member_pass, self.now, trusted
+            stored.register(),
+            self.identity,
+            None if own is None else own.member_pass,
+            self.now,
+            trusted,
+            self.revoked_nodes,
         )
+        members.learn(Papers(revoked_nodes=stored.revoked_nodes()))
         if offer.owner == self.identity.wallet_id:
             self.door = KnockDoor(offer.run_id, self.knocked.notify)
             self.networking.attach(self.door.live)
         self.networking.close_to_others(members.refusal)
-        self.networking.attach(partial(keep_papers, members, stored))
+        self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
         return members
 
     def serve(
@@ -403,13 +413,13 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
     return replace(said, windows=windows, ready_percent=percent)
 
 
-async def keep_papers(members: RunMembers, stored: StoredPasses, _network: Network) -> None:
+async def keep_papers(members: RunMembers, stored: StoredPasses, signed: StoredRevocations, _network: Network) -> None:
     """Store passes and revocations as this node learns them, and take up revocations made here, until cancelled."""
     kept = members.papers()
     while True:
         await sleep_to_tick(PAPERS_SECONDS)
         try:
-            members.learn(Papers(revocations=stored.issued().revocations))
+            members.learn(Papers(revocations=stored.issued().revocations, revoked_nodes=signed.read()))
             known = members.papers()
             if known != kept:
                 stored.keep_papers(known)

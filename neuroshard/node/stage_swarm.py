@@ -267,6 +267,11 @@ class StageSwarm:
         """Whether the run's owner has ended the membership of a wallet."""
         return self._members is not None and self._members.register.is_removed(wallet)
 
+    @property
+    def revoked(self) -> frozenset[tuple[WalletId, NodeId]]:
+        """Nodes that may not act for these wallets any more."""
+        return frozenset() if self._members is None else self._members.revoked_nodes.pairs
+
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         """Sign a round message with this node's key and the present time."""
         return signed_by(self._identity, body, time.time())

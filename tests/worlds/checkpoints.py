@@ -267,6 +267,10 @@ class KnownPeers:
     def is_removed(self, wallet: WalletId) -> bool:
         return False
 
+    @property
+    def revoked(self) -> frozenset[tuple[WalletId, NodeId]]:
+        return frozenset()
+
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         raise AssertionError("nothing is signed here")
 

@@ -133,6 +133,10 @@ class BothNodes:
     def is_removed(self, wallet: WalletId) -> bool:
         return False
 
+    @property
+    def revoked(self) -> frozenset[tuple[WalletId, NodeId]]:
+        return frozenset()
+
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(IDENTITIES[self.name], body, NOW)
 
