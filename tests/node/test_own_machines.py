@@ -20,7 +20,10 @@ from trio.testing import MockClock
 from benchmarks.friends import befriend
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.message_queue import PART
+from neuroshard.consensus.stage_chain import CHAIN
 from neuroshard.errors import UsageError
+from neuroshard.host.identity import StoredRevocations
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Signed, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.claims import DelegationGrant
 from neuroshard.membership.machine_orders import (
@@ -32,13 +35,14 @@ from neuroshard.membership.machine_orders import (
     OrderMark,
     WalletOrders,
 )
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Connection, InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.in_memory_links import Link
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.node.own_machines import LOOK_SECONDS, MACHINES_FILE, STRANGER_SECONDS, OwnMachines
-from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork
 from neuroshard.runs.offer import RunOffer
+from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.status.board import (
     Command,
     CommandChannel,
@@ -446,6 +450,74 @@ def test_a_disk_that_refuses_keeps_the_order_from_taking_effect(tmp_path: Path) 
         assert (await laptop.own.carry_out(PAUSE_ALL)).message == "2 of 2 machines paused."
 
     play(tmp_path, scenario)
+
+
+def refuses(node: Node, other: Node) -> bool:
+    """Whether a node serves another one nothing, because its wallet has revoked it."""
+    members = node.peer_network.joined.members if node.peer_network.joined else None
+    assert members is not None
+    return f"has revoked node {other.identity.node_id}" in members.refusal(other.identity.node_id)
+
+
+def test_a_stolen_node_that_its_wallet_revoked_is_refused_by_all_for_ever(tmp_path: Path) -> None:
+    """By the friends at once, by those that come later, after restarts, and while the wallet's nodes are away."""
+
+    async def scenario(world: World) -> None:
+        laptop, stolen = world.start(0, "laptop"), world.start(1, "stolen")
+        friend = world.start(5, "bo's", owner="bo")
+        await knowing(laptop, stolen)
+        node = stolen.identity.node_id
+
+        async def in_view(of: Node) -> bool:
+            return of.peer_network.joined is not None and node in {one.node_id for one in of.peer_network.look().peers}
+
+        await until(lambda: in_view(friend))
+        assert StoredRevocations(tmp_path / "node-0").revoke(ADA, node)
+        assert not StoredRevocations(tmp_path / "node-0").revoke(ADA, node)
+        with anyio.fail_after(PAPERS_SECONDS + 5):
+            while not (refuses(laptop, stolen) and refuses(friend, stolen)):
+                await anyio.sleep(0.5)
+        assert not await in_view(friend)
+        assert not await in_view(laptop)
+        with pytest.raises(PeerRefusedError, match="has revoked node"):
+            await world.send(stolen, laptop, signed_by(stolen, "pause", laptop, 2**50))
+        transport = world.network.network_of(node).transport
+        for kind in (CHAIN, PART, REPLICA_STATUS):  # a vote and a contribution are parts of a round's messages
+            friend.peer_network.networking.current.transport.serve(kind, never, FrameLimits())  # type: ignore[union-attr]
+            with pytest.raises(PeerRefusedError, match="has revoked node"):
+                await transport.request(friend.identity.node_id, Frame(kind), timeout_seconds=30)
+        told = await laptop.own.carry_out(PAUSE_ALL)
+        assert told.message == "1 of 1 machine paused."
+        assert [one.message for one in (await laptop.list()).machines] == ["", "Your wallet has revoked it."]
+        with pytest.raises(UsageError, match="No machine of your wallet"):
+            await laptop.own.carry_out(OrderMachines("pause", node))
+
+        await anyio.sleep(PAPERS_SECONDS + 1)
+        await world.stop(laptop)
+        await world.stop(friend)
+        again = world.start(5, "bo's", owner="bo")
+        late = world.start(6, "bo's other", owner="bo")
+        for each in (again, late):
+            with anyio.fail_after(60):
+                while not refuses(each, stolen):
+                    await anyio.sleep(0.5)
+        await anyio.sleep(120)
+        assert refuses(again, stolen)
+        assert not await in_view(again)
+        assert not await in_view(late)
+        found = world.start(2, "found")  # the same computer with a new key
+        await until(lambda: reachable(again, found))
+        assert refuses(again, stolen)
+
+    play(tmp_path, scenario)
+
+
+async def reachable(node: Node, other: Node) -> bool:
+    return other.identity.node_id in {one.node_id for one in node.peer_network.look().peers}
+
+
+async def never(_sender: NodeId, _frame: Frame) -> Frame:
+    raise AssertionError("the gate has let a revoked node in")
 
 
 def test_without_a_network_the_list_has_this_machine_only(tmp_path: Path) -> None:
