@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import TypeAlias
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import (
@@ -38,10 +37,9 @@ from neuroshard.consensus.committee import (
 )
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import EntryEvidence
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import NodeId, WalletId
-
-RevokedPairs: TypeAlias = frozenset[tuple[WalletId, NodeId]]
 
 
 def merged_evidence(

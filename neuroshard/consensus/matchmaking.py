@@ -27,6 +27,7 @@ from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import VerifiedBody
 from neuroshard.consensus.sync_strategies import Abandoned, StageRounds
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus
@@ -124,7 +125,7 @@ class RunSwarm(Protocol):
         ...
 
     @property
-    def revoked(self) -> frozenset[tuple[WalletId, NodeId]]:
+    def revoked(self) -> RevokedPairs:
         """Nodes that may not act for these wallets any more: the wallets have revoked them."""
         ...
 

@@ -8,8 +8,8 @@ stays valid with the votes that such a node signed before, because a chain is re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Set
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -27,6 +27,9 @@ MOST_REVOKED = 32  # nodes of one wallet that others remember
 MOST_SIGNED = 16  # fewer: two computers that sign at once stay below the limit of the others
 MAX_NODE_REVOCATIONS = 4096  # of all wallets together
 NodeRevocationBytes = Annotated[bytes, Meta(max_length=MAX_NODE_REVOCATION_BYTES)]
+
+RevokedPairs: TypeAlias = Set[tuple[WalletId, NodeId]]
+"""Wallets, each with a node that may not act for it any more."""
 
 
 class NodeRevocation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -55,6 +58,7 @@ class RevokedNodes:
 
     def __init__(self) -> None:
         self._signed: dict[tuple[WalletId, NodeId], bytes] = {}  # in the order in which they were learned
+        self.pairs: RevokedPairs = self._signed.keys()  # grows with every statement that is learned
         self._of_wallet: Counter[WalletId] = Counter()
         self.count = 0  # statements that were learned; it never falls
 
@@ -93,11 +97,6 @@ class RevokedNodes:
     def has(self, node: NodeId, wallet: WalletId) -> bool:
         """Whether a wallet has revoked a node."""
         return (wallet, node) in self._signed
-
-    @property
-    def pairs(self) -> frozenset[tuple[WalletId, NodeId]]:
-        """Wallets, and the nodes that they have revoked."""
-        return frozenset(self._signed)
 
     def nodes_of(self, wallet: WalletId) -> tuple[NodeId, ...]:
         """The revoked nodes of a wallet, in the order in which they were learned."""
