@@ -60,6 +60,7 @@ class RevokedNodes:
         self._signed: dict[tuple[WalletId, NodeId], bytes] = {}  # in the order in which they were learned
         self.pairs: RevokedPairs = self._signed.keys()  # grows with every statement that is learned
         self._of_wallet: Counter[WalletId] = Counter()
+        self._of_node: Counter[NodeId] = Counter()
         self.count = 0  # statements that were learned; it never falls
 
     def learn(self, data: bytes, counts: Callable[[WalletId], bool]) -> bool:
@@ -78,6 +79,7 @@ class RevokedNodes:
             return False
         self._signed[wallet, node] = data
         self._of_wallet[wallet] += 1
+        self._of_node[node] += 1
         self.count += 1
         return True
 
@@ -91,12 +93,17 @@ class RevokedNodes:
             return False
         last = next(key for key in reversed(self._signed) if key[0] == wallet)
         del self._signed[last]
-        self._of_wallet[wallet] -= 1
+        self._of_wallet -= Counter((wallet,))  # drops what falls to zero, too
+        self._of_node -= Counter((last[1],))
         return True
 
     def has(self, node: NodeId, wallet: WalletId) -> bool:
         """Whether a wallet has revoked a node."""
         return (wallet, node) in self._signed
+
+    def is_named(self, node: NodeId) -> bool:
+        """Whether any wallet has revoked a node."""
+        return self._of_node[node] > 0
 
     def nodes_of(self, wallet: WalletId) -> tuple[NodeId, ...]:
         """The revoked nodes of a wallet, in the order in which they were learned."""

@@ -57,7 +57,7 @@ class Participant:
     ) -> None:
         """`claim_bytes` bounds the memory of the claims that were read and of the known announcements.
 
-        `members` decides in a run of friends; None: any node may take part.
+        `members` decides who may take part; None: any node.
         """
         chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
         topic = report_topic(run_id)
@@ -73,7 +73,9 @@ class Participant:
         self._handshaker = Handshaker(
             identity, self.membership, self.intakes, words.announcement, members, now=now, random=chance
         )
-        self._papers = None if members is None else PassGossip(members, self.membership, run_id)
+        self._papers = (
+            None if members is None or members.named is not None else PassGossip(members, self.membership, run_id)
+        )
         self._reporter = Reporter(
             identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
         )

@@ -1,13 +1,13 @@
-"""The members of a run of friends, as one node sees them: the wallet behind each node, and the passes of the wallets.
+"""The members of a run, as one node sees them: the wallet behind each node, and the passes of the wallets.
 
-A node is refused if its wallet has no valid pass, or has revoked it. The membership gate asks here for every request.
-Nodes become known by the claims that they sign.
+Among friends a node is refused if its wallet has no valid pass. In every run it is refused if its wallet has revoked
+it. The membership gate asks here for every request. Nodes become known by the claims that they sign.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
@@ -54,7 +54,7 @@ class Papers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 @dataclass
 class RunMembers:
-    """Which nodes may take part in a run of friends. Belongs to the event loop.
+    """Which nodes may take part in a run. Belongs to the event loop.
 
     `trusted` are nodes that this node's owner or invitation named: they may show a pass whose invitation has expired.
     """
@@ -65,6 +65,8 @@ class RunMembers:
     now: Callable[[], float]  # seconds since the epoch
     trusted: frozenset[NodeId] = frozenset()
     revoked_nodes: RevokedNodes = field(default_factory=RevokedNodes)
+    # the wallets that the owner has named, in a run that is open to strangers; None among friends
+    named: Callable[[], Collection[WalletId]] | None = None
     changed: Signal = field(default_factory=Signal, init=False)  # a revocation became known
     _wallets: dict[NodeId, tuple[WalletId, float]] = field(
         default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
@@ -75,20 +77,26 @@ class RunMembers:
         if peer == self.identity.node_id:
             return ""
         wallet, until = self._wallets.get(peer, (None, 0.0))
-        if wallet is None or self.now() >= until:
+        if self.named is None and (wallet is None or self.now() >= until):
             return f"This is a run of friends, and node {peer} has not shown a pass. {ASK_FOR_ONE}"
+        if wallet is None:
+            # free names can make this node forget a revoked one, which must not help it
+            return f"Node {peer} has not said its wallet." if self.revoked_nodes.is_named(peer) else ""
         return self._refusal_of(peer, wallet)
 
     def _refusal_of(self, node: NodeId, wallet: WalletId) -> str:
         revoked = self.revoked_nodes.has(node, wallet)
-        return revoked_sentence(node, wallet) if revoked else self.register.refusal(wallet)
+        return revoked_sentence(node, wallet) if revoked else self._lacks_pass(wallet)
+
+    def _lacks_pass(self, wallet: WalletId) -> str:
+        return self.register.refusal(wallet) if self.named is None else ""
 
     def introduce(self, node: NodeId, wallet: WalletId, delegated_until: float, shown: bytes | None = None) -> str:
         """Record the wallet of a node from a verified claim, with the pass that the claim shows.
 
         Returns the reason why the node may not take part, or "".
         """
-        reason = self.register.refusal(wallet)
+        reason = self._lacks_pass(wallet)
         if reason and shown is not None:
             reason = self._admit(wallet, shown, is_vouched=node in self.trusted)
         known = self._wallets.pop(node, None)
@@ -100,15 +108,17 @@ class RunMembers:
     def learn(self, papers: Papers) -> None:
         """Record passes that a member vouches for, and revocations. Those that are not valid are ignored.
 
-        A revocation of a node counts only if the wallet has a place in the run, so the passes come first.
+        A revocation of a node counts only if the wallet has a place in the run, so the passes come first. Honest nodes
+        pass on no false one, so the first one ends the work for its sender.
         """
         before = self._endings
         for data in papers.revocations:
             self._try(lambda data=data: self.register.revoke(data))
-        for data in papers.passes:
+        for data in papers.passes if self.named is None else ():
             self._try(lambda data=data: self.register.admit(data, self.now(), is_vouched=True))
         for data in papers.revoked_nodes:
-            self._try(lambda data=data: self.revoked_nodes.learn(data, self._has_place))
+            if not self._try(lambda data=data: self.revoked_nodes.learn(data, self._has_place)):
+                break
         if self._endings > before:
             self.changed.notify()
 
@@ -117,7 +127,9 @@ class RunMembers:
         return len(self.register.revocations()) + self.revoked_nodes.count
 
     def _has_place(self, wallet: WalletId) -> bool:
-        return wallet == self.identity.wallet_id or not self.register.refusal(wallet)
+        if wallet in (self.identity.wallet_id, self.register.owner_id):
+            return True
+        return wallet in self.named() if self.named is not None else not self.register.refusal(wallet)
 
     def papers(self) -> Papers:
         """All passes and revocations that this node knows."""
@@ -139,8 +151,11 @@ class RunMembers:
             return str(error)
         return self.register.refusal(wallet)  # the pass may be that of another wallet
 
-    def _try(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Whether a paper is valid."""
         try:
             act()
         except (InvitationError, DataError) as error:
             _LOG.debug("A pass or revocation that a peer knows is not used: %s", error)
+            return False
+        return True

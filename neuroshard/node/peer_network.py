@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -53,7 +53,7 @@ from neuroshard.runs.stored_passes import OwnPass, StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
-from neuroshard.types import MAX_LOSS, RunId
+from neuroshard.types import MAX_LOSS, RunId, WalletId
 from neuroshard.waiting import Signal, sleep_to_tick
 
 if TYPE_CHECKING:
@@ -290,19 +290,23 @@ class PeerNetwork:
         stored = StoredPasses(self.settings.data_dir, offer)
         own = stored.own(self.identity.wallet_id)
         members = self._members(offer, stored, own)
-        register = None if members is None else members.register
+        register = members.register if members.named is None else None
         tip = None if own is None else own.tip
         versions = self.exchange.follow(offer, is_shared=is_shared, members=register, tip=tip)
         joined = JoinedRun(
             self.identity, self.settings, self.networking, versions, status, members=members, now=self.now
         )
         self.joined = joined
+        members.learn(Papers(revoked_nodes=stored.revoked_nodes()))  # now it is known which wallets count
+        self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
         return joined
 
-    def _members(self, offer: RunOffer, stored: StoredPasses, own: OwnPass | None) -> RunMembers | None:
-        """In a run of friends, close the gate to all nodes whose wallets have no pass. Raises StorageError."""
-        if offer.parameters.admission != "friends":
-            return None
+    def _named(self) -> Collection[WalletId]:
+        return () if self.exchange.followed is None else self.exchange.followed.foundations.trusted
+
+    def _members(self, offer: RunOffer, stored: StoredPasses, own: OwnPass | None) -> RunMembers:
+        """Close the gate to revoked nodes and, in a run of friends, to wallets without a pass. Raises StorageError."""
+        is_closed = offer.parameters.admission == "friends"
         trusted = frozenset(map(node_of_address, self.settings.peer))
         members = RunMembers(
             stored.register(),
@@ -311,13 +315,12 @@ class PeerNetwork:
             self.now,
             trusted,
             self.revoked_nodes,
+            None if is_closed else self._named,
         )
-        members.learn(Papers(revoked_nodes=stored.revoked_nodes()))
-        if offer.owner == self.identity.wallet_id:
+        if is_closed and offer.owner == self.identity.wallet_id:
             self.door = KnockDoor(offer.run_id, self.knocked.notify)
             self.networking.attach(self.door.live)
         self.networking.close_to_others(members.refusal)
-        self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
         return members
 
     def serve(
