@@ -6,12 +6,13 @@
     Remove    Silence statements of a quorum for this step: the seat does not answer, or the owner removed its wallet.
               Among strangers also the ledger: the owner names the wallet no more, or few aggregates contain its work
     Expel     two votes of the seat in one phase and view, where strangers may take part
-    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new, or the wallet has
-              revoked the node of the seat. The wallet must not have revoked the node that asks
+    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new, or the other node
+              of the wallet is gone or revoked
     Trust     a statement of the owner with a greater number than the last one in the chain
     Bar       ReducerFaults of a quorum for this step, which name the node
     NameHeir  none that others can check: only a step of the only seat alone carries it
 
+The words of a node that its wallet has revoked are no evidence, apart from its double votes, and it gets no seat.
 Statements of seats name the step, which names the value before it, so nobody can use them at another height.
 """
 
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+
+from msgspec import structs
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import (
@@ -36,7 +39,7 @@ from neuroshard.consensus.committee import (
     Trust,
 )
 from neuroshard.consensus.foundation import SignedFoundation
-from neuroshard.consensus.round_messages import EntryEvidence
+from neuroshard.consensus.round_messages import AnyBody, EntryEvidence, VerifiedBody
 from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import NodeId, WalletId
@@ -47,17 +50,15 @@ def merged_evidence(
 ) -> EntryEvidence:
     """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small.
 
-    A revoked node asks for no seat, so it cannot keep out the node that the wallet has now.
+    What a revoked node says does not count, so it cannot displace the word of the node that the wallet has now.
     """
+    if revoked:
+        known, new = _without(revoked, known), _without(revoked, new)
     seats = step.committee.members
     leave_requests = {
         one.member: one for one in (*new.leave_requests, *known.leave_requests) if one.body.step_id == step.id
     }
-    keys = {
-        one.member.wallet_id: one
-        for one in (*new.keys, *known.keys)
-        if one.body.step_id == step.id and (one.member.wallet_id, one.member.node_id) not in revoked
-    }
+    keys = {one.member.wallet_id: one for one in (*new.keys, *known.keys) if one.body.step_id == step.id}
     silences = {
         (one.member, one.body.wallet_id): one
         for one in (*new.silences, *known.silences)
@@ -127,25 +128,43 @@ def _candidates(step: Step, evidence: EntryEvidence, revoked: RevokedPairs) -> I
     """Every entry that has evidence, valid or not, in groups of which all or none enter the value."""
     committee, admissions = step.committee, step.ledger.due_admissions()
     if revoked:
+        evidence = _without(revoked, evidence)
         admissions = tuple(each for each in admissions if (each.wallet_id, each.node_id) not in revoked)
     for signed in evidence.leave_requests:
         if signed.body.step_id == step.id and signed.member in committee.members:
             yield (Leave(signed.member.wallet_id),)
-    keys = [one for one in evidence.keys if (one.member.wallet_id, one.member.node_id) not in revoked]
-    for signed in keys:
+    for signed in evidence.keys:
         if signed.body.step_id == step.id and signed.member.wallet_id in committee.wallets:
             yield (MoveKey(signed.member.wallet_id, signed.member.node_id),)
     if (word := newer_word(step, evidence.word)) is not None:
         yield (Trust(word.foundation.epoch, word.foundation.trusted),)
     if committee.is_open:
         yield from ((Expel(wallet),) for wallet in _double_voters(step, evidence))
-    moved = {signed.member.wallet_id for signed in keys}
+    moved = {signed.member.wallet_id for signed in evidence.keys}
     for wallet in _removable(step, evidence):
         if wallet not in moved:
             yield (Remove(wallet),)
             yield (Remove(wallet), *admissions[:1])  # a seat that may not be missing is replaced in the same value
     yield from ((bar,) for bar in _faulty_reducers(step, evidence))
     yield from _admitted(committee, admissions)
+
+
+def _without(revoked: RevokedPairs, evidence: EntryEvidence) -> EntryEvidence:
+    """The evidence without the words of revoked nodes.
+
+    Double votes stay: otherwise a liar could vote twice, revoke its node, and vote on with the next one.
+    """
+
+    def said(words: Sequence[VerifiedBody[AnyBody]]) -> tuple[VerifiedBody[AnyBody], ...]:
+        return tuple(one for one in words if (one.member.wallet_id, one.member.node_id) not in revoked)
+
+    return structs.replace(
+        evidence,
+        leave_requests=said(evidence.leave_requests),
+        silences=said(evidence.silences),
+        keys=said(evidence.keys),
+        faults=said(evidence.faults),
+    )
 
 
 def _admitted(committee: Committee, admissions: Sequence[Admit]) -> Iterable[Sequence[Admit]]:

@@ -22,7 +22,7 @@ from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import NodeId, WalletId
 
 NODE_REVOCATION = "node revocation"  # kind of the signed message
-MAX_NODE_REVOCATION_BYTES = 256
+MAX_NODE_REVOCATION_BYTES = 160
 MOST_REVOKED = 32  # nodes of one wallet that others remember
 MOST_SIGNED = 16  # fewer: two computers that sign at once stay below the limit of the others
 MAX_NODE_REVOCATIONS = 4096  # of all wallets together
