@@ -14,7 +14,7 @@ from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.loading import LoadedSettings, load_settings, read_token
 from neuroshard.config.saving import TOKEN_FILE, save_settings
 from neuroshard.config.state_file import StateFile, read_bounded, sync_folder, write_atomically
-from neuroshard.errors import ConflictError, NeuroShardError, StorageError, UsageError
+from neuroshard.errors import ConflictError, DataError, NeuroShardError, StorageError, UsageError
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token, public_key_of
 from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal
 from neuroshard.identity.claims import DELEGATION_SECONDS
@@ -27,6 +27,7 @@ from neuroshard.identity.node_revocations import (
 )
 from neuroshard.types import NodeId
 
+IF_DAMAGED = "It names the nodes that you have revoked: restore it, or delete it and revoke them again."
 MAX_SIGNED_HERE = 4 * MOST_SIGNED  # of all wallets with which this data folder was used
 
 
@@ -47,7 +48,7 @@ def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
     """
     file = NodePaths.below(data_dir).node_key
     key = NodeKey.load_or_create(file)
-    if known_revocations(StoredRevocations(data_dir).read()).has(key.node_id, wallet.wallet_id):
+    if StoredRevocations(data_dir).revoked().has(key.node_id, wallet.wallet_id):
         raise ConflictError(
             f"Your wallet has revoked this computer's node {key.node_id}.",
             f"Move {file} away: the next start creates a new key.",
@@ -70,7 +71,7 @@ class StoredRevocations:
             NodePaths.below(data_dir).revoked_nodes,
             SignedRevocations,
             "fail",
-            "It names the nodes that you have revoked: restore it, or delete it and revoke them again.",
+            IF_DAMAGED,
             max_bytes=MAX_SIGNED_HERE * 512,
             data_dir=data_dir,
         )
@@ -79,14 +80,23 @@ class StoredRevocations:
         """The signed statements. Raises StorageError."""
         return (self._file.read() or SignedRevocations()).signed
 
+    def revoked(self) -> RevokedNodes:
+        """The nodes that the statements revoke, of every wallet. Raises StorageError."""
+        revoked = RevokedNodes()
+        try:
+            for data in self.read():
+                revoked.learn(data, lambda _: True)
+        except DataError as error:
+            raise StorageError(f"{self._file.path} is damaged: {error.message}", IF_DAMAGED) from None
+        return revoked
+
     def revoke(self, wallet: Wallet, node: NodeId) -> bool:
         """Sign and store that a node may not act for the wallet any more. Returns False if that is known already.
 
         Raises UsageError if the wallet has revoked too many, and StorageError.
         """
         with self._file.alone():
-            signed = self.read()
-            revoked = known_revocations(signed)
+            signed, revoked = self.read(), self.revoked()
             if revoked.has(node, wallet.wallet_id):
                 return False
             if len(revoked.nodes_of(wallet.wallet_id)) >= MOST_SIGNED or len(signed) >= MAX_SIGNED_HERE:
@@ -97,14 +107,6 @@ class StoredRevocations:
             new = sign_node_revocation(wallet, public_key_of(node))
             self._file.write(SignedRevocations((*signed, new)))
         return True
-
-
-def known_revocations(signed: tuple[bytes, ...]) -> RevokedNodes:
-    """The nodes that these statements revoke, of every wallet. Raises DataError for one that is not valid."""
-    revoked = RevokedNodes()
-    for data in signed:
-        revoked.learn(data, lambda _: True)
-    return revoked
 
 
 def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -> Identity:

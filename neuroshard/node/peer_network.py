@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from neuroshard.config.settings import Settings
 from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.errors import StorageError
-from neuroshard.host.identity import StoredRevocations, known_revocations
+from neuroshard.host.identity import StoredRevocations
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.invitations import Invitation
 from neuroshard.identity.node_revocations import RevokedNodes
@@ -266,7 +266,7 @@ class PeerNetwork:
         exchange = RunExchange(offers, now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
-        revoked = known_revocations(StoredRevocations(settings.data_dir).read())
+        revoked = StoredRevocations(settings.data_dir).revoked()
         built = cls(identity, settings, networking, exchange, finder, now, revoked)
         if open_network is None:
             built._use_surroundings(outside)

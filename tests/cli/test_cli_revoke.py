@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.node_process import TOKEN
 from neuroshard.config.folders import NodePaths
-from neuroshard.errors import ConflictError, UsageError
-from neuroshard.host.identity import MOST_SIGNED, StoredRevocations, known_revocations, node_identity
+from neuroshard.errors import ConflictError, StorageError, UsageError
+from neuroshard.host.identity import MOST_SIGNED, StoredRevocations, node_identity
 from neuroshard.identity import NodeKey, Wallet, parse_token
 from neuroshard.node.own_machines import StoredMachine, StoredMachines, machines_file
 from neuroshard.status.machines import machine_status
@@ -22,7 +22,7 @@ STOLEN, OTHER = (NodeKey.from_seed(bytes([number] * 32)).node_id for number in (
 
 
 def revoked_in(folder: Path) -> tuple[NodeId, ...]:
-    return known_revocations(StoredRevocations(folder).read()).nodes_of(WALLET.wallet_id)
+    return StoredRevocations(folder).revoked().nodes_of(WALLET.wallet_id)
 
 
 @pytest.fixture
@@ -78,6 +78,21 @@ def test_a_revoked_key_does_not_start_again_and_a_new_one_does(tmp_path: Path) -
         node_identity(WALLET, tmp_path)
     key.rename(key.with_name("old"))
     assert node_identity(WALLET, tmp_path).node_id != old
+
+
+def test_a_damaged_file_stops_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+    """Otherwise the stolen node would be let in again."""
+    stored, file = StoredRevocations(tmp_path), NodePaths.below(tmp_path).revoked_nodes
+    stored.revoke(WALLET, STOLEN)
+    whole = file.read_bytes()
+    for content in (b"{", whole[:-8], whole.replace(b"A", b"B"), b'{"signed":["' + b"A" * 100_000 + b'"]}'):
+        file.write_bytes(content)
+        with pytest.raises(StorageError) as refused:
+            node_identity(WALLET, tmp_path)
+        assert "delete it and revoke them again" in refused.value.action
+        assert file.read_bytes() == content
+    file.write_bytes(whole)
+    node_identity(WALLET, tmp_path)
 
 
 def test_a_wallet_revokes_a_limited_number_of_nodes(tmp_path: Path) -> None:
