@@ -83,7 +83,7 @@ def show_wallet(
 
 
 @app.command("revoke")
-def revoke(
+def revoke_node(
     node: Annotated[
         str,
         typer.Argument(metavar="NODE", help="A node from `neuroshard machines`: its last 8 digits, or the whole id."),
@@ -128,8 +128,8 @@ def revoke(
     when = "Others are informed within a minute." if status else "Others are informed when your node runs."
     typer.echo(f"Node {revoked} may not act for wallet {wallet.wallet_id[:8]} any more. {when}")
     typer.echo(
-        "If the token was stored on that computer, for example by the wizard, this does not help: whoever has the "
-        "token is your wallet. Create a new one with `neuroshard wallet new`, and ask the owner of each run to end the "
+        "If the token was stored on that computer, for example by the wizard, this does not help: a thief with the "
+        "token acts as your wallet. Create a new one with `neuroshard wallet new`, and ask the owner of each run to end the "
         f"old one: neuroshard run remove {wallet.wallet_id}"
     )
 

@@ -12,7 +12,7 @@
     Bar       ReducerFaults of a quorum for this step, which name the node
     NameHeir  none that others can check: only a step of the only seat alone carries it
 
-The words of a node that its wallet has revoked are no evidence, apart from its double votes, and it gets no seat.
+The words of a node that its wallet has revoked do not count, apart from its double votes, and it gets no seat.
 Statements of seats name the step, which names the value before it, so nobody can use them at another height.
 """
 
@@ -50,7 +50,7 @@ def merged_evidence(
 ) -> EntryEvidence:
     """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small.
 
-    What a revoked node says does not count, so it cannot displace the word of the node that the wallet has now.
+    The words of a revoked node do not count, so they cannot displace those of the node that the wallet has now.
     """
     if revoked:
         known, new = _without(revoked, known), _without(revoked, new)

@@ -206,7 +206,7 @@ class KnownPeers:
         return self._random.sample(strangers, min(len(strangers), missing, HANDSHAKES_AT_ONCE))
 
     def greet_again(self) -> None:
-        """Greet all connected peers as soon as possible: there is something to tell them."""
+        """Greet all connected peers as soon as possible: there is news for them."""
         self._due = {peer: due for peer, due in self._due.items() if due == inf}
 
     def note_begun(self, peer: NodeId) -> None:

@@ -40,7 +40,7 @@ def test_a_machine_is_named_by_the_end_of_its_id(neuroshard: Command, folder: Pa
     assert done.code == 0
     assert f"Node {STOLEN} may not act for wallet {WALLET.wallet_id[:8]} any more." in done.out
     assert "when your node runs" in done.out
-    assert "whoever has the token is your wallet" in done.out
+    assert "a thief with the token acts as your wallet" in done.out
     assert revoked_in(folder) == (STOLEN,)
     file = NodePaths.below(folder).revoked_nodes
     assert oct(file.stat().st_mode & 0o777) == "0o600"
