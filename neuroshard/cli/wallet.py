@@ -129,8 +129,8 @@ def revoke_node(
     typer.echo(f"Node {revoked} may not act for wallet {wallet.wallet_id[:8]} any more. {when}")
     typer.echo(
         "If the token was stored on that computer, for example by the wizard, this does not help: a thief with the "
-        "token acts as your wallet. Create a new one with `neuroshard wallet new`, and ask the owner of each run to end the "
-        f"old one: neuroshard run remove {wallet.wallet_id}"
+        "token acts as your wallet. Create a new one with `neuroshard wallet new`, and ask the owner of each run to "
+        f"end the old one: neuroshard run remove {wallet.wallet_id}"
     )
 
 

@@ -113,17 +113,14 @@ class Handshaker:
         network.reputation.report(peer, ScoreReason.GOOD_ANSWER)
         return message.addresses
 
-    def drop_revoked(self, known: int) -> int:
-        """After new revocations, forget the nodes that may not take part; return the number of changes so far.
+    @property
+    def news(self) -> int:
+        """Number of changes that all peers should hear of at once: revocations, in a run that is open to strangers.
 
-        Only in a run that is open to strangers: among friends the gossip of passes does it.
+        Among friends the gossip of passes carries them.
         """
         members = self._members
-        if members is None or members.named is None or members.changed.count == known:
-            return known
-        for node in members.refused_nodes():
-            self._membership.drop(node)
-        return members.changed.count
+        return 0 if members is None or members.named is None else members.changed.count
 
     def announcement(self) -> Announcement:
         """Return this node's announcement as of now."""
@@ -260,11 +257,11 @@ class Meeting:
 
     async def handshake_forever(self, network: Network) -> None:
         """Greet new connections. Ends with TransportClosedError when the network closes."""
-        known_peers, revocations = KnownPeers(self._random), 0
+        known_peers, told = KnownPeers(self._random), self._handshaker.news
         async with anyio.create_task_group() as tasks:
             while True:
-                before, revocations = revocations, self._handshaker.drop_revoked(revocations)
-                if revocations != before:
+                if self._handshaker.news != told:
+                    told = self._handshaker.news
                     known_peers.greet_again()
                 allowed = {peer for peer in network.transport.peers() if not network.reputation.is_banned(peer)}
                 for peer in known_peers.next_to_greet(allowed, anyio.current_time()):

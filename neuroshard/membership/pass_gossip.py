@@ -12,7 +12,6 @@ from msgspec import Struct, msgpack
 
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.membership.run_members import Papers, RunMembers
-from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import Network
 from neuroshard.types import NodeId, RunId, UnixSeconds
 
@@ -32,9 +31,8 @@ class PassNews(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 class PassGossip:
     """Says and hears passes and revocations, for one node in one run."""
 
-    def __init__(self, members: RunMembers, membership: Membership, run_id: RunId) -> None:
+    def __init__(self, members: RunMembers, run_id: RunId) -> None:
         self._members = members
-        self._membership = membership
         self._topic = f"passes/{run_id}/0"
 
     async def run(self, network: Network) -> None:
@@ -60,14 +58,12 @@ class PassGossip:
             await network.gossip.publish(self._topic, msgpack.encode(PassNews(self._members.now(), papers)))
 
     async def _follow_changes(self, network: Network) -> None:
-        """After a revocation, drop its nodes and pass it on at once."""
+        """Pass a revocation on at once."""
         changed = self._members.changed
         count = changed.count
         while True:
             await changed.wait(after=count)
             count = changed.count
-            for node in self._members.refused_nodes():
-                self._membership.drop(node)
             await self._say(network)
 
     async def _listen(self, network: Network) -> None:

@@ -482,6 +482,7 @@ def test_a_stolen_node_that_its_wallet_revoked_is_refused_by_all_for_ever(tmp_pa
         with anyio.fail_after(PAPERS_SECONDS + 5):
             while not (refuses(laptop, stolen) and refuses(friend, stolen)):
                 await anyio.sleep(0.5)
+        await anyio.sleep(1)
         assert not await in_view(friend)
         assert not await in_view(laptop)
         with pytest.raises(PeerRefusedError, match="has revoked node"):
@@ -534,6 +535,7 @@ def test_in_an_open_run_all_nodes_refuse_a_stolen_node_of_a_wallet_that_counts(t
         with anyio.fail_after(PAPERS_SECONDS + 10):
             while not all(refuses(each, stolen) for each in nodes):
                 await anyio.sleep(0.5)
+        await anyio.sleep(1)
         for each in nodes:
             assert not await reachable(each, stolen)
             assert not refuses(each, laptop)
