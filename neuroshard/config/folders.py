@@ -39,7 +39,6 @@ class NodePaths:
     checkpoints: Path
     logs: Path
     node_key: Path
-    revoked_nodes: Path
     api_secret: Path
 
     @classmethod
@@ -52,9 +51,13 @@ class NodePaths:
             checkpoints=data_dir / "checkpoints",
             logs=data_dir / "logs",
             node_key=data_dir / "keys" / "node-key",
-            revoked_nodes=data_dir / "keys" / "revoked-nodes.json",
             api_secret=data_dir / "api-secret",
         )
+
+    @property
+    def revoked_nodes(self) -> Path:
+        """The nodes that the wallet has revoked on this computer."""
+        return self.node_key.with_name("revoked-nodes.json")
 
 
 def expanded(path: str | Path) -> Path:
