@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from neuroshard.identity.backup import Identity
     from neuroshard.types import NodeId
 
-NODE_DIGITS = 8  # at the end of a node id, as `neuroshard machines` prints them
+LEAST_DIGITS = 6  # at the end of a node id: the dashboard shows so many, and `neuroshard machines` shows 8
 
 app = typer.Typer(help="Create, show, back up and restore a wallet, and revoke its nodes.", no_args_is_help=True)
 
@@ -86,7 +86,7 @@ def show_wallet(
 def revoke_node(
     node: Annotated[
         str,
-        typer.Argument(metavar="NODE", help="A node from `neuroshard machines`: its last 8 digits, or the whole id."),
+        typer.Argument(metavar="NODE", help="A node from `neuroshard machines`: its last digits, or the whole id."),
     ],
     token: TokenOption = None,
     token_file: TokenFile = None,
@@ -145,16 +145,17 @@ def _named_node(folder: Path, named: str, *, is_running: bool) -> NodeId:
     try:
         public_key_of(named)
     except ValueError:
+        end = named.rpartition("…")[2]  # as the dashboard shortens an id
         known = [one.node_id for one in stored_machines(folder)]
         if is_running:
             known += [one["node_id"] for one in connect(folder, None).get("/api/machines")["machines"]]
-        found = {node for node in known if len(named) >= NODE_DIGITS and node.endswith(named)}
+        found = {node for node in known if len(end) >= LEAST_DIGITS and node.endswith(end)}
         if len(found) == 1:
             return NodeId(found.pop())
         problem = "Several nodes of your wallet end" if found else "No node of your wallet that is known here ends"
         raise UsageError(
             f"{problem} with {named!r}.",
-            "`neuroshard machines` lists them while your node runs; give at least 8 digits, or the whole id.",
+            "`neuroshard machines` lists them while your node runs; give at least 6 digits, or the whole id.",
         ) from None
     return NodeId(named)
 

@@ -257,11 +257,11 @@ class Meeting:
 
     async def handshake_forever(self, network: Network) -> None:
         """Greet new connections. Ends with TransportClosedError when the network closes."""
-        known_peers, told = KnownPeers(self._random), self._handshaker.news
+        known_peers, reported = KnownPeers(self._random), self._handshaker.news
         async with anyio.create_task_group() as tasks:
             while True:
-                if self._handshaker.news != told:
-                    told = self._handshaker.news
+                if self._handshaker.news != reported:
+                    reported = self._handshaker.news
                     known_peers.greet_again()
                 allowed = {peer for peer in network.transport.peers() if not network.reputation.is_banned(peer)}
                 for peer in known_peers.next_to_greet(allowed, anyio.current_time()):
