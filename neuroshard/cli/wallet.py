@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from neuroshard.identity.backup import Identity
     from neuroshard.types import NodeId
 
-LEAST_DIGITS = 6  # at the end of a node id: the dashboard shows so many, and `neuroshard machines` shows 8
+LEAST_DIGITS = 6  # at the end of a node id: the dashboard shows 6, and `neuroshard machines` 8
 
 app = typer.Typer(help="Create, show, back up and restore a wallet, and revoke its nodes.", no_args_is_help=True)
 

@@ -462,8 +462,10 @@ class Matchmaking:
         here, found = {self._node_id, *self.responsive(now)}, list[Voter]()
         before, self.unheard = self.unheard, {}
         for seat in chain.ledger.committee.seats:
-            found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, seat.node_id in here))
-            if seat.node_id not in here:
+            # the votes of a revoked node do not count, also if it answers
+            votes = seat.node_id in here and (seat.wallet_id, seat.node_id) not in self._swarm.revoked
+            found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, votes))
+            if not votes:
                 self.unheard[seat.node_id] = before.get(seat.node_id, (chain.standing.height, now))
         return tuple(found)
 

@@ -342,6 +342,10 @@ class RoundStateMachine:
     def _is_fit(self, said: ProposalSaid) -> bool:
         """Whether a proposal without a lock has contributions that form a round, or only entries, and all are valid."""
         entries, setting = said.signed.body.entries, self.setting
+        if setting.revoked and any(
+            (one.member.wallet_id, one.member.node_id) in setting.revoked for one in said.intents
+        ):
+            return False
         if entries and entries_objection(
             setting.step, entries, said.evidence or EntryEvidence(), setting.reachable, setting.revoked
         ):

@@ -220,6 +220,28 @@ def test_the_seat_of_a_revoked_node_goes_to_the_new_node_of_its_wallet_at_once(m
     play(scenario)
 
 
+def test_a_revoked_node_that_still_answers_neither_votes_nor_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate may let it in: it has a pass of another wallet. Its messages name the wallet that has revoked it."""
+    new = new_node_of(B, monkeypatch)
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network)
+        for each in (a, c):
+            each.revoked = frozenset({(IDENTITIES[B].wallet_id, B)})
+        before = a.state.outer_step
+        await for_seconds(5 * DUE_SECONDS, a, b, c)
+        values = [each for each in a.group.chain.chain.recent if each.value.outer_step > before]  # type: ignore[union-attr]
+        assert values
+        assert B not in {member.node_id for each in values for member in each.signers}
+        assert B not in {node for each in values for node in each.value.accepted}
+        laptop = replace(b, name=new, book=InMemoryVoteLog(), store=InMemoryChainStore(), revoked=a.revoked)
+        laptop.follow(a)
+        await for_seconds(4 * DUE_SECONDS, a, b, c, laptop)
+        assert seated(a) == seated(c) == [A, new, C]
+
+    play(scenario)
+
+
 def test_a_revoked_node_gets_no_seat_back_although_its_wallet_keeps_delegating_to_it() -> None:
     """Its wish for a new vote log would move the seat to it: no seat supports that."""
 
