@@ -21,6 +21,7 @@ from neuroshard.types import NodeId
 from tests.worlds.replicas import (
     DUE_SECONDS,
     IDENTITIES,
+    NAMES,
     NOW,
     RUN,
     A,
@@ -238,6 +239,24 @@ def test_a_revoked_node_that_still_answers_neither_votes_nor_contributes(monkeyp
         laptop.follow(a)
         await for_seconds(4 * DUE_SECONDS, a, b, c, laptop)
         assert seated(a) == seated(c) == [A, new, C]
+
+    play(scenario)
+
+
+def test_seats_refuse_a_proposal_with_work_of_a_revoked_node() -> None:
+    """The proposer does not know of the revocation, or is a friend of the thief; the next one leaves the node out."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        stolen = NAMES[3]
+        replicas = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C, stolen))]
+        for informed in replicas[1:3]:
+            informed.revoked = frozenset({(IDENTITIES[stolen].wallet_id, stolen)})
+        await for_seconds(5 * DUE_SECONDS, *replicas)
+        chain = replicas[0].group.chain.chain
+        assert chain is not None
+        values = [each.value for each in chain.recent]
+        assert values
+        assert {stolen}.isdisjoint(node for value in values for node in value.accepted)
 
     play(scenario)
 
