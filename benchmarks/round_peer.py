@@ -148,6 +148,10 @@ class Peer:
     def is_removed(self, wallet: WalletId) -> bool:
         raise NotImplementedError
 
+    @property
+    def revoked(self) -> frozenset[tuple[WalletId, NodeId]]:
+        return frozenset()
+
     def sequences_due(self, members: int) -> int:
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""`neuroshard wallet`: make a wallet phrase, show the wallet of a token, back up an identity and restore it."""
+"""`neuroshard wallet`: make a wallet phrase, show a token's wallet, revoke a node, back up and restore an identity."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from neuroshard.cli.options import AsJson, DataDir, TokenFile, given
 
 if TYPE_CHECKING:
     from neuroshard.identity.backup import Identity
+    from neuroshard.types import NodeId
 
+LEAST_DIGITS = 6  # at the end of a node id: the dashboard shows 6, and `neuroshard machines` 8
 
-app = typer.Typer(help="Create, show, back up and restore a wallet.", no_args_is_help=True)
+app = typer.Typer(help="Create, show, back up and restore a wallet, and revoke its nodes.", no_args_is_help=True)
 
 TokenOption = Annotated[
     str | None, typer.Option("--token", metavar="TOKEN", help="The token; NEUROSHARD_TOKEN is safer.")
@@ -78,6 +80,84 @@ def show_wallet(
             typer.echo(f"{name:12} {value or 'none yet: the first start creates it'}")
     for warning in warnings:
         typer.echo(f"Warning: {warning}", err=True)
+
+
+@app.command("revoke")
+def revoke_node(
+    node: Annotated[
+        str,
+        typer.Argument(metavar="NODE", help="A node from `neuroshard machines`: its last digits, or the whole id."),
+    ],
+    token: TokenOption = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a node of your wallet, for ever: use this when a computer or its node key was stolen.
+
+    All nodes of your runs then refuse it: it joins nothing, gets no data, and its contributions and votes do not count.
+    Another node of your wallet takes over its right to vote. A computer that you find again can take part with a new
+    node key.
+
+    This does not protect your token. If the thief has it, too, your wallet is lost: create a new one.
+    """
+    from neuroshard.cli.invitations import node_status
+    from neuroshard.config.loading import load_settings
+    from neuroshard.errors import UsageError
+    from neuroshard.host.identity import StoredRevocations, wallet_of
+    from neuroshard.identity import NodeKey
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    wallet, folder, key = wallet_of(loaded)[0], loaded.settings.data_dir, loaded.settings.paths.node_key
+    status = node_status(folder)
+    revoked = _named_node(folder, node, is_running=status is not None)
+    if key.exists() and NodeKey.load_or_create(key).node_id == revoked:
+        raise UsageError(
+            "This is the node of this computer.",
+            f"If its key was copied: stop the node, move {key} away, start again, and repeat this command.",
+        )
+    if status is not None and status["wallet_id"] != wallet.wallet_id:
+        raise UsageError(
+            f"The token is that of wallet {wallet.wallet_id[:8]}, and your node uses {status['wallet_id'][:8]}.",
+            "Use the token of the wallet that the node was stolen from, and the data folder of one of its nodes.",
+        )
+    is_new = StoredRevocations(folder).revoke(wallet, revoked)
+    if as_json:
+        typer.echo(json.dumps({"node_id": revoked, "wallet_id": wallet.wallet_id, "is_new": is_new}))
+        return
+    when = "Others are informed within a minute." if status else "Others are informed when your node runs."
+    typer.echo(f"Node {revoked} may not act for wallet {wallet.wallet_id[:8]} any more. {when}")
+    typer.echo(
+        "If the token was stored on that computer, for example by the wizard, this does not help: a thief with the "
+        "token acts as your wallet. Create a new one with `neuroshard wallet new`, and ask the owner of each run to "
+        f"end the old one: neuroshard run remove {wallet.wallet_id}"
+    )
+
+
+def _named_node(folder: Path, named: str, *, is_running: bool) -> NodeId:
+    """The node with this id, or the one in the list of machines whose id ends so. Raises UsageError."""
+    from neuroshard.cli.client import connect
+    from neuroshard.errors import UsageError
+    from neuroshard.identity import public_key_of
+    from neuroshard.node.own_machines import stored_machines
+    from neuroshard.types import NodeId
+
+    try:
+        public_key_of(named)
+    except ValueError:
+        end = named.rpartition("…")[2]  # as the dashboard shortens an id
+        known = [one.node_id for one in stored_machines(folder)]
+        if is_running:
+            known += [one["node_id"] for one in connect(folder, None).get("/api/machines")["machines"]]
+        found = {node for node in known if len(end) >= LEAST_DIGITS and node.endswith(end)}
+        if len(found) == 1:
+            return NodeId(found.pop())
+        problem = "Several nodes of your wallet end" if found else "No node of your wallet that is known here ends"
+        raise UsageError(
+            f"{problem} with {named!r}.",
+            "`neuroshard machines` lists them while your node runs; give at least 6 digits, or the whole id.",
+        ) from None
+    return NodeId(named)
 
 
 @app.command("backup")

@@ -54,6 +54,11 @@ class NodePaths:
             api_secret=data_dir / "api-secret",
         )
 
+    @property
+    def revoked_nodes(self) -> Path:
+        """The nodes that the wallet has revoked on this computer."""
+        return self.node_key.with_name("revoked-nodes.json")
+
 
 def expanded(path: str | Path) -> Path:
     """Expand ~ and ~user in a path. Raises UsageError for a NUL character or an unknown home folder."""

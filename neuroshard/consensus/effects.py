@@ -15,6 +15,7 @@ from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import GroupMember
 from neuroshard.consensus.round_messages import MAX_MEMBERS, AnyBody, Message, Phase, Quorum, VerifiedBody, Vote
 from neuroshard.consensus.slices import Block, Encoded, SlicePlan, digest_of
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.types import NodeId
 
@@ -90,6 +91,7 @@ class RoundConfig:
     may_vote: bool = True  # False: this node does not know which votes it has sent
     invited: frozenset[NodeId] = frozenset()  # strangers that may join and get this member's intent
     newcomer_seconds: float = inf  # for which the step waits for what members that do not count send
+    revoked: RevokedPairs = frozenset()  # these nodes get no seat; it may grow during the step
     secret: bytes = b""  # random, for the choice of what this node checks
     # of an own contribution, for the audits of others; None: its blocks cannot be decoded alone
     excerpts: Callable[[Sequence[Encoded], Sequence[Block]], bytes] | None = None

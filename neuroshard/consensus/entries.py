@@ -6,11 +6,13 @@
     Remove    Silence statements of a quorum for this step: the seat does not answer, or the owner removed its wallet.
               Among strangers also the ledger: the owner names the wallet no more, or few aggregates contain its work
     Expel     two votes of the seat in one phase and view, where strangers may take part
-    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new
+    MoveKey   a VotingKey that a node of the seat's wallet signed for this step: its vote log is new, or the other node
+              of the wallet is gone or revoked
     Trust     a statement of the owner with a greater number than the last one in the chain
     Bar       ReducerFaults of a quorum for this step, which name the node
     NameHeir  none that others can check: only a step of the only seat alone carries it
 
+The words of a node that its wallet has revoked do not count, apart from its double votes, and it gets no seat.
 Statements of seats name the step, which names the value before it, so nobody can use them at another height.
 """
 
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+
+from msgspec import structs
 
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import (
@@ -35,13 +39,21 @@ from neuroshard.consensus.committee import (
     Trust,
 )
 from neuroshard.consensus.foundation import SignedFoundation
-from neuroshard.consensus.round_messages import EntryEvidence
+from neuroshard.consensus.round_messages import AnyBody, EntryEvidence, VerifiedBody
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import NodeId, WalletId
 
 
-def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> EntryEvidence:
-    """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small."""
+def merged_evidence(
+    step: Step, known: EntryEvidence, new: EntryEvidence, revoked: RevokedPairs = frozenset()
+) -> EntryEvidence:
+    """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small.
+
+    The words of a revoked node do not count, so they cannot displace those of the node that the wallet has now.
+    """
+    if revoked:
+        known, new = _without(revoked, known), _without(revoked, new)
     seats = step.committee.members
     leave_requests = {
         one.member: one for one in (*new.leave_requests, *known.leave_requests) if one.body.step_id == step.id
@@ -64,10 +76,12 @@ def merged_evidence(step: Step, known: EntryEvidence, new: EntryEvidence) -> Ent
     )
 
 
-def supported_entries(step: Step, evidence: EntryEvidence, reachable: Collection[NodeId]) -> tuple[Entry, ...]:
+def supported_entries(
+    step: Step, evidence: EntryEvidence, reachable: Collection[NodeId], revoked: RevokedPairs = frozenset()
+) -> tuple[Entry, ...]:
     """The entries that a proposer puts into the next value: all that are valid together, in a fixed order."""
     chosen = list[Entry]()
-    for group in _candidates(step, evidence):
+    for group in _candidates(step, evidence, revoked):
         try:
             after = _committee_after(step, [*chosen, *group])
         except InvalidEntryError:
@@ -78,15 +92,19 @@ def supported_entries(step: Step, evidence: EntryEvidence, reachable: Collection
 
 
 def entries_objection(
-    step: Step, entries: Sequence[Entry], evidence: EntryEvidence, reachable: Collection[NodeId]
+    step: Step,
+    entries: Sequence[Entry],
+    evidence: EntryEvidence,
+    reachable: Collection[NodeId],
+    revoked: RevokedPairs = frozenset(),
 ) -> str:
     """The reason not to vote for a value with these entries; "" for none.
 
     A seat refuses a change after which the committee could not decide: the seats that remain must be reachable. This
     is a condition for the first vote only. A certificate never depends on it, so a change that a quorum has locked
-    always completes.
+    always completes. The same is true of a seat for a node that its wallet has revoked: this node supports it no more.
     """
-    supported = {entry for group in _candidates(step, evidence) for entry in group}
+    supported = {entry for group in _candidates(step, evidence, revoked) for entry in group}
     unsupported = [entry for entry in entries if entry not in supported]
     if unsupported:
         return f"its entry has no evidence: {type(unsupported[0]).__name__.lower()}"
@@ -106,9 +124,12 @@ def _committee_after(step: Step, entries: Sequence[Entry]) -> Committee:
     return step.ledger.with_entries(entries, EntryRules(step.height, step.owner)).committee
 
 
-def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]]:
+def _candidates(step: Step, evidence: EntryEvidence, revoked: RevokedPairs) -> Iterable[Sequence[Entry]]:
     """Every entry that has evidence, valid or not, in groups of which all or none enter the value."""
     committee, admissions = step.committee, step.ledger.due_admissions()
+    if revoked:
+        evidence = _without(revoked, evidence)
+        admissions = tuple(each for each in admissions if (each.wallet_id, each.node_id) not in revoked)
     for signed in evidence.leave_requests:
         if signed.body.step_id == step.id and signed.member in committee.members:
             yield (Leave(signed.member.wallet_id),)
@@ -126,6 +147,24 @@ def _candidates(step: Step, evidence: EntryEvidence) -> Iterable[Sequence[Entry]
             yield (Remove(wallet), *admissions[:1])  # a seat that may not be missing is replaced in the same value
     yield from ((bar,) for bar in _faulty_reducers(step, evidence))
     yield from _admitted(committee, admissions)
+
+
+def _without(revoked: RevokedPairs, evidence: EntryEvidence) -> EntryEvidence:
+    """The evidence without the words of revoked nodes.
+
+    Double votes stay: otherwise a liar could vote twice, revoke its node, and vote on with the next one.
+    """
+
+    def said(words: Sequence[VerifiedBody[AnyBody]]) -> tuple[VerifiedBody[AnyBody], ...]:
+        return tuple(one for one in words if (one.member.wallet_id, one.member.node_id) not in revoked)
+
+    return structs.replace(
+        evidence,
+        leave_requests=said(evidence.leave_requests),
+        silences=said(evidence.silences),
+        keys=said(evidence.keys),
+        faults=said(evidence.faults),
+    )
 
 
 def _admitted(committee: Committee, admissions: Sequence[Admit]) -> Iterable[Sequence[Admit]]:

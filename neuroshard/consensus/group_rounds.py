@@ -216,7 +216,7 @@ class GroupRounds:
         look = Look(self.replica_status(), others, self._present_step(), now)
         self._absent = self._matchmaking.obstacle(look.step, now)
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
-        is_asked = self._matchmaking.unheard or self.actor.failed or not self.seats.may_vote
+        is_asked = self._matchmaking.unheard or self.actor.failed or not self.seats.may_vote or self._swarm.revoked
         if look.step and (is_asked or look.step.committee.is_open):
             await self.seats.look(look.step, self._matchmaking, now)
         ahead = self._matchmaking.ahead(self.chain.ledger, look)
@@ -465,6 +465,7 @@ class GroupRounds:
             self._replica.outer.measured_candidates(),
             self._most_members,
             self.seats.may_vote,
+            revoked=self._swarm.revoked,
             secret=token_bytes(32),
             excerpts=None if is_sparse(work.codec) else work.excerpts,
         )

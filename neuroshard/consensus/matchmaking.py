@@ -27,6 +27,7 @@ from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import VerifiedBody
 from neuroshard.consensus.sync_strategies import Abandoned, StageRounds
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.optim.outer import CertifiedWork
 from neuroshard.state.outer_state import round_is_due
 from neuroshard.state.replica_status import ReplicaStatus
@@ -121,6 +122,11 @@ class RunSwarm(Protocol):
 
     def is_removed(self, wallet: WalletId) -> bool:
         """Whether the owner has ended the membership of a wallet."""
+        ...
+
+    @property
+    def revoked(self) -> RevokedPairs:
+        """Nodes that may not act for these wallets any more: the wallets have revoked them."""
         ...
 
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
@@ -456,8 +462,10 @@ class Matchmaking:
         here, found = {self._node_id, *self.responsive(now)}, list[Voter]()
         before, self.unheard = self.unheard, {}
         for seat in chain.ledger.committee.seats:
-            found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, seat.node_id in here))
-            if seat.node_id not in here:
+            # the votes of a revoked node do not count, also if it answers
+            votes = seat.node_id in here and (seat.wallet_id, seat.node_id) not in self._swarm.revoked
+            found.append(Voter(seat.node_id, seat.wallet_id, seat.wallet_id == chain.owner, votes))
+            if not votes:
                 self.unheard[seat.node_id] = before.get(seat.node_id, (chain.standing.height, now))
         return tuple(found)
 

@@ -175,7 +175,9 @@ class RoundStateMachine:
 
     def add_evidence(self, evidence: EntryEvidence, now: float) -> list[Effect]:
         """Keep evidence for entries; the proposer of this view proposes a value that carries only entries."""
-        self._evidence = merged_evidence(self.setting.step, self._evidence or EntryEvidence(), evidence)
+        self._evidence = merged_evidence(
+            self.setting.step, self._evidence or EntryEvidence(), evidence, self.setting.revoked
+        )
         if self.voting.completed is not None or self.views.has_proposal or self._exchange is not None:
             return []
         if self.has_entered and not evidence.leave_requests:
@@ -291,7 +293,8 @@ class RoundStateMachine:
             return ()
         if self.views.view >= len(step.seats):
             return ()  # each proposer has had its turn: seats that see different nodes may refuse different changes
-        return supported_entries(step, self._evidence or EntryEvidence(), self.setting.reachable)
+        setting = self.setting
+        return supported_entries(step, self._evidence or EntryEvidence(), setting.reachable, setting.revoked)
 
     def _say_proposal(self, intents: tuple[VerifiedBody[Intent], ...], lock: Quorum | None, now: float) -> list[Effect]:
         step, views = self.setting.step, self.views
@@ -338,9 +341,13 @@ class RoundStateMachine:
 
     def _is_fit(self, said: ProposalSaid) -> bool:
         """Whether a proposal without a lock has contributions that form a round, or only entries, and all are valid."""
-        entries = said.signed.body.entries
+        entries, setting = said.signed.body.entries, self.setting
+        if setting.revoked and any(
+            (one.member.wallet_id, one.member.node_id) in setting.revoked for one in said.intents
+        ):
+            return False
         if entries and entries_objection(
-            self.setting.step, entries, said.evidence or EntryEvidence(), self.setting.reachable
+            setting.step, entries, said.evidence or EntryEvidence(), setting.reachable, setting.revoked
         ):
             return False
         return self.views.are_fit(said.intents, said.signed.body.view) if said.intents else bool(entries)

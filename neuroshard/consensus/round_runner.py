@@ -152,6 +152,7 @@ class RoundRunner:
         self.failed: FailedReducers | None = None  # in the newest step that this node took part in
         self._replica = replica
         self._book, self._chain, self._asking, self._offload = around.book, chain, asking, around.offload
+        self._swarm = around.swarm
         self._on_call = heard
         self._running: _Running | None = None
         self._begun = Signal()
@@ -335,10 +336,15 @@ class RoundRunner:
             _LOG.info("Node %s sent a message that cannot be read: %s", sender, error)
             self._asking.report(sender, ScoreReason.MALFORMED_FRAME)
             return
-        author = message.signed.member.node_id if isinstance(message, AuthoredMessage) else sender
-        if author != sender and not isinstance(message, StatementSaid):
-            self._asking.report(sender, ScoreReason.FOREIGN_CLAIM)
-            return
+        if isinstance(message, AuthoredMessage):
+            author = message.signed.member
+            if author.node_id != sender and not isinstance(message, StatementSaid):
+                self._asking.report(sender, ScoreReason.FOREIGN_CLAIM)
+                return
+            # the gate may know the node by another wallet, which may take part
+            if (author.wallet_id, author.node_id) in self._swarm.revoked:
+                _LOG.info("A message of node %s is ignored: wallet %s has revoked it.", sender, author.wallet_id[:8])
+                return
         await self._help(sender, message)
         if isinstance(message, _KEPT):
             self._heard.keep(sender, message, sum(map(len, pieces)), counts=self.mail.counts(sender))

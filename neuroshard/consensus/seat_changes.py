@@ -3,7 +3,8 @@
 the node                              asks the seats for             which happens
 shuts down                            its leave                      at once, in a value without an aggregate
 has lost its vote log                 its seat with a new log        with the next aggregate
-replaces the wallet's silent node     the seat for itself            with the next aggregate
+replaces the wallet's silent node,    the seat for itself            with the next aggregate
+or one that the wallet has revoked
 misses a seat for long                the removal of that seat       with the next aggregate, if a quorum agrees
 knows that the owner named wallets    the owner's list               with the next aggregate
 gets no or false results of a node    that it reduces nothing        with the next aggregate, if a quorum agrees
@@ -82,14 +83,14 @@ class SeatChanges:
         await self.open_log(step)
         silent, removed, word = matchmaking.silent_seats(step, now), self._removed(step), self._newer_word(step)
         faults = self._faults(step)
-        is_settled = self.may_vote and not silent and not removed and not faults and word is None
+        wants_seat = self._wants_seat(step, silent)
+        is_settled = not wants_seat and not silent and not removed and not faults and word is None
         if self._asked_at == step.id or is_settled:
             return
         self._asked_at = step.id
         gone = [*removed, *(silent if len(step.committee.seats) >= LEAST_SEATS else ())]
-        evidence = EntryEvidence(
-            silences=self._silences(step, gone), keys=self._keys(step, silent), word=word, faults=faults
-        )
+        keys = (self._swarm.sign(VotingKey(step.id)),) if wants_seat else ()
+        evidence = EntryEvidence(silences=self._silences(step, gone), keys=keys, word=word, faults=faults)
         if evidence != EntryEvidence():
             self._actor.keep(self._member.node_id, EvidenceSaid(evidence))
             self._actor.notify(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
@@ -121,10 +122,11 @@ class SeatChanges:
         is_seated = self._member in step.committee.members
         return tuple(self._swarm.sign(Silence(step.id, wallet)) for wallet in wallets) if is_seated else ()
 
-    def _keys(self, step: Step, silent: Sequence[Seat]) -> tuple[VerifiedBody[VotingKey], ...]:
-        """This node's wish to vote with a new log, or for the seat of its wallet whose other node is gone."""
-        is_gone = self._member.wallet_id in {seat.wallet_id for seat in silent}
-        return (self._swarm.sign(VotingKey(step.id)),) if is_gone or not self.may_vote else ()
+    def _wants_seat(self, step: Step, silent: Sequence[Seat]) -> bool:
+        """Whether this node asks to vote with a new log, or for the seat of its wallet whose other node is gone."""
+        own = step.committee.seat_of(self._member.wallet_id)
+        is_revoked = own is not None and (own.wallet_id, own.node_id) in self._swarm.revoked
+        return is_revoked or own in silent or not self.may_vote
 
     async def leave(self, free_step: Callable[[], RoundSetting | None]) -> bool:
         """Give this node's seat up before it goes, so that the others need no vote of it.

@@ -1,4 +1,4 @@
-"""Wallet and node identity of a data folder, and the sealed file that backs them up."""
+"""Wallet and node identity of a data folder, the nodes that the wallet has revoked, and the sealed backup file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.loading import LoadedSettings, load_settings, read_token
 from neuroshard.config.saving import TOKEN_FILE, save_settings
-from neuroshard.config.state_file import read_bounded, sync_folder, write_atomically
-from neuroshard.errors import ConflictError, NeuroShardError, StorageError
-from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token
+from neuroshard.config.state_file import StateFile, read_bounded, sync_folder, write_atomically
+from neuroshard.errors import ConflictError, DataError, NeuroShardError, StorageError, UsageError
+from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Wallet, parse_token, public_key_of
 from neuroshard.identity.backup import MAX_BACKUP_BYTES, Identity, seal, unseal
 from neuroshard.identity.claims import DELEGATION_SECONDS
 from neuroshard.identity.node_key import MAX_KEY_FILE_BYTES
+from neuroshard.identity.node_revocations import (
+    MOST_SIGNED,
+    NodeRevocationBytes,
+    RevokedNodes,
+    sign_node_revocation,
+)
+from neuroshard.types import NodeId
+
+IF_DAMAGED = "It names the nodes that you have revoked: restore it, or delete it and revoke them again."
+MAX_SIGNED_HERE = 4 * MOST_SIGNED  # of all wallets with which this data folder was used
 
 
 def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
@@ -29,10 +42,71 @@ def wallet_of(loaded: LoadedSettings) -> tuple[Wallet, str, tuple[str, ...]]:
 
 
 def node_identity(wallet: Wallet, data_dir: Path) -> NodeIdentity:
-    """Return this node's identity: its own key, created on the first start, and a delegation that the wallet renews."""
-    key = NodeKey.load_or_create(NodePaths.below(data_dir).node_key)
+    """Return this node's identity: its own key, created on the first start, and a delegation that the wallet renews.
+
+    Raises ConflictError if the wallet has revoked this key, and StorageError.
+    """
+    file = NodePaths.below(data_dir).node_key
+    key = NodeKey.load_or_create(file)
+    if StoredRevocations(data_dir).revoked().has(key.node_id, wallet.wallet_id):
+        raise ConflictError(
+            f"Your wallet has revoked this computer's node {key.node_id}.",
+            f"Move {file} away: the next start creates a new key.",
+        )
     delegation = Delegation.issue(wallet, key.public_key, expires_at=time.time() + DELEGATION_SECONDS)
     return NodeIdentity(wallet.wallet_id, key.node_id, key, delegation, wallet)
+
+
+class SignedRevocations(Struct, frozen=True):
+    """The statements about revoked nodes that were signed on this computer."""
+
+    signed: Annotated[tuple[NodeRevocationBytes, ...], Meta(max_length=MAX_SIGNED_HERE)] = ()
+
+
+class StoredRevocations:
+    """The nodes that wallets have revoked on this computer. A running node reads the file again and passes it on."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._file = StateFile(
+            NodePaths.below(data_dir).revoked_nodes,
+            SignedRevocations,
+            "fail",
+            IF_DAMAGED,
+            max_bytes=MAX_SIGNED_HERE * 512,
+            data_dir=data_dir,
+        )
+
+    def read(self) -> tuple[bytes, ...]:
+        """The signed statements. Raises StorageError."""
+        return (self._file.read() or SignedRevocations()).signed
+
+    def revoked(self) -> RevokedNodes:
+        """The nodes that the statements revoke, of every wallet. Raises StorageError."""
+        revoked = RevokedNodes()
+        try:
+            for data in self.read():
+                revoked.learn(data, lambda _: True)
+        except DataError as error:
+            raise StorageError(f"{self._file.path} is damaged: {error.message}", IF_DAMAGED) from None
+        return revoked
+
+    def revoke(self, wallet: Wallet, node: NodeId) -> bool:
+        """Sign and store that a node may not act for the wallet any more. Returns False if that is known already.
+
+        Raises UsageError if the wallet has revoked too many, and StorageError.
+        """
+        with self._file.alone():
+            signed, revoked = self.read(), self.revoked()
+            if revoked.has(node, wallet.wallet_id):
+                return False
+            if len(revoked.nodes_of(wallet.wallet_id)) >= MOST_SIGNED or len(signed) >= MAX_SIGNED_HERE:
+                raise UsageError(
+                    f"The wallet has revoked {MOST_SIGNED} nodes, the most that it can.",
+                    "Create a new wallet with `neuroshard wallet new`, and ask for an invitation for it.",
+                )
+            new = sign_node_revocation(wallet, public_key_of(node))
+            self._file.write(SignedRevocations((*signed, new)))
+        return True
 
 
 def back_up(loaded: LoadedSettings, file: Path, passphrase: Callable[[], str]) -> Identity:

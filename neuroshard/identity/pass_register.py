@@ -25,7 +25,7 @@ class PassRegister:
         """`owner` is the public key that signed the run."""
         self.run_id = run_id
         self.owner = owner
-        self._owner_id = wallet_id_of(owner)
+        self.owner_id = wallet_id_of(owner)
         self._passes: dict[WalletId, MemberPass] = {}
         self._used: dict[bytes, set[WalletId]] = {}  # by the key of the invitation
         self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation or the wallet, or the place
@@ -95,7 +95,7 @@ class PassRegister:
 
     def refusal(self, wallet: WalletId) -> str:
         """The reason why a wallet may not take part; "" if it may."""
-        if wallet == self._owner_id:
+        if wallet == self.owner_id:
             return ""
         known = self._passes.get(wallet)
         if known is None:

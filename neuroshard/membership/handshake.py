@@ -48,7 +48,7 @@ class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
     announcement: Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]  # signed
     report: Annotated[bytes, Meta(max_length=MAX_REPORT_BYTES)] | None  # signed; None before the first one
     addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_SHARED_ADDRESSES)]  # of other nodes
-    papers: Papers = Papers()  # that the sender vouches for, among friends
+    papers: Papers = Papers()  # that the sender vouches for
 
 
 HANDSHAKE_LIMITS = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES, message=HandshakeMessage)
@@ -76,7 +76,7 @@ class Handshaker:
         now: Callable[[], float] = time.time,
         random: Random,
     ) -> None:
-        """`members` decides in a run of friends; None: any node may take part."""
+        """`members` decides who may take part; None: any node."""
         self._identity = identity
         self._members = members
         self._membership = membership
@@ -112,6 +112,15 @@ class Handshaker:
         self._hear(network, peer, message)
         network.reputation.report(peer, ScoreReason.GOOD_ANSWER)
         return message.addresses
+
+    @property
+    def news(self) -> int:
+        """Number of changes that all peers should hear of at once: revocations, in a run that is open to strangers.
+
+        Among friends the gossip of passes carries them.
+        """
+        members = self._members
+        return 0 if members is None or members.named is None else members.changed.count
 
     def announcement(self) -> Announcement:
         """Return this node's announcement as of now."""
@@ -193,6 +202,10 @@ class KnownPeers:
         missing = max(0, WANTED_PEERS - len(self._known.difference(strangers)))
         return self._random.sample(strangers, min(len(strangers), missing, HANDSHAKES_AT_ONCE))
 
+    def greet_again(self) -> None:
+        """Greet all connected peers as soon as possible: there is news for them."""
+        self._due = {peer: due for peer, due in self._due.items() if due == inf}
+
     def note_begun(self, peer: NodeId) -> None:
         """Record that a greeting has begun: the peer counts as known until the result is clear."""
         self._due[peer] = inf
@@ -244,9 +257,12 @@ class Meeting:
 
     async def handshake_forever(self, network: Network) -> None:
         """Greet new connections. Ends with TransportClosedError when the network closes."""
-        known_peers = KnownPeers(self._random)
+        known_peers, reported = KnownPeers(self._random), self._handshaker.news
         async with anyio.create_task_group() as tasks:
             while True:
+                if self._handshaker.news != reported:
+                    reported = self._handshaker.news
+                    known_peers.greet_again()
                 allowed = {peer for peer in network.transport.peers() if not network.reputation.is_banned(peer)}
                 for peer in known_peers.next_to_greet(allowed, anyio.current_time()):
                     known_peers.note_begun(peer)

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from neuroshard.errors import DataError
 from neuroshard.identity import Delegation, KnownDelegations, NodeIdentity, Signed, Signer
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS, DelegationGrant, MalformedClaimError, sign_message
+from neuroshard.identity.node_revocations import RevokedNodes, revoked_sentence
 from neuroshard.messages import FrameLimits
 from neuroshard.network.transport import RequestRefusedError
 from neuroshard.status.machines import MAX_SENTENCE_CHARACTERS, MachineStatus
@@ -78,6 +79,7 @@ class WalletOrders:
     wallet: Signer = field(repr=False)
     identity: NodeIdentity
     newest: OrderMark  # of the orders that this node has accepted, its own included
+    revoked_nodes: RevokedNodes = field(default_factory=RevokedNodes)
     _known: KnownDelegations = field(default_factory=KnownDelegations, init=False)
 
     def request(self, kind: OrderKind, receiver: NodeId, number: int, now: float) -> MachineRequest:
@@ -131,6 +133,8 @@ class WalletOrders:
                 raise RequestRefusedError("This node answers machines of its own wallet only.")
             if delegation.node_id != node:
                 raise RequestRefusedError("The delegation is that of another node.")
+            if self.revoked_nodes.has(node, self.identity.wallet_id):
+                raise RequestRefusedError(revoked_sentence(node, self.identity.wallet_id))
             delegation.verify(now, self._known)
         except MalformedClaimError:
             raise RequestRefusedError("The delegation cannot be read.") from None

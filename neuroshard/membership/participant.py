@@ -57,7 +57,7 @@ class Participant:
     ) -> None:
         """`claim_bytes` bounds the memory of the claims that were read and of the known announcements.
 
-        `members` decides in a run of friends; None: any node may take part.
+        `members` decides who may take part; None: any node.
         """
         chance = random or Random()  # noqa: S311 - when to speak and to whom, no secrets
         topic = report_topic(run_id)
@@ -70,10 +70,11 @@ class Participant:
             ClaimIntake(REPORT_RULES, run_id, now, reported, members=members, clock_skew=skew),
         )
         self._coverage = coverage
+        self._members = members
         self._handshaker = Handshaker(
             identity, self.membership, self.intakes, words.announcement, members, now=now, random=chance
         )
-        self._papers = None if members is None else PassGossip(members, self.membership, run_id)
+        self._papers = None if members is None or members.named is not None else PassGossip(members, run_id)
         self._reporter = Reporter(
             identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
         )
@@ -105,8 +106,18 @@ class Participant:
             tasks.start_soon(self._failure_detector.watch_forever, network)
             tasks.start_soon(self._meeting.handshake_forever, network)
             tasks.start_soon(self._meeting.announce_forever, network)
+            if self._members is not None:
+                tasks.start_soon(self._drop_refused, self._members)
             if self._papers is not None:
                 tasks.start_soon(self._papers.run, network)
+
+    async def _drop_refused(self, members: RunMembers) -> None:
+        """After a revocation, forget the nodes that may not take part any more."""
+        while True:
+            count = members.changed.count
+            for node in members.refused_nodes():
+                self.membership.drop(node)
+            await members.changed.wait(after=count)
 
     def status(self, network: Network | None) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
         """Return the peers and the totals of all nodes, for the snapshot."""

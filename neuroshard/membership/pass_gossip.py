@@ -12,7 +12,6 @@ from msgspec import Struct, msgpack
 
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.membership.run_members import Papers, RunMembers
-from neuroshard.membership.swarm_view import Membership
 from neuroshard.network import Network
 from neuroshard.types import NodeId, RunId, UnixSeconds
 
@@ -23,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class PassNews(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sender's own pass, if it needs one, and the newest revocations that it knows."""
+    """The sender's own pass, if it needs one, and the newest revocations of each kind that it knows."""
 
     said_at: UnixSeconds  # makes a repetition another message, which gossip carries again
     papers: Papers
@@ -32,9 +31,8 @@ class PassNews(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 class PassGossip:
     """Says and hears passes and revocations, for one node in one run."""
 
-    def __init__(self, members: RunMembers, membership: Membership, run_id: RunId) -> None:
+    def __init__(self, members: RunMembers, run_id: RunId) -> None:
         self._members = members
-        self._membership = membership
         self._topic = f"passes/{run_id}/0"
 
     async def run(self, network: Network) -> None:
@@ -53,23 +51,20 @@ class PassGossip:
             await self._say(network)
 
     async def _say(self, network: Network) -> None:
-        own, revocations = self._members.own_pass, self._members.register.revocations()
-        papers = Papers(() if own is None else (own,), revocations[-MAX_REVOCATIONS_SAID:])
+        own, known = self._members.own_pass, self._members.papers()
+        newest = known.revocations[-MAX_REVOCATIONS_SAID:], known.revoked_nodes[-MAX_REVOCATIONS_SAID:]
+        papers = Papers(() if own is None else (own,), *newest)
         if papers != Papers():
             await network.gossip.publish(self._topic, msgpack.encode(PassNews(self._members.now(), papers)))
 
     async def _follow_changes(self, network: Network) -> None:
-        """After a revocation, drop its nodes and pass it on at once."""
-        changed, known = self._members.changed, len(self._members.register.revocations())
+        """Pass a revocation on at once."""
+        changed = self._members.changed
+        count = changed.count
         while True:
-            count = changed.count
-            revoked = len(self._members.register.revocations())
-            if revoked != known:
-                known = revoked
-                for node in self._members.refused_nodes():
-                    self._membership.drop(node)
-                await self._say(network)
             await changed.wait(after=count)
+            count = changed.count
+            await self._say(network)
 
     async def _listen(self, network: Network) -> None:
         def check(sender: NodeId, data: bytes) -> bool:

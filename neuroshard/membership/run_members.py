@@ -1,20 +1,28 @@
-"""The members of a run of friends, as one node sees them: the wallet behind each node, and the passes of the wallets.
+"""The members of a run, as one node sees them: the wallet behind each node, and the passes of the wallets.
 
-The membership gate asks here for every request. Nodes become known by the claims that they sign.
+Among friends a node is refused if its wallet has no valid pass. In every run it is refused if its wallet has revoked
+it. The membership gate asks here for every request. Nodes become known by the claims that they sign.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.invitations import InvitationError, PassBytes, RevocationBytes
+from neuroshard.identity.node_revocations import (
+    MAX_NODE_REVOCATIONS,
+    NodeRevocationBytes,
+    RevokedNodes,
+    revoked_sentence,
+)
 from neuroshard.identity.pass_register import ASK_FOR_ONE, MAX_MEMBERS, MAX_REVOCATIONS, PassRegister
 from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import Signal
@@ -24,28 +32,29 @@ _LOG = logging.getLogger(__name__)
 
 
 class Papers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Passes and signed revocations, as they are stored and sent."""
+    """Passes, and signed revocations of passes and nodes, as they are stored and sent."""
 
     passes: Annotated[tuple[PassBytes, ...], Meta(max_length=MAX_MEMBERS)] = ()
     revocations: Annotated[tuple[RevocationBytes, ...], Meta(max_length=MAX_REVOCATIONS)] = ()
+    revoked_nodes: Annotated[tuple[NodeRevocationBytes, ...], Meta(max_length=MAX_NODE_REVOCATIONS)] = ()
 
     def part(self, max_bytes: int, random: Random) -> Papers:
         """Random papers of at most `max_bytes`, revocations first."""
         left = max_bytes
         chosen: list[list[bytes]] = []
-        for papers in (self.revocations, self.passes):
+        for papers in (self.revocations, self.revoked_nodes, self.passes):
             chosen.append([])
             for paper in random.sample(papers, len(papers)):
                 if len(paper) > left:
                     break
                 chosen[-1].append(paper)
                 left -= len(paper)
-        return Papers(tuple(chosen[1]), tuple(chosen[0]))
+        return Papers(tuple(chosen[2]), tuple(chosen[0]), tuple(chosen[1]))
 
 
 @dataclass
 class RunMembers:
-    """Which nodes may take part in a run of friends. Belongs to the event loop.
+    """Which nodes may take part in a run. Belongs to the event loop.
 
     `trusted` are nodes that this node's owner or invitation named: they may show a pass whose invitation has expired.
     """
@@ -55,6 +64,9 @@ class RunMembers:
     own_pass: bytes | None
     now: Callable[[], float]  # seconds since the epoch
     trusted: frozenset[NodeId] = frozenset()
+    revoked_nodes: RevokedNodes = field(default_factory=RevokedNodes)
+    # the wallets that the owner has named, in a run that is open to strangers; None among friends
+    named: Callable[[], Collection[WalletId]] | None = None
     changed: Signal = field(default_factory=Signal, init=False)  # a revocation became known
     _wallets: dict[NodeId, tuple[WalletId, float]] = field(
         default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
@@ -65,45 +77,72 @@ class RunMembers:
         if peer == self.identity.node_id:
             return ""
         wallet, until = self._wallets.get(peer, (None, 0.0))
-        if wallet is None or self.now() >= until:
+        if self.named is None and (wallet is None or self.now() >= until):
             return f"This is a run of friends, and node {peer} has not shown a pass. {ASK_FOR_ONE}"
-        return self.register.refusal(wallet)
+        if wallet is None:
+            # free names can make this node forget a revoked one, which must not help it
+            return f"Node {peer} has not said its wallet." if self.revoked_nodes.is_named(peer) else ""
+        return self._refusal_of(peer, wallet)
+
+    def _refusal_of(self, node: NodeId, wallet: WalletId) -> str:
+        revoked = self.revoked_nodes.has(node, wallet)
+        return revoked_sentence(node, wallet) if revoked else self._lacks_pass(wallet)
+
+    def _lacks_pass(self, wallet: WalletId) -> str:
+        return self.register.refusal(wallet) if self.named is None else ""
 
     def introduce(self, node: NodeId, wallet: WalletId, delegated_until: float, shown: bytes | None = None) -> str:
         """Record the wallet of a node from a verified claim, with the pass that the claim shows.
 
         Returns the reason why the node may not take part, or "".
         """
-        reason = self.register.refusal(wallet)
+        reason = self._lacks_pass(wallet)
         if reason and shown is not None:
             reason = self._admit(wallet, shown, is_vouched=node in self.trusted)
         known = self._wallets.pop(node, None)
         if known is None and len(self._wallets) >= MAX_NODES:
             del self._wallets[next(iter(self._wallets))]
         self._wallets[node] = (wallet, delegated_until)
-        return reason
+        return reason or self._refusal_of(node, wallet)
 
     def learn(self, papers: Papers) -> None:
-        """Record passes that a member vouches for, and revocations. Those that are not valid are ignored."""
-        before = len(self.register.revocations())
+        """Record passes that a member vouches for, and revocations. Those that are not valid are ignored.
+
+        A revocation of a node counts only if the wallet has a place in the run, so the passes come first. Honest nodes
+        pass on no false one, so the first one ends the work for its sender.
+        """
+        before = self._endings
         for data in papers.revocations:
             self._try(lambda data=data: self.register.revoke(data))
-        for data in papers.passes:
+        for data in papers.passes if self.named is None else ():
             self._try(lambda data=data: self.register.admit(data, self.now(), is_vouched=True))
-        if len(self.register.revocations()) > before:
+        for data in papers.revoked_nodes:
+            if not self._try(lambda data=data: self.revoked_nodes.learn(data, self._has_place)):
+                break
+        if self._endings > before:
             self.changed.notify()
+
+    @property
+    def _endings(self) -> int:
+        return len(self.register.revocations()) + self.revoked_nodes.count
+
+    def _has_place(self, wallet: WalletId) -> bool:
+        if wallet in (self.identity.wallet_id, self.register.owner_id):
+            return True
+        return wallet in self.named() if self.named is not None else not self.register.refusal(wallet)
 
     def papers(self) -> Papers:
         """All passes and revocations that this node knows."""
-        return Papers(tuple(known.encoded for known in self.register.passes()), self.register.revocations())
+        passes = tuple(known.encoded for known in self.register.passes())
+        return Papers(passes, self.register.revocations(), self.revoked_nodes.statements())
 
     def knows(self, data: bytes) -> bool:
         """Whether a pass is recorded."""
         return any(known.encoded == data for known in self.register.passes())
 
     def refused_nodes(self) -> list[NodeId]:
-        """The known nodes whose wallets may not take part."""
-        return [node for node, (wallet, _) in self._wallets.items() if self.register.refusal(wallet)]
+        """The known nodes that may not take part: of such wallets, or revoked."""
+        return [node for node, (wallet, _) in self._wallets.items() if self._refusal_of(node, wallet)]
 
     def _admit(self, wallet: WalletId, data: bytes, *, is_vouched: bool) -> str:
         try:
@@ -112,8 +151,11 @@ class RunMembers:
             return str(error)
         return self.register.refusal(wallet)  # the pass may be that of another wallet
 
-    def _try(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Whether a paper is valid."""
         try:
             act()
-        except InvitationError as error:
+        except (InvitationError, DataError) as error:
             _LOG.debug("A pass or revocation that a peer knows is not used: %s", error)
+            return False
+        return True

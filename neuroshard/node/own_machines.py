@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from socket import gethostname
 from typing import Annotated
 
@@ -69,6 +70,7 @@ SEND_SECONDS = 25.0  # for an order that waits for an earlier one to be carried 
 ASKED_AT_ONCE = 32
 STRANGER_SECONDS = 120.0  # until a neighbour that refused is asked again: it may have been starting
 KEPT_SECONDS = 30 * DAY_SECONDS  # a machine that was silent for this time is no longer listed
+REVOKED = "Your wallet has revoked it."
 DONE = {"pause": "paused", "resume": "resumed"}
 
 
@@ -86,6 +88,24 @@ class StoredMachines(Struct, frozen=True):
     number: Annotated[int, Meta(ge=0, le=MAX_ORDER_NUMBER)]
     sender: NamedNode
     machines: Annotated[tuple[StoredMachine, ...], Meta(max_length=MAX_MACHINES)] = ()
+
+
+def machines_file(data_dir: Path) -> StateFile[StoredMachines]:
+    """The list of a data folder."""
+    return StateFile(
+        data_dir / MACHINES_FILE,
+        StoredMachines,
+        "set_aside",
+        "your other machines are listed again when they answer",
+        max_bytes=MAX_FILE_BYTES,
+        data_dir=data_dir,
+    )
+
+
+def stored_machines(data_dir: Path) -> tuple[StoredMachine, ...]:
+    """The machines that a node of this data folder knew last. Raises StorageError."""
+    stored = machines_file(data_dir).read()
+    return () if stored is None else stored.machines
 
 
 @dataclass(frozen=True)
@@ -117,17 +137,10 @@ class OwnMachines:
         self._board = board
         self._name = gethostname() if name is None else name
         self._now = now
-        self._file = StateFile(
-            data_dir / MACHINES_FILE,
-            StoredMachines,
-            "set_aside",
-            "your other machines are listed again when they answer",
-            max_bytes=MAX_FILE_BYTES,
-            data_dir=data_dir,
-        )
+        self._file = machines_file(data_dir)
         stored = self._stored()
         newest = OrderMark(stored.number, stored.sender)
-        self._orders = WalletOrders(wallet, peer_network.identity, newest)
+        self._orders = WalletOrders(wallet, peer_network.identity, newest, peer_network.revoked_nodes)
         self._machines = {
             one.node_id: Machine(one.node_id, is_here=False, is_reachable=False, seen_at=one.seen_at, status=one.status)
             for one in stored.machines
@@ -162,7 +175,7 @@ class OwnMachines:
     async def _order(self, action: MachineAction, node_id: NodeId | None, network: Network | None) -> MachineList:
         """Ask the machines for their status, so that the number of the order is above all of theirs; then send it."""
         await self._ask_all(node for node in self._known(network) if node_id in (None, node))
-        wanted = [one for one in self._listed() if node_id in (None, one.node_id)]
+        wanted = [one for one in self._listed() if node_id in (None, one.node_id) and not self._is_revoked(one.node_id)]
         if not wanted:
             raise UsageError("No machine of your wallet has this node id.", "`neuroshard machines` lists them.")
         mark = self._orders.next_mark(self._heard, self._now())
@@ -263,7 +276,10 @@ class OwnMachines:
             unknown = sorted(peers - members.keys() - known.keys() - self._strangers.keys())
             known |= dict.fromkeys(peer for peer in unknown if near_host(network, peer))
         known.pop(own.node_id, None)
-        return list(known)
+        return [node for node in known if not self._is_revoked(node)]
+
+    def _is_revoked(self, node: NodeId) -> bool:
+        return self._orders.revoked_nodes.has(node, self._peer_network.identity.wallet_id)
 
     def _may_answer(self, node: NodeId) -> bool:
         """Whether a list should wait for a machine: not for one that was silent and has not reported since."""
@@ -344,7 +360,11 @@ class OwnMachines:
         def place(machine: Machine) -> tuple[str, str]:
             return "" if machine.status is None else machine.status.name, machine.node_id
 
-        return self._here(), *sorted(self._machines.values(), key=place)
+        shown = (
+            replace(one, is_reachable=False, message=REVOKED) if self._is_revoked(one.node_id) else one
+            for one in self._machines.values()
+        )
+        return self._here(), *sorted(shown, key=place)
 
     def _stored(self) -> StoredMachines:
         """The content of the file. Without one, orders that were made before now are not accepted."""

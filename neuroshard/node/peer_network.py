@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from neuroshard.config.settings import Settings
 from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.errors import StorageError
+from neuroshard.host.identity import StoredRevocations
 from neuroshard.identity import NodeIdentity
 from neuroshard.identity.invitations import Invitation
+from neuroshard.identity.node_revocations import RevokedNodes
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.connectivity import Networking, NetworkOpener
 from neuroshard.membership.network_opening import (
@@ -51,7 +53,7 @@ from neuroshard.runs.stored_passes import OwnPass, StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
-from neuroshard.types import MAX_LOSS, RunId
+from neuroshard.types import MAX_LOSS, RunId, WalletId
 from neuroshard.waiting import Signal, sleep_to_tick
 
 if TYPE_CHECKING:
@@ -225,6 +227,7 @@ class PeerNetwork:
     exchange: RunExchange
     finder: RunFinder
     now: Callable[[], float]  # seconds since the epoch
+    revoked_nodes: RevokedNodes  # of this wallet, and of the others in the run
     port_mapping: PortMapping | None = None
     joined: JoinedRun | None = field(default=None, init=False)
     door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
@@ -263,7 +266,8 @@ class PeerNetwork:
         exchange = RunExchange(offers, now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
-        built = cls(identity, settings, networking, exchange, finder, now)
+        revoked = StoredRevocations(settings.data_dir).revoked()
+        built = cls(identity, settings, networking, exchange, finder, now, revoked)
         if open_network is None:
             built._use_surroundings(outside)
         return built
@@ -286,28 +290,37 @@ class PeerNetwork:
         stored = StoredPasses(self.settings.data_dir, offer)
         own = stored.own(self.identity.wallet_id)
         members = self._members(offer, stored, own)
-        register = None if members is None else members.register
+        register = members.register if members.named is None else None
         tip = None if own is None else own.tip
         versions = self.exchange.follow(offer, is_shared=is_shared, members=register, tip=tip)
         joined = JoinedRun(
             self.identity, self.settings, self.networking, versions, status, members=members, now=self.now
         )
         self.joined = joined
+        members.learn(Papers(revoked_nodes=stored.revoked_nodes()))  # now it is known which wallets count
+        self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
         return joined
 
-    def _members(self, offer: RunOffer, stored: StoredPasses, own: OwnPass | None) -> RunMembers | None:
-        """In a run of friends, close the gate to all nodes whose wallets have no pass. Raises StorageError."""
-        if offer.parameters.admission != "friends":
-            return None
+    def _named(self) -> Collection[WalletId]:
+        return () if self.exchange.followed is None else self.exchange.followed.foundations.trusted
+
+    def _members(self, offer: RunOffer, stored: StoredPasses, own: OwnPass | None) -> RunMembers:
+        """Close the gate to revoked nodes and, in a run of friends, to wallets without a pass. Raises StorageError."""
+        is_closed = offer.parameters.admission == "friends"
         trusted = frozenset(map(node_of_address, self.settings.peer))
         members = RunMembers(
-            stored.register(), self.identity, None if own is None else own.member_pass, self.now, trusted
+            stored.register(),
+            self.identity,
+            None if own is None else own.member_pass,
+            self.now,
+            trusted,
+            self.revoked_nodes,
+            None if is_closed else self._named,
         )
-        if offer.owner == self.identity.wallet_id:
+        if is_closed and offer.owner == self.identity.wallet_id:
             self.door = KnockDoor(offer.run_id, self.knocked.notify)
             self.networking.attach(self.door.live)
         self.networking.close_to_others(members.refusal)
-        self.networking.attach(partial(keep_papers, members, stored))
         return members
 
     def serve(
@@ -403,13 +416,13 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
     return replace(said, windows=windows, ready_percent=percent)
 
 
-async def keep_papers(members: RunMembers, stored: StoredPasses, _network: Network) -> None:
+async def keep_papers(members: RunMembers, stored: StoredPasses, signed: StoredRevocations, _network: Network) -> None:
     """Store passes and revocations as this node learns them, and take up revocations made here, until cancelled."""
     kept = members.papers()
     while True:
         await sleep_to_tick(PAPERS_SECONDS)
         try:
-            members.learn(Papers(revocations=stored.issued().revocations))
+            members.learn(Papers(revocations=stored.issued().revocations, revoked_nodes=signed.read()))
             known = members.papers()
             if known != kept:
                 stored.keep_papers(known)

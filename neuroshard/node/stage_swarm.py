@@ -20,6 +20,7 @@ from neuroshard.consensus.round_messages import VerifiedBody, signed_by
 from neuroshard.data.held_out_losses import HeldOutLosses, MeasuredWith, signed_losses, verified_losses
 from neuroshard.host.sleep import watch_sleep
 from neuroshard.identity import NodeIdentity, SignedClaim
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.membership.connectivity import DialledRequests, Networking
 from neuroshard.membership.holder_health import VALID_SECONDS, ConfirmedHolders, LostNodes, SlowStarts
 from neuroshard.membership.reports import TrainingReport
@@ -130,6 +131,7 @@ class StageSwarm:
         self.unobtainable: frozenset[int] = frozenset()  # stages whose state no node that answers has
         self.windows = tuple(windows)
         self._members = members
+        self.revoked: RevokedPairs = frozenset() if members is None else members.revoked_nodes.pairs
         self.is_asleep = False  # whether the computer sleeps or is about to
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
         self.destination: StageRange | None = None  # the stages this node moves to while it still holds others

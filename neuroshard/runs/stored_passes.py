@@ -130,6 +130,10 @@ class StoredPasses:
                 _LOG.warning("A stored pass of run %s is not used: %s", self._offer.run_id[:16], error)
         return register
 
+    def revoked_nodes(self) -> tuple[bytes, ...]:
+        """The stored statements about revoked nodes, which are not checked. Raises StorageError."""
+        return (self._papers.read() or Papers()).revoked_nodes
+
     def keep_papers(self, papers: Papers) -> None:
         """Store the passes and revocations that a running node knows. Raises StorageError."""
         self._papers.write(papers)

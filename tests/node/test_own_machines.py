@@ -20,9 +20,13 @@ from trio.testing import MockClock
 from benchmarks.friends import befriend
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
+from neuroshard.consensus.message_queue import PART
+from neuroshard.consensus.stage_chain import CHAIN
 from neuroshard.errors import UsageError
+from neuroshard.host.identity import StoredRevocations
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, Signed, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.claims import DelegationGrant
+from neuroshard.membership.handshake import GREET_AGAIN_SECONDS
 from neuroshard.membership.machine_orders import (
     ANSWER_LIMITS,
     MACHINE_KIND,
@@ -32,13 +36,16 @@ from neuroshard.membership.machine_orders import (
     OrderMark,
     WalletOrders,
 )
-from neuroshard.messages import Frame
+from neuroshard.membership.run_members import MAX_NODES
+from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Connection, InMemoryNetwork, Network, PeerRefusedError
 from neuroshard.network.in_memory_links import Link
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.node.own_machines import LOOK_SECONDS, MACHINES_FILE, STRANGER_SECONDS, OwnMachines
-from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork
+from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.offer import RunOffer
+from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.status.board import (
     Command,
     CommandChannel,
@@ -56,7 +63,8 @@ from neuroshard.waiting import Signal
 START = 1_800_000_000.0
 YEAR = 3.2e7
 WALLETS = {
-    name: Wallet.from_secret(TokenSecret("hex", bytes([at] * 32))) for at, name in enumerate(("ada", "bo", "eve"))
+    name: Wallet.from_secret(TokenSecret("hex", bytes([at] * 32)))
+    for at, name in enumerate(("ada", "bo", "eve", "bo-in-the-open"))
 }
 ADA = WALLETS["ada"]
 SHAPE = Architecture(64, 2, 2, 1, 128, 512, 32)
@@ -148,6 +156,7 @@ class World:
     folder: Path
     network: InMemoryNetwork
     tasks: Any
+    offer: RunOffer = OFFER
     asked: list[NodeId] = field(default_factory=list[NodeId])  # by nodes that see all others on their local network
 
     def start(self, number: int, name: str, owner: str = "ada", *, in_run: bool = True, is_near: bool = False) -> Node:
@@ -172,7 +181,7 @@ class World:
         board = StatusBoard(NodeStatus("1.2.3", START, START, TRAINING, "Training.", model=model, training=training))
         peer_network, commands = PeerNetwork.of(settings, me, opened, now), CommandChannel()
         if in_run:
-            peer_network.join(OFFER, board.current, is_shared=True)
+            peer_network.join(self.offer, board.current, is_shared=True)
         own = OwnMachines(WALLETS[owner], peer_network, commands, board, name=name, now=now)
         peer_network.networking.attach(own.live)
         node = Node(name, me, peer_network, commands, board, own)
@@ -446,6 +455,122 @@ def test_a_disk_that_refuses_keeps_the_order_from_taking_effect(tmp_path: Path) 
         assert (await laptop.own.carry_out(PAUSE_ALL)).message == "2 of 2 machines paused."
 
     play(tmp_path, scenario)
+
+
+def refuses(node: Node, other: Node) -> bool:
+    """Whether a node serves another one nothing, because its wallet has revoked it."""
+    members = node.peer_network.joined.members if node.peer_network.joined else None
+    assert members is not None
+    return f"has revoked node {other.identity.node_id}" in members.refusal(other.identity.node_id)
+
+
+def test_a_stolen_node_that_its_wallet_revoked_is_refused_by_all_for_ever(tmp_path: Path) -> None:
+    """By the friends at once, by those that come later, after restarts, and while the wallet's nodes are away."""
+
+    async def scenario(world: World) -> None:
+        laptop, stolen = world.start(0, "laptop"), world.start(1, "stolen")
+        friend = world.start(5, "bo's", owner="bo")
+        await knowing(laptop, stolen)
+        node = stolen.identity.node_id
+
+        async def in_view(of: Node) -> bool:
+            return of.peer_network.joined is not None and node in {one.node_id for one in of.peer_network.look().peers}
+
+        await until(lambda: in_view(friend))
+        assert StoredRevocations(tmp_path / "node-0").revoke(ADA, node)
+        assert not StoredRevocations(tmp_path / "node-0").revoke(ADA, node)
+        with anyio.fail_after(PAPERS_SECONDS + 5):
+            while not (refuses(laptop, stolen) and refuses(friend, stolen)):
+                await anyio.sleep(0.5)
+        await anyio.sleep(1)
+        assert not await in_view(friend)
+        assert not await in_view(laptop)
+        with pytest.raises(PeerRefusedError, match="has revoked node"):
+            await world.send(stolen, laptop, signed_by(stolen, "pause", laptop, 2**50))
+        transport = world.network.network_of(node).transport
+        for kind in (CHAIN, PART, REPLICA_STATUS):  # a vote and a contribution are parts of a round's messages
+            friend.peer_network.networking.current.transport.serve(kind, never, FrameLimits())  # type: ignore[union-attr]
+            with pytest.raises(PeerRefusedError, match="has revoked node"):
+                await transport.request(friend.identity.node_id, Frame(kind), timeout_seconds=30)
+        told = await laptop.own.carry_out(PAUSE_ALL)
+        assert told.message == "1 of 1 machine paused."
+        assert [one.message for one in (await laptop.list()).machines] == ["", "Your wallet has revoked it."]
+        with pytest.raises(UsageError, match="No machine of your wallet"):
+            await laptop.own.carry_out(OrderMachines("pause", node))
+
+        await anyio.sleep(PAPERS_SECONDS + 1)
+        await world.stop(laptop)
+        await world.stop(friend)
+        again = world.start(5, "bo's", owner="bo")
+        late = world.start(6, "bo's other", owner="bo")
+        for each in (again, late):
+            with anyio.fail_after(60):
+                while not refuses(each, stolen):
+                    await anyio.sleep(0.5)
+        await anyio.sleep(120)
+        assert refuses(again, stolen)
+        assert not await in_view(again)
+        assert not await in_view(late)
+        found = world.start(2, "found")  # the same computer with a new key
+        await until(lambda: reachable(again, found))
+        assert refuses(again, stolen)
+
+    play(tmp_path, scenario)
+
+
+def test_in_an_open_run_all_nodes_refuse_a_stolen_node_of_a_wallet_that_counts(tmp_path: Path) -> None:
+    """The names of strangers are free: what they revoke is not kept, until the owner has named the wallet."""
+
+    async def scenario(world: World) -> None:
+        world.offer = RunOffer.of_new_run(SignedRunParameters.sign(ADA, replace(PARAMETERS, admission="strangers")))
+        laptop, stolen = world.start(0, "laptop"), world.start(1, "stolen")
+        eve, bo = world.start(9, "eve's", owner="eve"), world.start(5, "bo's", owner="bo-in-the-open")
+        bos = identity_of(6, "bo-in-the-open").node_id
+        nodes = [laptop, eve, bo]
+        for each in nodes:
+            await until(lambda each=each: reachable(each, stolen))
+        assert StoredRevocations(tmp_path / "node-0").revoke(ADA, stolen.identity.node_id)
+        assert StoredRevocations(tmp_path / "node-9").revoke(WALLETS["eve"], laptop.identity.node_id)
+        assert StoredRevocations(tmp_path / "node-5").revoke(WALLETS["bo-in-the-open"], bos)
+        with anyio.fail_after(PAPERS_SECONDS + 10):
+            while not all(refuses(each, stolen) for each in nodes):
+                await anyio.sleep(0.5)
+        await anyio.sleep(1)
+        for each in nodes:
+            assert not await reachable(each, stolen)
+            assert not refuses(each, laptop)
+        assert laptop.peer_network.revoked_nodes.nodes_of(WALLETS["eve"].wallet_id) == ()
+        bo_wallet = WALLETS["bo-in-the-open"].wallet_id
+        assert laptop.peer_network.revoked_nodes.nodes_of(bo_wallet) == ()
+        StoredFoundations(tmp_path / "node-0").name_voter(world.offer, ADA, bo_wallet)
+        for each in nodes:
+            followed = each.peer_network.exchange.followed
+            assert followed is not None
+            followed.learn_foundations(StoredFoundations(tmp_path / "node-0").read(world.offer))
+        await anyio.sleep(GREET_AGAIN_SECONDS + 10)
+        assert laptop.peer_network.revoked_nodes.nodes_of(bo_wallet) == (bos,)
+        await world.stop(laptop)
+        await world.stop(bo)
+        again, late = world.start(5, "bo's", owner="bo-in-the-open"), world.start(7, "late", owner="eve")
+        await anyio.sleep(60)
+        for each in (again, late):
+            assert refuses(each, stolen)
+            assert not await reachable(each, stolen)
+        members = again.peer_network.joined.members  # type: ignore[union-attr]
+        assert members is not None
+        for number in range(MAX_NODES):  # a flood of free names makes it forget what the stolen node has said
+            members.introduce(NodeId(f"name {number}"), WALLETS["eve"].wallet_id, START + YEAR)
+        assert members.refusal(stolen.identity.node_id)
+
+    play(tmp_path, scenario)
+
+
+async def reachable(node: Node, other: Node) -> bool:
+    return other.identity.node_id in {one.node_id for one in node.peer_network.look().peers}
+
+
+async def never(_sender: NodeId, _frame: Frame) -> Frame:
+    raise AssertionError("the gate has let a revoked node in")
 
 
 def test_without_a_network_the_list_has_this_machine_only(tmp_path: Path) -> None:

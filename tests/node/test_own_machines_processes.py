@@ -57,3 +57,40 @@ def test_two_machines_of_one_token_pause_and_resume_together(
         assert "this computer" in mine
         assert "unreachable" in other
         assert "last seen" in other
+
+
+def node_id_of(node: NodeProcess) -> str:
+    status = node.wait_for("node id", lambda status: bool(status["node_id"]), LONGEST_SECONDS)
+    return str(status["node_id"])
+
+
+def test_a_stolen_computer_is_revoked_on_another_one_and_comes_back_with_a_new_key(
+    small_genesis: Path, quick: list[str], tmp_path: Path
+) -> None:
+    run = made(CONFIG, small_genesis, tmp_path)
+    stolen = tmp_path / "stolen"
+    with nodes_of(run, quick, tmp_path) as start:
+        first = start(0)
+        status = first.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
+        peer = status["network"]["addresses"][0]
+        friend, options = start(1, peer), [*quick, "--run", run.run_id, "--peer", peer]
+        with running_node(stolen, options) as thief:
+            node = node_id_of(thief)
+            until("the friend knows the node", lambda: node in peers_of(friend))
+            until("the owner knows it", lambda: [one["is_reachable"] for one in machines_of(first)] == [True, True])
+            wrong = neuroshard("wallet", "revoke", node[-8:], "--token", "x" * 40, "--data-dir", run.data_dir)
+            assert wrong.code == 2
+            assert "The token is that of wallet" in wrong.err
+            revoked = neuroshard("wallet", "revoke", node[-8:], "--data-dir", run.data_dir)
+            assert revoked.code == 0, revoked.err
+            assert "informed within a minute" in revoked.out
+            for other in (first, friend):
+                until("it is refused", lambda other=other: node not in peers_of(other))
+            assert [one["message"] for one in machines_of(first)] == ["", "Your wallet has revoked it."]
+        key = stolen / "keys" / "node-key"
+        key.rename(key.with_name("old"))
+        with running_node(stolen, options) as found:
+            new = node_id_of(found)
+            assert new != node
+            until("the friend knows the new key", lambda: new in peers_of(friend))
+            assert node not in peers_of(friend)

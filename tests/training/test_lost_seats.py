@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from neuroshard.consensus.chain import Chain
 from neuroshard.consensus.committee import Committee, MoveKey, Remove, Seat
 from neuroshard.consensus.foundation import Foundations, Founding, StageStart
 from neuroshard.consensus.matchmaking import SILENT_HEIGHTS, SILENT_SECONDS, Matchmaking, RoundTimes
@@ -20,6 +21,7 @@ from neuroshard.types import NodeId
 from tests.worlds.replicas import (
     DUE_SECONDS,
     IDENTITIES,
+    NAMES,
     NOW,
     RUN,
     A,
@@ -164,21 +166,113 @@ def test_the_seat_of_a_wallet_that_the_owner_removed_ends_with_the_next_step() -
     play(scenario)
 
 
-def test_a_wallet_votes_with_its_new_computer_when_the_old_one_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    wallet = Wallet.from_secret(TokenSecret("hex", bytes([1] * 32)))
+def new_node_of(name: NodeId, monkeypatch: pytest.MonkeyPatch) -> NodeId:
+    """A second node of a seat's wallet."""
+    wallet = Wallet.from_secret(TokenSecret("hex", bytes([(A, B, C).index(name)] * 32)))
     key = NodeKey.from_seed(bytes([250] * 32))
     new = NodeIdentity(wallet.wallet_id, key.node_id, key, Delegation.issue(wallet, key.public_key, NOW + 1e6))
-    assert wallet.wallet_id == IDENTITIES[B].wallet_id
+    assert wallet.wallet_id == IDENTITIES[name].wallet_id
     monkeypatch.setitem(IDENTITIES, new.node_id, new)
+    return new.node_id
+
+
+def test_a_wallet_votes_with_its_new_computer_when_the_old_one_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = new_node_of(B, monkeypatch)
 
     async def scenario(network: InMemoryNetwork) -> None:
         a = SimulatedReplica(A, network, 0, STEP_SECONDS, may_be_alone=True, seats=(A, B), times=SLOW)
-        b = SimulatedReplica(new.node_id, network, 1, STEP_SECONDS, seats=(A, B), times=SLOW)
+        b = SimulatedReplica(new, network, 1, STEP_SECONDS, seats=(A, B), times=SLOW)
         await for_seconds(SILENT_SECONDS - 10, a, b)
         assert seated(a) == [A, B]
         await for_seconds(SILENT_HEIGHTS * STEP_SECONDS * DUE_SECONDS, a, b)
-        assert seated(a) == seated(b) == [A, new.node_id]
+        assert seated(a) == seated(b) == [A, new]
         assert b.book.votes()
+
+    play(scenario)
+
+
+def test_the_seat_of_a_revoked_node_goes_to_the_new_node_of_its_wallet_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others refuse the revoked node, and the certificates with its votes stay valid for a newcomer."""
+    new = new_node_of(C, monkeypatch)
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network)
+        assert C in voters(a)
+        before = a.state.outer_step
+        network.kill(C)  # the gate of the others refuses it
+        laptop = replace(c, name=new, book=InMemoryVoteLog(), store=InMemoryChainStore())
+        laptop.follow(a)
+        for each in (a, b, laptop):
+            each.revoked = frozenset({(IDENTITIES[C].wallet_id, C)})
+        await for_seconds(4 * DUE_SECONDS, a, b, laptop)
+        assert seated(a) == seated(b) == seated(laptop) == [A, B, new]
+        assert MoveKey(IDENTITIES[C].wallet_id, new) in entries(a)
+        network.kill(B)
+        moved = a.state.outer_step
+        await for_seconds(3 * DUE_SECONDS, a, laptop)
+        assert a.state.outer_step > moved > before  # a quorum needs its vote now
+        assert voters(a) == {A, new}
+        chain = a.group.chain.chain
+        assert chain is not None
+        assert any(C in {member.node_id for member in each.signers} for each in chain.recent)
+        newcomer = Chain.founded(founding_of((A, B, C)))
+        assert newcomer.proven(chain.proof()).standing == chain.standing
+
+    play(scenario)
+
+
+def test_a_revoked_node_that_still_answers_neither_votes_nor_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate may let it in: it has a pass of another wallet. Its messages name the wallet that has revoked it."""
+    new = new_node_of(B, monkeypatch)
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network)
+        for each in (a, c):
+            each.revoked = frozenset({(IDENTITIES[B].wallet_id, B)})
+        before = a.state.outer_step
+        await for_seconds(5 * DUE_SECONDS, a, b, c)
+        values = [each for each in a.group.chain.chain.recent if each.value.outer_step > before]  # type: ignore[union-attr]
+        assert values
+        assert B not in {member.node_id for each in values for member in each.signers}
+        assert B not in {node for each in values for node in each.value.accepted}
+        laptop = replace(b, name=new, book=InMemoryVoteLog(), store=InMemoryChainStore(), revoked=a.revoked)
+        laptop.follow(a)
+        await for_seconds(4 * DUE_SECONDS, a, b, c, laptop)
+        assert seated(a) == seated(c) == [A, new, C]
+
+    play(scenario)
+
+
+def test_seats_refuse_a_proposal_with_work_of_a_revoked_node() -> None:
+    """The proposer does not know of the revocation, or is a friend of the thief; the next one leaves the node out."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        stolen = NAMES[3]
+        replicas = [SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B, C, stolen))]
+        for informed in replicas[1:3]:
+            informed.revoked = frozenset({(IDENTITIES[stolen].wallet_id, stolen)})
+        await for_seconds(5 * DUE_SECONDS, *replicas)
+        chain = replicas[0].group.chain.chain
+        assert chain is not None
+        values = [each.value for each in chain.recent]
+        assert values
+        assert {stolen}.isdisjoint(node for value in values for node in value.accepted)
+
+    play(scenario)
+
+
+def test_a_revoked_node_gets_no_seat_back_although_its_wallet_keeps_delegating_to_it() -> None:
+    """Its wish for a new vote log would move the seat to it: no seat supports that."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b, c = await three_after_a_step(network)
+        network.kill(B)
+        thief = without_log(b)
+        for each in (a, c):
+            each.revoked = frozenset({(IDENTITIES[B].wallet_id, B)})
+        await for_seconds(4 * DUE_SECONDS, a, c, thief)
+        assert MoveKey(IDENTITIES[B].wallet_id, B) not in entries(a)
+        assert not thief.book.votes()
 
     play(scenario)
 

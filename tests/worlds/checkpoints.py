@@ -25,6 +25,7 @@ from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import InMemoryVoteLog
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.optim.outer import LineProgress, OuterState
@@ -266,6 +267,10 @@ class KnownPeers:
 
     def is_removed(self, wallet: WalletId) -> bool:
         return False
+
+    @property
+    def revoked(self) -> RevokedPairs:
+        return frozenset()
 
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         raise AssertionError("nothing is signed here")

@@ -137,6 +137,7 @@ class SimulatedReplica:
     told: StageRoundsStatus | None = None  # of its rounds, in an earlier life
     most_members: int = MAX_MEMBERS  # of a round
     removed: frozenset[WalletId] = frozenset()  # wallets whose membership the owner has ended
+    revoked: frozenset[tuple[WalletId, NodeId]] = frozenset()  # nodes that may not act for their wallets any more
     word: SignedFoundation | None = None  # the owner's newest statement that it has learned
     copy_keeper: NodeId | None = None  # the node with the newest copy of its state
     clock_ahead: float = 0.0  # seconds

@@ -23,6 +23,7 @@ from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
 from neuroshard.consensus.sync_strategies import RunRound
 from neuroshard.consensus.vote_log import FileVoteLog
+from neuroshard.identity.node_revocations import RevokedPairs
 from neuroshard.model.weights import flatten
 from neuroshard.network import InMemoryNetwork
 from neuroshard.pipeline.control import Control
@@ -132,6 +133,10 @@ class BothNodes:
 
     def is_removed(self, wallet: WalletId) -> bool:
         return False
+
+    @property
+    def revoked(self) -> RevokedPairs:
+        return frozenset()
 
     def sign(self, body: AnyBody) -> VerifiedBody[AnyBody]:
         return signed_by(IDENTITIES[self.name], body, NOW)

@@ -7,7 +7,8 @@ import { STATE_NAMES, stateTone } from "./verdict";
 
 export const MACHINES = {
   title: "Your machines",
-  about: "Nodes with your wallet. They can pause and resume each other, and nothing else.",
+  about:
+    "Nodes with your wallet. They can pause and resume each other, and nothing else. If one was stolen, type on another one: neuroshard wallet revoke, and the last digits here.",
   pauseAll: "Pause all",
   resumeAll: "Resume all",
   away: "A pause does not wait for a machine that cannot be reached. Repeat it when the machine is back.",
