@@ -26,6 +26,7 @@ from neuroshard.status.board import (
     NameDeputy,
     OrderMachines,
     Pause,
+    Restart,
     Resume,
     RevokeInvitation,
     RunCommand,
@@ -83,6 +84,7 @@ def deadline_seconds(command: Command) -> float:
             return 30.0  # the step in progress ends first
         case (
             UpdateSettings()
+            | Restart()
             | ListMachines()
             | ListMembers()
             | Invite()

@@ -148,6 +148,7 @@ class Application:
             place.configuration,
             place.stop,
             requested_pause,
+            apply_settings=peer_network.limit_upload,
             runs=desk,
             machines=machines,
         )

@@ -37,6 +37,7 @@ from neuroshard.status.board import (
     GeneratedText,
     GenerationSummary,
     Pause,
+    Restart,
     Resume,
     SaveCheckpoint,
     Shutdown,
@@ -117,6 +118,8 @@ class FakeNode:
                 return CommandResult(self.board.current().state, "Saved step 20.", {"step": 20, "seconds": inf})
             case Shutdown(reason):
                 return self._enter(NodeState.STOPPING, reason)
+            case Restart():
+                return CommandResult("stopping", "The node saves a checkpoint and starts again.")
             case UpdateSettings(changes):
                 self.stored.update(changes)
                 return CommandResult(self.board.current().state, "Stored.", {"stored": dict(changes)})
@@ -213,6 +216,8 @@ class ServedNode(FakeNode):
                 return self._configuration.change(changes, str(self.board.current().state))
             case SaveCheckpoint():
                 return CommandResult(str(self.board.current().state), "Done.")
+            case Restart():
+                return CommandResult("stopping", "The node saves a checkpoint and starts again.")
 
     def _enter(self, state: NodeState, message: str) -> CommandResult:
         self.publish(lambda status: replace(status, state=state, state_reason=message))

@@ -20,6 +20,7 @@ from neuroshard.status.board import (
     NameDeputy,
     OrderMachines,
     Pause,
+    Restart,
     Resume,
     RevokeInvitation,
     SaveCheckpoint,
@@ -53,7 +54,7 @@ RUN_BODIES: dict[tuple[str, str], object] = {
 AboutMachines: TypeAlias = ListMachines | OrderMachines
 AboutRuns: TypeAlias = ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock | AboutMachines
 QUESTIONS = (ListMembers, ListMachines)  # they change nothing
-OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings
+OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | Restart | UpdateSettings
 
 
 def run_result(command: AboutRuns, board: StatusBoard) -> CommandResult | MachineList:

@@ -1,6 +1,7 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { CommandBody, FeedSummary, MachineList, MadeInvitationBody, MembersBody, PipelineSummary, PresetsBody, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
+import type { MadeInvitationBody, MembersBody, PresetsBody } from "./bodies";
+import type { CommandBody, FeedSummary, MachineList, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
@@ -22,6 +23,7 @@ export interface NodeActions {
   pause: (seconds?: number) => Promise<string>;
   resume: () => Promise<string>;
   stop: () => Promise<string>;
+  restart: () => Promise<string>;
   saveCheckpoint: () => Promise<string>;
   complete: (request: CompletionRequest, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
   readPipeline: () => Promise<PipelineSummary>;
@@ -66,6 +68,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     pause: (seconds) => send("/api/training/pause", seconds === undefined ? {} : { duration_seconds: seconds }),
     resume: () => send("/api/training/resume"),
     saveCheckpoint: () => send("/api/checkpoints"),
+    restart: () => send("/api/restart"),
     stop: async () => {
       onStop(true);
       try {

@@ -1,6 +1,6 @@
 // The first question: join with an invitation, see the demo, or train on one's own text.
 
-import type { FinishedBody, NearbyRunBody } from "../api/responses";
+import type { FinishedBody, NearbyRunBody } from "../api/bodies";
 import { useState } from "preact/hooks";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
 import { BEGIN, NEARBY, OWN_TEXT, PASTE, SHOWN, textWords } from "../arrival/words";

@@ -1,6 +1,6 @@
 // Chooses a folder of this computer: the node lists folders, and how much text is in each.
 
-import type { FolderListBody } from "../api/responses";
+import type { FolderListBody } from "../api/bodies";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { FOLDERS } from "../arrival/words";
 import { Fault, faultsOf } from "./fields";

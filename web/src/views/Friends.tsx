@@ -1,6 +1,6 @@
 // The members of the run: invite, revoke, name a deputy; and join another run.
 
-import type { IssuedBody, KnockBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/responses";
+import type { IssuedBody, KnockBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
