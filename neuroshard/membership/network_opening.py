@@ -93,6 +93,11 @@ def libp2p_opener(
     return opened
 
 
+def searches_lan(settings: Settings) -> bool:
+    """Whether the owner lets this node look at the local network."""
+    return settings.network and settings.lan_discovery and not ip_address(settings.p2p_host).is_loopback
+
+
 class _Port(Struct, frozen=True):
     """The port at which this node listened last."""
 

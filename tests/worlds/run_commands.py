@@ -30,7 +30,7 @@ from neuroshard.status.board import (
 )
 from neuroshard.status.machines import Machine, MachineList, machine_status
 from neuroshard.status.snapshot import NetworkState, NodeState, NodeStatus
-from neuroshard.types import NodeId
+from neuroshard.types import JsonValue, NodeId
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "invitation.json"
 
@@ -63,7 +63,9 @@ def run_result(command: AboutRuns, board: StatusBoard) -> CommandResult | Machin
         case ListMachines() | OrderMachines():
             return machines_of(board.current(), command)
         case ListMembers():
-            return CommandResult(NodeState.TRAINING, "", {"run": None, "runs": [], "knocks": []})
+            nearby: list[JsonValue] = [{"run_id": "3" * 64, "name": "home", "computers": 2}]
+            members: dict[str, JsonValue] = {"run": None, "runs": [], "knocks": [], "nearby": nearby}
+            return CommandResult(NodeState.TRAINING, "", members)
         case Invite(label):
             made = {"link": "neuroshard://join/x", "label": label or "invitation 1", "qr": ["1"]}
             return CommandResult(NodeState.TRAINING, "The invitation is made.", made)

@@ -99,6 +99,7 @@ export interface MembersBody {
   run: RunMembersBody | null; // null: this node serves no run of friends
   runs: KnownRunBody[];
   knocks: KnockBody[];
+  nearby: NearbyRunBody[] | null; // other runs on the local network; null: it is not searched
   shown: ShownLinkBody;
 }
 
