@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from neuroshard.api.arrival import FolderListBody
 from neuroshard.api.members import MadeInvitationBody, MembersBody
+from neuroshard.api.model_tokens import ModelTokensBody, NewTokenBody
 from neuroshard.api.presets import PresetsBody
 from neuroshard.api.requests import CommandBody, SessionBody
 from neuroshard.api.routes import SNAPSHOT_ROUTES, Health, LogLines
@@ -30,6 +31,7 @@ OTHER_RESPONSES: Final[tuple[type, ...]] = (
 )  # fmt: skip
 OWNER_RESPONSES: Final[tuple[type, ...]] = (
     SetupBody, FinishedBody, FolderListBody, MembersBody, MadeInvitationBody, PresetsBody,
+    ModelTokensBody, NewTokenBody,
 )  # fmt: skip
 LONGEST_LINE: Final = 130
 SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}

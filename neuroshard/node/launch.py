@@ -19,6 +19,7 @@ from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url
 from neuroshard.api.app import create_app
 from neuroshard.api.context import ApiContext
+from neuroshard.api.model_tokens import ModelTokens
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
@@ -154,6 +155,7 @@ def _run_once(
             port,
             counters,
             redactor,
+            model_tokens=ModelTokens(settings.data_dir),
             opened_link=link,
         )
         _serve(context, listener, stack)

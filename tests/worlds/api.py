@@ -24,6 +24,7 @@ from fastapi import FastAPI
 
 from neuroshard.api.app import ApiContext, create_app
 from neuroshard.api.context import ApiLimits
+from neuroshard.api.model_tokens import ModelTokens
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NeuroShardError
@@ -303,6 +304,8 @@ def make_api(
     limits: ApiLimits | None = None,
     clock: Callable[[], float] = lambda: 1_061.0,
 ) -> Api:
+    tokens = ModelTokens()
+    tokens.add("openai", clock())
     context = ApiContext(
         board=node.board,
         commands=node.commands,
@@ -313,6 +316,7 @@ def make_api(
         port=port,
         limits=limits if limits is not None else ApiLimits(),
         clock=clock,
+        model_tokens=tokens,
     )
     return Api(node, context, create_app(context))
 

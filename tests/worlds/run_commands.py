@@ -49,6 +49,8 @@ RUN_BODIES: dict[tuple[str, str], object] = {
     ("post", "/api/invitations"): {},
     ("post", "/api/invitations/revoke"): {"named": "Ada"},
     ("post", "/api/knocks"): {"wallet_id": "a1", "is_allowed": False},
+    ("post", "/api/model-tokens"): {"name": "another program"},
+    ("post", "/api/model-tokens/remove"): {"name": "openai"},  # `make_api` has made it
     ("post", "/api/deputies"): {"named": "a1"},
 }
 AboutMachines: TypeAlias = ListMachines | OrderMachines

@@ -1,6 +1,6 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { MadeInvitationBody, MembersBody, PresetsBody } from "./bodies";
+import type { MadeInvitationBody, MembersBody, ModelTokensBody, NewTokenBody, PresetsBody } from "./bodies";
 import type { CommandBody, FeedSummary, MachineList, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
@@ -43,6 +43,9 @@ export interface NodeActions {
   showInvitation: (text: string) => Promise<unknown>;
   closeInvitation: () => Promise<unknown>;
   join: (runId: string | null) => Promise<string>;
+  readModelTokens: () => Promise<ModelTokensBody>;
+  makeModelToken: (name: string) => Promise<NewTokenBody>;
+  removeModelToken: (name: string) => Promise<string>;
   readMachines: () => Promise<MachineList>;
   orderMachines: (step: MachineStep, nodeId?: string) => Promise<MachineList>;
 }
@@ -94,6 +97,9 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     showInvitation: (text) => client.command("/api/invitation", { text }),
     closeInvitation: () => client.command("/api/invitation/close", {}),
     join: (runId) => send("/api/join", { run_id: runId }),
+    readModelTokens: () => client.get<ModelTokensBody>("/api/model-tokens"),
+    makeModelToken: (name) => client.command<NewTokenBody>("/api/model-tokens", { name }),
+    removeModelToken: (name) => send("/api/model-tokens/remove", { name }),
     readMachines: () => client.get<MachineList>("/api/machines"),
     orderMachines: (step, nodeId) => client.command<MachineList>(`/api/machines/${step}`, nodeId === undefined ? {} : { node_id: nodeId }),
     changeSettings: async (values) => (await client.command<CommandBody>("/api/config", values, "PATCH")).message,

@@ -103,11 +103,28 @@ export interface MembersBody {
   shown: ShownLinkBody;
 }
 
+/** A token of a program; the node does not know its text. */
+export interface ModelTokenBody {
+  name: string;
+  made_at: number;
+}
+
+/** GET /api/model-tokens: the tokens with which programs use the model. */
+export interface ModelTokensBody {
+  tokens: ModelTokenBody[];
+}
+
 /** A run that a node of the local network announces. */
 export interface NearbyRunBody {
   run_id: string;
   name: string;
   computers: number; // that take part, as the node says
+}
+
+/** A new token. It is shown only now. */
+export interface NewTokenBody {
+  name: string;
+  token: string;
 }
 
 /** Settings that belong together, and what they cost. */
