@@ -64,7 +64,7 @@ class ModelTokens:
         """Make a token. Only the result contains it. Raises UsageError, ConflictError or StorageError."""
         name = name.strip()
         if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-            raise UsageError("This is not a name.", f"Use 1 to {MAX_NAME_CHARACTERS} printable characters.")
+            raise UsageError("The token needs a name.", f"Use 1 to {MAX_NAME_CHARACTERS} printable characters.")
         token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         with self._alone():
             known = self.all()
@@ -122,7 +122,7 @@ class ModelTokensBody(ResponseBody):
 class NewTokenRequest(RequestBody):
     """POST /api/model-tokens: a name for the new token."""
 
-    name: str = Field(min_length=1, max_length=MAX_NAME_CHARACTERS)
+    name: str = Field(max_length=200)  # `ModelTokens.add` decides, in words
 
 
 class NewTokenBody(ResponseBody):

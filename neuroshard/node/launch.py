@@ -169,7 +169,6 @@ def _run_once(
                 configuration, wallet, board, counters, stop, demo, is_trainer, invitation, is_chosen
             )
             report = _run_to_the_end(Application(place, commands).run, waker)
-        _LOG.info("%s", report.message)
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
         return _Ended(report.exit_code, port if stop.starts_again else None)
@@ -241,7 +240,9 @@ def _run_to_the_end(run: Callable[[], ExitReport], waker: MainThreadWaker) -> Ex
         while not outcome.done():
             waker.wait()
         try:
-            return outcome.result()
+            report = outcome.result()
         except NeuroShardError as error:  # the command line prints it; the log file must contain it too
             _LOG.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})
             raise
+        _LOG.info("%s", report.message)
+        return report

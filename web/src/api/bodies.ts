@@ -29,6 +29,7 @@ export interface FolderListBody {
   parent: string | null; // the folder above it; null: there is none
   folders: TextFolderBody[];
   has_more: boolean; // more folders than are listed
+  drives: string[]; // drives of this computer on Windows; empty elsewhere
 }
 
 /** An invitation as its page shows it. It contains nothing that lets its reader join. */

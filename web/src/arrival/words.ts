@@ -58,6 +58,7 @@ export const OWN_TEXT = {
 
 export const FOLDERS = {
   title: "Folders on this computer",
+  drives: "Drives",
   up: "↑ Folder above",
   reading: "Reading the folders of this computer…",
   none: "There are no folders in here.",

@@ -2,7 +2,7 @@
 
 export const TOKENS = {
   title: "Use it from other programs",
-  hint: "Programs made for OpenAI's API can use this model. Give each one a token of its own: it opens the model and nothing else.",
+  hint: "Programs made for OpenAI's API can use this model. Give every program its own token. A token opens the model and nothing else.",
   address: "Enter this address as the base URL, and the token as the API key. The model is called neuroshard.",
   addressName: "Address of the model",
   name: "Name of the program",
