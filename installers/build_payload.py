@@ -28,6 +28,8 @@ PLATFORMS = {
     "macos": ("macosx_11_0_arm64", "uv", HERE / "unix/neuroshard", "darwin-arm64"),
 }
 
+MACOS_APP = ("neuroshard.applescript", "url-types.json", "document-types.json")
+
 
 def pip(*arguments: str) -> None:
     """Run pip. Raises CalledProcessError."""
@@ -74,6 +76,8 @@ def pack_macos(payload: Path, out: Path) -> Path:
     name = f"neuroshard-{package_version()}-darwin-arm64"
     with tarfile.open(out / f"{name}.tar.gz", "w:gz") as archive:
         archive.add(payload, f"{name}/payload", filter=as_root)
+        for file in MACOS_APP:
+            archive.add(HERE / "macos" / file, f"{name}/{file}", filter=as_root)
         add_scripts(archive, name)
     return out / f"{name}.tar.gz"
 

@@ -89,6 +89,23 @@ if [ "$desktop" = yes ] && [ "$(uname -s)" = Linux ]; then
     update-desktop-database "$share/applications" 2>/dev/null || true
     update-mime-database "$share/mime" 2>/dev/null || true
 fi
+make_app() { # APP: an app for a double click, for neuroshard:// links and for invitation files
+    if [ -e "$1" ] && ! grep -qsF ai.neuroshard.app "$1/Contents/Info.plist"; then return 1; fi # another program's
+    rm -rf "$1" &&
+        osacompile -o "$1" "$here/neuroshard.applescript" &&
+        plutil -replace CFBundleIdentifier -string ai.neuroshard.app "$1/Contents/Info.plist" &&
+        plutil -replace LSUIElement -bool YES "$1/Contents/Info.plist" &&
+        plutil -replace CFBundleURLTypes -json "$(cat "$here/url-types.json")" "$1/Contents/Info.plist" &&
+        plutil -replace CFBundleDocumentTypes -json "$(cat "$here/document-types.json")" "$1/Contents/Info.plist" &&
+        codesign --force --sign - "$1" # the seal of the bundle must cover its new description
+}
+
+if [ "$desktop" = yes ] && [ "$(uname -s)" = Darwin ]; then
+    mkdir -p "$HOME/Applications"
+    # Finder registers the handler when it sees the app. A failure must not stop the installation.
+    make_app "$HOME/Applications/NeuroShard.app" ||
+        echo "install.sh: The app for links could not be made. Paste invitations into the page instead." >&2
+fi
 if [ "$autostart" = yes ]; then "$root/neuroshard" autostart on; fi
 
 echo "NeuroShard $version is installed: $bin/neuroshard"

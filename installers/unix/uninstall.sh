@@ -50,6 +50,8 @@ if [ -z "$folders" ]; then
     if [ -n "$named" ]; then echo "Another data folder, named in $data/config.toml, is not removed: $named"; fi
 fi
 if [ "$(readlink "$bin/neuroshard" 2>/dev/null || true)" = "$root/neuroshard" ]; then rm -f "$bin/neuroshard"; fi
+app=$HOME/Applications/NeuroShard.app
+if grep -qsF ai.neuroshard.app "$app/Contents/Info.plist"; then rm -rf "$app"; fi
 rm -f "$share/applications/neuroshard-link.desktop" "$share/mime/packages/neuroshard.xml"
 rm -f "$share/applications/neuroshard.desktop" "$share/icons/hicolor/scalable/apps/neuroshard.svg"
 # The indexes of file types and programs: rebuilt, or removed if they have no other entries.

@@ -9,7 +9,7 @@ import hmac
 import html
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -99,7 +99,9 @@ FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-dat
 SESSION_PATH = "/api/session"
 CSRF_HEADER = "x-neuroshard-csrf"
 PUBLIC_NUMBERS = frozenset({"/api/training/verify", "/api/training/global"})
-OWNERS_READING = frozenset({"/api/machines"})  # about other computers than this one: not for the read token
+OWNERS_READING = frozenset({"/api/machines", "/api/model-tokens"})  # other computers, programs: not for the read token
+MODEL_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/models"})
+MODEL_PATH_PREFIX = "/v1/models/"
 HOW_TO_ENTER = "Run `neuroshard open`: it opens the dashboard with a new key."
 HOW_TO_AUTHORISE = (
     "Send `Authorization: Bearer SECRET`; the secret is in the file api-secret in the node's data folder. "
@@ -152,28 +154,42 @@ class RequestFacts:
         return cookies[name].value if name in cookies else None
 
 
+def _no_token(_candidate: str) -> bool:
+    """Accept no model token: the server has no model."""
+    return False
+
+
 @dataclass(frozen=True)
 class AccessPolicy:
     """Decides which requests one server accepts.
 
     A request that changes something needs the secret, or a session in the dashboard's own page with its CSRF token. A
     request that reads needs the secret, a session or the read token, except for public paths and, from this computer,
-    public numbers; the read token does not open the paths in OWNERS_READING. Requests from foreign pages, or for a host
-    name that is not this node's, are always refused.
+    public numbers; the read token does not open the paths in OWNERS_READING. A model token opens the routes of the
+    model, for reading and for completions, and nothing else. Requests from foreign pages, or for a host name that is
+    not this node's, are always refused.
     """
 
     hosts: HostPolicy
     sessions: SessionKeys
     public_paths: frozenset[str]  # the dashboard's own files and /health
     is_setup: bool = False  # the wizard shows a new wallet: it has no public numbers and no read token
+    is_model_token: Callable[[str], bool] = _no_token  # may raise StorageError
 
     @classmethod
     def for_server(
-        cls, host: str, port: int, secret: str, files: Iterable[str], *, is_setup: bool = False
+        cls,
+        host: str,
+        port: int,
+        secret: str,
+        files: Iterable[str],
+        *,
+        is_setup: bool = False,
+        is_model_token: Callable[[str], bool] = _no_token,
     ) -> AccessPolicy:
         """Make the policy of a server bound to `host` and `port`; `files` are the paths of the dashboard's files."""
         hosts = HostPolicy.for_host(host, port)
-        return cls(hosts, SessionKeys(secret, port), frozenset({"/health", *files}), is_setup)
+        return cls(hosts, SessionKeys(secret, port), frozenset({"/health", *files}), is_setup, is_model_token)
 
     def check(self, request: RequestFacts, now: float) -> bool:
         """Return whether the request has a key; one without a key is allowed only where the answer is public.
@@ -182,6 +198,8 @@ class AccessPolicy:
         """
         origin = self._own_origin(request)
         self._refuse_foreign_page(request, origin)
+        if self._is_model_program(request):
+            return True
         if request.reads_only:
             is_reader = self._is_reader(request) and request.path not in OWNERS_READING
             may_read = is_reader or self.is_owner(request, now)
@@ -210,6 +228,11 @@ class AccessPolicy:
             and request.path != SESSION_PATH
             and self.sessions.is_read_token(request.bearer)
         )
+
+    def _is_model_program(self, request: RequestFacts) -> bool:
+        """Whether the request is for the model and has a model token."""
+        is_for_model = request.path in MODEL_PATHS or request.path.startswith(MODEL_PATH_PREFIX)
+        return is_for_model and request.bearer is not None and self.is_model_token(request.bearer)
 
     def _is_public(self, request: RequestFacts) -> bool:
         """Whether everybody who reaches the server may read this path, or every program of this computer."""

@@ -21,6 +21,7 @@ from neuroshard.api.events import Broadcaster, stream_routes
 from neuroshard.api.machines import machine_routes
 from neuroshard.api.members import member_routes
 from neuroshard.api.middleware import Guard
+from neuroshard.api.model_tokens import model_token_routes
 from neuroshard.api.presets import preset_routes
 from neuroshard.api.problems import MEDIA_TYPE, ProblemBody, answer_errors
 from neuroshard.api.rendering import RenderedViews
@@ -48,6 +49,7 @@ WORDS: Final[dict[int, str]] = {
     404: "Not found",
     405: "The route does not support this method",
     408: "The body arrived too slowly",
+    409: "The node is in a state that does not allow this",
     413: "The body is too large",
     422: "The request is not valid",
     429: "Too many requests at once",
@@ -78,7 +80,9 @@ class NodeApi(FastAPI):
 def create_app(context: ApiContext) -> FastAPI:
     """Make the API of one node. The server and tests use `app.state.views` and `app.state.broadcaster`."""
     static = dashboard_files()
-    access = AccessPolicy.for_server(context.host, context.port, context.secret, static)
+    access = AccessPolicy.for_server(
+        context.host, context.port, context.secret, static, is_model_token=context.model_tokens.accepts
+    )
     views = RenderedViews(context.board)
     broadcaster = Broadcaster(context, views)
     app = NodeApi(
@@ -104,6 +108,7 @@ def create_app(context: ApiContext) -> FastAPI:
         member_routes(context),
         machine_routes(context),
         preset_routes(context),
+        model_token_routes(context.model_tokens, lambda: context.board.current().state, context.clock),
     ):
         app.include_router(router)
 

@@ -74,6 +74,7 @@ class FolderListBody(ResponseBody):
     parent: EncodableText | None = Field(description="the folder above it; null: there is none")
     folders: list[TextFolderBody]
     has_more: bool = Field(description="more folders than are listed")
+    drives: list[str] = Field(description="drives of this computer on Windows; empty elsewhere")
 
 
 class FolderRequest(RequestBody):

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from neuroshard.api.model_tokens import ModelTokens
 from neuroshard.api.problems import CommandTimeoutError
 from neuroshard.errors import NeuroShardError, NotReadyError
 from neuroshard.status.board import (
@@ -26,6 +27,7 @@ from neuroshard.status.board import (
     NameDeputy,
     OrderMachines,
     Pause,
+    Restart,
     Resume,
     RevokeInvitation,
     RunCommand,
@@ -71,6 +73,7 @@ class ApiContext:
     redactor: Redactor = field(default_factory=Redactor)  # contains the secrets of this node
     limits: ApiLimits = field(default_factory=ApiLimits)
     clock: Callable[[], float] = time.time  # seconds since the epoch
+    model_tokens: ModelTokens = field(default_factory=ModelTokens)
     opened_link: str | None = None  # an invitation with which this node was started by a click
 
 
@@ -83,6 +86,7 @@ def deadline_seconds(command: Command) -> float:
             return 30.0  # the step in progress ends first
         case (
             UpdateSettings()
+            | Restart()
             | ListMachines()
             | ListMembers()
             | Invite()

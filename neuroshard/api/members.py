@@ -10,7 +10,14 @@ from fastapi import APIRouter
 from pydantic import Field, JsonValue
 
 from neuroshard.api.address import is_loopback_name
-from neuroshard.api.arrival import InvitationBody, InvitationRequest, Room, checked_invitation, invitation_body
+from neuroshard.api.arrival import (
+    InvitationBody,
+    InvitationRequest,
+    NearbyRunBody,
+    Room,
+    checked_invitation,
+    invitation_body,
+)
 from neuroshard.api.context import ApiContext, carry_out_run_command
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
@@ -81,6 +88,7 @@ class MembersBody(ResponseBody):
     run: RunMembersBody | None = Field(description="null: this node serves no run of friends")
     runs: list[KnownRunBody]
     knocks: list[KnockBody]
+    nearby: list[NearbyRunBody] | None = Field(description="other runs on the local network; null: it is not searched")
     shown: ShownLinkBody
 
 
@@ -109,7 +117,7 @@ class NamedRequest(RequestBody):
 
 
 class JoinRequest(RequestBody):
-    """POST /api/join: the run of the invitation that is shown, or a known one. None: a run of this computer's own."""
+    """POST /api/join: the run of the invitation that is shown, a known one or one nearby. None: one of its own."""
 
     run_id: str | None = Field(pattern=r"^[0-9a-f]{64}$")
 

@@ -34,15 +34,16 @@ class PresetsBody(ResponseBody):
 
     presets: list[PresetBody]
     chosen: PresetName | None = Field(description="the one whose values the settings have; null: other limits")
+    after_restart: list[str] = Field(description="settings of the presets that are stored for the next start")
 
 
-def presets_body(memory_mb: int, values: Mapping[str, object]) -> PresetsBody:
-    """The presets for this memory, and the one that these settings are."""
+def presets_body(memory_mb: int, values: Mapping[str, object], after_restart: Sequence[str] = ()) -> PresetsBody:
+    """The presets for this memory, and the one that these settings are; `after_restart` names those that wait."""
     presets: Sequence[Preset] = presets_of(memory_mb)
     quota = values.get("monthly_quota")
-    return PresetsBody(
-        presets=[PresetBody.of(preset, quota) for preset in presets], chosen=chosen_preset(values, presets)
-    )
+    waiting = [key for key in presets[0].settings if key in after_restart]
+    bodies = [PresetBody.of(preset, quota) for preset in presets]
+    return PresetsBody(presets=bodies, chosen=chosen_preset(values, presets), after_restart=waiting)
 
 
 def preset_routes(context: ApiContext) -> APIRouter:
@@ -52,10 +53,11 @@ def preset_routes(context: ApiContext) -> APIRouter:
     @router.get("/api/presets", response_model=PresetsBody)
     async def presets() -> PresetsBody:
         """Three sets of limits for this computer. A stored change counts even if it takes effect after a restart."""
-        described, values = context.config_view(), dict[str, object]()
+        described, values, waiting = context.config_view(), dict[str, object](), list[str]()
         for key, setting in described.items() if isinstance(described, Mapping) else ():
             if isinstance(setting, Mapping):
                 values[key] = setting["after_restart"] if "after_restart" in setting else setting.get("value")
-        return presets_body(available_mb(probe_memory(), None), values)
+                waiting += [key] if "after_restart" in setting else []
+        return presets_body(available_mb(probe_memory(), None), values, waiting)
 
     return router

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from neuroshard.errors import (
     CheckpointError,
+    ConflictError,
     ContextLengthError,
     DataError,
     DataUnavailableError,
@@ -93,6 +94,7 @@ STATUS_OF_ERROR: tuple[tuple[type[NeuroShardError], int], ...] = (
     (NotReadyError, 503),
     (DataUnavailableError, 503),
     (DiskFullError, 507),
+    (ConflictError, 409),
     (ContextLengthError, 400),  # the status that clients of OpenAI's API look for
     (UsageError, 422),
     (TokenError, 422),

@@ -27,7 +27,7 @@ from neuroshard.api.requests import (
     SessionRequest,
 )
 from neuroshard.api.settings_view import settings_view
-from neuroshard.status.board import CommandResult, Pause, Resume, SaveCheckpoint, UpdateSettings
+from neuroshard.status.board import CommandResult, Pause, Restart, Resume, SaveCheckpoint, UpdateSettings
 from neuroshard.status.freshness import fresh, is_old
 from neuroshard.status.history import SamplesStatus
 from neuroshard.status.snapshot import CheckpointStatus, NodeState, NodeStatus
@@ -217,6 +217,12 @@ def action_routes(context: ApiContext) -> APIRouter:
         """Save a final checkpoint and stop the node."""
         del body
         return body_of(await shut_down(context, "asked through the API"))
+
+    @router.post("/api/restart", status_code=202)
+    async def restart(body: NoMembers | None = None) -> CommandBody:
+        """Save a checkpoint and start again in the same process, with the stored settings."""
+        del body
+        return body_of(await carry_out(context, Restart()))
 
     @router.patch("/api/config", status_code=202)
     async def change_config(body: ConfigChanges) -> CommandBody:

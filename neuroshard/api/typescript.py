@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from neuroshard.api.arrival import FolderListBody
 from neuroshard.api.members import MadeInvitationBody, MembersBody
+from neuroshard.api.model_tokens import ModelTokensBody, NewTokenBody
 from neuroshard.api.presets import PresetsBody
 from neuroshard.api.requests import CommandBody, SessionBody
 from neuroshard.api.routes import SNAPSHOT_ROUTES, Health, LogLines
@@ -26,8 +27,11 @@ HEADER: Final = """\
 // After a change there: python -m neuroshard.api.typescript web/src/api
 """
 OTHER_RESPONSES: Final[tuple[type, ...]] = (
-    WorkSummary, LogLines, Health, SessionBody, CommandBody, SetupBody, FinishedBody, FolderListBody, MembersBody,
-    MadeInvitationBody, MachineList, PresetsBody,
+    WorkSummary, LogLines, Health, SessionBody, CommandBody, MachineList,
+)  # fmt: skip
+OWNER_RESPONSES: Final[tuple[type, ...]] = (
+    SetupBody, FinishedBody, FolderListBody, MembersBody, MadeInvitationBody, PresetsBody,
+    ModelTokensBody, NewTokenBody,
 )  # fmt: skip
 LONGEST_LINE: Final = 130
 SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
@@ -35,21 +39,24 @@ SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "b
 
 def response_schemas() -> dict[str, Any]:
     """JSON schemas of all responses and their parts, by name."""
-    kinds = (*(kind for _, kind, _ in SNAPSHOT_ROUTES), *OTHER_RESPONSES)
+    kinds = (*(kind for _, kind, _ in SNAPSHOT_ROUTES), *OTHER_RESPONSES, *OWNER_RESPONSES)
     _, schema = TypeAdapter[Any].json_schemas([(kind, "serialization", TypeAdapter(kind)) for kind in kinds])
     return schema["$defs"]
 
 
 def typescript() -> dict[str, str]:
-    """The files by name: the status, which is also an event, and the other responses."""
+    """The files by name: the status, which is also an event, the owner's pages, and the other responses."""
     schemas = response_schemas()
     status = used_by(NodeStatus.__name__, schemas)
-    roots = [kind.__name__ for kind in (*(kind for _, kind, _ in SNAPSHOT_ROUTES), *OTHER_RESPONSES)]
-    others = {name for root in roots for name in used_by(root, schemas)} - status
-    shared = sorted({name for one in others for name in references(schemas[one])} & status)
+    roots = [*(kind for _, kind, _ in SNAPSHOT_ROUTES), *OTHER_RESPONSES]
+    others = {name for root in roots for name in used_by(root.__name__, schemas)} - status
+    owners = {name for root in OWNER_RESPONSES for name in used_by(root.__name__, schemas)} - status - others
     return {
         "status.ts": _file("The node's status", schemas, status),
-        "responses.ts": _file("The other responses of the API", schemas, others, shared),
+        "bodies.ts": _file(
+            "The wizard's and the owner's responses", schemas, owners, (("status", status), ("responses", others))
+        ),
+        "responses.ts": _file("The other responses of the API", schemas, others, (("status", status),)),
         "explanations.ts": _explanations(schemas),
     }
 
@@ -101,8 +108,15 @@ def references(schema: Mapping[str, Any]) -> set[str]:
     return set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)))
 
 
-def _file(subject: str, schemas: Mapping[str, Any], names: Set[str], imported: Sequence[str] = ()) -> str:
-    imports = ["import type {", *(f"  {name}," for name in imported), '} from "./status";', ""] if imported else []
+def _file(
+    subject: str, schemas: Mapping[str, Any], names: Set[str], others: Sequence[tuple[str, Set[str]]] = ()
+) -> str:
+    """One file of declarations; `others` are files from which it imports, with the names that they declare."""
+    used = {reference for name in names for reference in references(schemas[name])}
+    imports = list[str]()
+    for file, declared in others:
+        if shared := sorted(used & declared):
+            imports += ["import type {", *(f"  {name}," for name in shared), f'}} from "./{file}";', ""]
     lines = (line for name in sorted(names) for line in declaration_of(name, schemas[name]))
     return "\n".join([HEADER.format(subject=subject), *imports, *lines])
 

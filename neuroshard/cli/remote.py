@@ -14,6 +14,7 @@ from neuroshard.cli.options import AsJson, DataDir, Port, node_folder
 from neuroshard.errors import NeuroShardError, UsageError
 
 if TYPE_CHECKING:
+    from neuroshard.api.model_tokens import ModelTokens
     from neuroshard.cli.client import NodeClient
 
 
@@ -134,6 +135,45 @@ def print_read_token(data_dir: DataDir = None, demo: DemoNode = False, as_json: 
 
     token = SessionKeys(read_secret(node_folder(data_dir, demo=demo), demo=demo), port=0).read_token
     typer.echo(json.dumps({"token": token}) if as_json else token)
+
+
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, such as that of its program.")]
+
+
+@token_app.command("model")
+def make_model_token(
+    name: TokenName, data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False
+) -> None:
+    """Make a token for a program that uses the model, such as the openai client, and print it. It opens nothing else.
+
+    The node need not run. It stores only a hash, so the token is printed this once. `token remove NAME` ends it.
+    """
+    token = _model_tokens(data_dir, demo=demo).add(name, time.time())
+    typer.echo(json.dumps({"name": name.strip(), "token": token}) if as_json else token)
+
+
+@token_app.command("list")
+def list_model_tokens(data_dir: DataDir = None, demo: DemoNode = False, as_json: AsJson = False) -> None:
+    """List the names of the tokens made with `token model`."""
+    tokens = _model_tokens(data_dir, demo=demo).all()
+    if as_json:
+        typer.echo(json.dumps([{"name": one.name, "made_at": one.made_at} for one in tokens]))
+        return
+    for one in tokens:
+        typer.echo(f"{time.strftime('%Y-%m-%d', time.localtime(one.made_at))}  {one.name}")
+
+
+@token_app.command("remove")
+def remove_model_token(name: TokenName, data_dir: DataDir = None, demo: DemoNode = False) -> None:
+    """End a token made with `token model`. A running node refuses it from now on."""
+    _model_tokens(data_dir, demo=demo).remove(name)
+    typer.echo(f"The token {name.strip()} is removed.")
+
+
+def _model_tokens(data_dir: Path | None, *, demo: bool) -> ModelTokens:
+    from neuroshard.api.model_tokens import ModelTokens
+
+    return ModelTokens(node_folder(data_dir, demo=demo))
 
 
 def pause(

@@ -122,8 +122,13 @@ def _run(flags: Mapping[str, object], options: DemoOptions, handover: ListenerHa
 
     threads = {"cpu_threads": max(1, default_threads() // options.nodes)} if options.nodes > 1 else {}
     token = demo_token(cast("Path", flags["data_dir"]))
-    loaded = demo_settings({**threads, **flags, "token": token}, os.environ)
-    return run_node(loaded, demo=options, handover=handover)
+
+    def load() -> LoadedSettings:
+        return demo_settings({**threads, **flags, "token": token}, os.environ)
+
+    # The processes of a swarm, and the steps of one with an end, belong to one start.
+    reload = load if options.nodes == 1 and options.steps is None else None
+    return run_node(load(), demo=options, handover=handover, reload=reload)
 
 
 def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:

@@ -191,7 +191,9 @@ class Settings(BaseModel):
         SettingNote("an IP address of this computer; a loopback address also turns LAN discovery and port mapping off"),
     ] = "0.0.0.0"  # noqa: S104 - other nodes must reach this one
     max_upload: Annotated[
-        Real | None, Field(gt=0), SettingNote("megabits per second to other nodes, more than 0; unset: no limit")
+        Real | None,
+        Field(gt=0),
+        SettingNote("megabits per second to other nodes, more than 0; unset: no limit", Applies.AT_ONCE),
     ] = None
     network: Annotated[bool, SettingNote("true or false; false: this node does not connect to others")] = True
     lan_discovery: Annotated[bool, SettingNote("true or false; whether nodes on the local network find this one")] = (

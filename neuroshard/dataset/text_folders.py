@@ -7,6 +7,7 @@ what is listed is below the folder that was asked for, and the system decides wh
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,6 +39,21 @@ class FolderList:
     parent: str | None  # None: there is nothing above it
     folders: tuple[ListedFolder, ...]
     has_more: bool  # more folders than are listed
+    drives: tuple[str, ...]  # of Windows; empty elsewhere
+
+
+def drives_of(mask: int) -> tuple[str, ...]:
+    """The drives in the bit mask of Windows' GetLogicalDrives, in which bit 0 is A:."""
+    return tuple(f"{chr(ord('A') + bit)}:\\" for bit in range(26) if mask >> bit & 1)
+
+
+def present_drives() -> tuple[str, ...]:
+    """The drives of this computer on Windows; nothing elsewhere. No drive is touched: an empty one may take long."""
+    if sys.platform != "win32":
+        return ()
+    import ctypes
+
+    return drives_of(ctypes.windll.kernel32.GetLogicalDrives())
 
 
 def list_text_folders(folder: Path) -> FolderList:
@@ -60,7 +76,7 @@ def list_text_folders(folder: Path) -> FolderList:
     has_more = len(shown) > MAX_FOLDERS or len(names) > MAX_NAMES
     files, size = sum(one.files for one in counts), sum(one.bytes for one in counts)
     whole = ListedFolder(str(real), files, size, not has_more and all(one.is_complete for one in counts))
-    return FolderList(whole, None if real.parent == real else str(real.parent), tuple(rows), has_more)
+    return FolderList(whole, None if real.parent == real else str(real.parent), tuple(rows), has_more, present_drives())
 
 
 @dataclass

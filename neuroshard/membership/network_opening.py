@@ -23,7 +23,7 @@ from neuroshard.model.memory_limit import available_mb, network_memory, probe_me
 from neuroshard.network import Connection, Network, Reputation
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.libp2p.peer_limits import ReceiveLimits
-from neuroshard.network.limits import frame_budget
+from neuroshard.network.limits import UploadPacer, frame_budget
 from neuroshard.network.mdns import MdnsDiscovery, RunNotice, direct_endpoints
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
@@ -45,12 +45,18 @@ def memory_limit_mb(settings: Settings) -> int:
 
 
 def libp2p_opener(
-    settings: Settings, identity: NodeIdentity, outside: ExternalAddresses | None = None, *, serves_others: bool = False
+    settings: Settings,
+    identity: NodeIdentity,
+    outside: ExternalAddresses | None = None,
+    *,
+    upload: UploadPacer | None = None,
+    serves_others: bool = False,
 ) -> NetworkOpener:
     """Return an opener of libp2p networks with the owner's limits.
 
-    With `serves_others` the node is a relay for nodes that cannot be dialled. The networks write their listening ports
-    to `outside` and read from it how these are reached from outside.
+    All networks share `upload`, whose limit may change meanwhile; None: the limit of the settings. With
+    `serves_others` the node is a relay for nodes that cannot be dialled. The networks write their listening ports to
+    `outside` and read from it how these are reached from outside.
     """
     options = NetworkOptions(
         host=settings.p2p_host,
@@ -59,15 +65,16 @@ def libp2p_opener(
         port_mapping=settings.port_mapping,
         relay=settings.relay and not serves_others,
         serve_relay=serves_others,
-        upload_bytes_per_second=upload_limit(settings),
     )
     reputation = Reputation()  # shared by all networks: a restart of the network does not clear the scores of peers
+    pacer = upload or UploadPacer(upload_limit(settings))
     limit_mb = memory_limit_mb(settings)
-
     kept_port = KeptPort(settings.data_dir)
 
     def at(port: int) -> AbstractAsyncContextManager[Network]:
-        return libp2p_network(identity, replace(options, port=port), parts=network_parts(limit_mb, reputation, outside))
+        return libp2p_network(
+            identity, replace(options, port=port), parts=network_parts(limit_mb, reputation, outside, pacer)
+        )
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Network]:
@@ -84,6 +91,11 @@ def libp2p_opener(
             yield network
 
     return opened
+
+
+def searches_lan(settings: Settings) -> bool:
+    """Whether the owner lets this node look at the local network."""
+    return settings.network and settings.lan_discovery and not ip_address(settings.p2p_host).is_loopback
 
 
 class _Port(Struct, frozen=True):
@@ -123,7 +135,12 @@ class KeptPort:
             _LOG.warning("The port of the network cannot be stored: %s", error)
 
 
-def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddresses | None = None) -> NetworkParts:
+def network_parts(
+    limit_mb: int,
+    reputation: Reputation,
+    outside: ExternalAddresses | None = None,
+    pacer: UploadPacer | None = None,
+) -> NetworkParts:
     """Return the parts that the node gives to one network, within a total of `limit_mb` of memory."""
     memory = network_memory(limit_mb)
     return NetworkParts(
@@ -131,6 +148,7 @@ def network_parts(limit_mb: int, reputation: Reputation, outside: ExternalAddres
         budget=frame_budget(memory.frames),
         heads=frame_budget(memory.heads),
         receive=ReceiveLimits.within(memory.unread),
+        pacer=pacer,
         outside=outside,
         record_form=Announcement,
         directory_bytes=memory.directory,

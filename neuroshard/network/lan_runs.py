@@ -1,4 +1,4 @@
-"""Runs on the local network, for the wizard: a program without a node asks by multicast DNS and lists the answers."""
+"""Runs on the local network, for the wizard and the dashboard: asks by multicast DNS and lists the answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, repeat
+from math import inf
 
 import anyio
 
@@ -21,6 +22,7 @@ from neuroshard.network.mdns import (
     open_socket,
 )
 from neuroshard.types import NodeId
+from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ MAX_RUNS = 8  # listed; more are not a home network but a flood
 FORGOTTEN_SECONDS = 35.0  # a run from which no node answered for this time has left
 FIRST_SECONDS = (1.0, 2.0)  # after the first questions, as a packet may be lost
 ASK_SECONDS = 10.0  # between later questions
+UNWATCHED_SECONDS = 30.0  # after the last look at the list
 _LOOKER = NodeId("looker")  # no node has this id, so every node answers the question of a looker
 
 
@@ -89,3 +92,38 @@ class LanRunSearch:
                 self.found.hear((await channel.receive()).notices, anyio.current_time())
         except OSError as error:
             _LOG.debug("Looking for runs on %s failed: %s", interface.name, error)
+
+
+class WatchedLanRuns:
+    """The runs of the local network, searched only while somebody looks: every node answers each question."""
+
+    def __init__(self, interfaces: Callable[[], tuple[LanInterface, ...]] = lan_interfaces) -> None:
+        self._runs = LanRuns()
+        self._interfaces = interfaces
+        self._looked = Signal()
+
+    @property
+    def current(self) -> tuple[RunNotice, ...]:
+        """The runs that were heard. Any thread may read them."""
+        return self._runs.current
+
+    def look(self) -> None:
+        """Search from now on, until nobody has looked for UNWATCHED_SECONDS. Call it on the event loop."""
+        self._looked.notify()
+
+    async def run(self) -> None:
+        """Search while somebody looks, until cancelled."""
+        while True:
+            await self._looked.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(LanRunSearch(self._runs, self._interfaces).run)
+                while not await self._is_unwatched():
+                    pass
+                tasks.cancel_scope.cancel()
+            self._runs.hear((), inf)  # the next reader must not see runs that have left meanwhile
+
+    async def _is_unwatched(self) -> bool:
+        """Wait for the next look; return whether none came for UNWATCHED_SECONDS."""
+        with anyio.move_on_after(UNWATCHED_SECONDS) as patience:
+            await self._looked.wait()
+        return patience.cancelled_caught

@@ -220,10 +220,16 @@ class UploadPacer:
         return None if self._rate == inf else self._rate
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Change the limit for everything sent from now on. Raises ValueError unless it is positive."""
+        """Change the limit for everything sent from now on. Raises ValueError unless it is positive.
+
+        Bytes that were granted but not yet paid for are paid for at the new rate.
+        """
         if bytes_per_second is not None and not bytes_per_second > 0:
             raise ValueError(f"an upload limit must be positive, got {bytes_per_second}")
-        self._rate = inf if bytes_per_second is None else bytes_per_second
+        rate = inf if bytes_per_second is None else bytes_per_second
+        if self._free_at > -inf:  # otherwise nothing was spent, and there may be no event loop to ask for the time
+            self._free_at = anyio.current_time() + self.seconds_behind() * (self._rate / rate)
+        self._rate = rate
 
     def portion(self, byte_count: int) -> int:
         """The number of bytes to send at a time, so that the limit also applies over short times."""

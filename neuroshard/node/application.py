@@ -23,7 +23,9 @@ from neuroshard.host.live_settings import Configuration, limit_source
 from neuroshard.host.owner_limits import NetworkRules, OwnerPolicyTask, TransferLedger, restore_pause
 from neuroshard.identity import Wallet
 from neuroshard.identity.invitations import Invitation
+from neuroshard.membership.network_opening import searches_lan
 from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
+from neuroshard.network.lan_runs import WatchedLanRuns
 from neuroshard.network.tasks import accompanied
 from neuroshard.node.command_loop import CommandLoop
 from neuroshard.node.own_machines import OwnMachines
@@ -139,6 +141,7 @@ class Application:
             place.stop,
             is_demo=place.demo is not None,
             publisher=publisher,
+            nearby=WatchedLanRuns() if searches_lan(settings) and place.demo is None else None,
         )
         machines = OwnMachines(place.wallet, peer_network, self._commands, place.board)
         peer_network.networking.attach(machines.live)
@@ -148,6 +151,7 @@ class Application:
             place.configuration,
             place.stop,
             requested_pause,
+            apply_settings=peer_network.limit_upload,
             runs=desk,
             machines=machines,
         )

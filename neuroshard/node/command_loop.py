@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 import trio
 
+from neuroshard.config.settings import Settings
 from neuroshard.errors import NeuroShardError, NotReadyError, StorageError
 from neuroshard.host.live_settings import Configuration
 from neuroshard.host.owner_limits import keep_pause
@@ -32,6 +33,7 @@ from neuroshard.status.board import (
     NameDeputy,
     OrderMachines,
     Pause,
+    Restart,
     Resume,
     RevokeInvitation,
     SaveCheckpoint,
@@ -54,6 +56,10 @@ _LOG = logging.getLogger(__name__)
 STOPPING = "The node is stopping."
 
 
+def _unchanged(_settings: Settings) -> None:
+    """Apply nothing: this loop has no parts outside the trainer."""
+
+
 class CommandLoop:
     """Takes commands from the channel and answers them; several may be in progress at the same time."""
 
@@ -65,10 +71,13 @@ class CommandLoop:
         stop: StopRequest,
         requested_pause: RequestedPause,
         *,
+        apply_settings: Callable[[Settings], object] = _unchanged,
         runs: RunDesk | None = None,
         machines: OwnMachines | None = None,
     ) -> None:
-        """`runs` answers the commands about runs and their members, and `machines` those about the wallet's machines.
+        """`apply_settings` applies changed settings outside the trainer.
+
+        `runs` answers the commands about runs and their members, and `machines` those about the wallet's machines.
 
         `requested_pause` also applies to the next trainer.
 
@@ -79,6 +88,7 @@ class CommandLoop:
         self._configuration = configuration
         self._stop = stop
         self._requested_pause = requested_pause
+        self._apply_settings = apply_settings
         self._runs = runs
         self._machines = machines
         self._decision = TrainingDecision()
@@ -157,10 +167,14 @@ class CommandLoop:
                 return CommandResult("stopping", "Stopping after a final checkpoint.")
             case UpdateSettings(changes):
                 result = self._configuration.change(changes, str(self._board.current().state))
+                self._apply_settings(self._configuration.settings)
                 if self._node is not None:
                     self._node.apply_settings(self._configuration.settings)
                 self._rules_changed.notify()
                 return result
+            case Restart():
+                self._stop.ask_restart("the owner asked for a restart")
+                return CommandResult("stopping", "The node saves a checkpoint and starts again.")
             case ListMembers() | Invite() | RevokeInvitation() | NameDeputy() | JoinRun() | AnswerKnock():
                 if self._runs is None:
                     raise NotReadyError("The node is still starting.", "Try again in a few seconds.")

@@ -19,7 +19,6 @@ from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.data.transfer import OpenedFile
 from neuroshard.exchange.data_files import DATA, PARTS_AT_ONCE, REQUEST_LIMITS, DataClient, DataServer, DataStore
 from neuroshard.membership.connectivity import DialledRequests
-from neuroshard.membership.network_opening import upload_limit
 from neuroshard.membership.swarm_view import GlobalView, Membership
 from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError, ScoreReason
@@ -86,6 +85,7 @@ class DataSharing:
         exchange = self._known()
         if exchange is None:
             raise RequestRefusedError("This node has no run yet.")
+        exchange.server.limit_upload(self._peer_network.upload.bytes_per_second)  # its owner may have changed it
         return await exchange.server.give(sender, frame)
 
     def _known(self) -> ShardExchange | None:
@@ -93,7 +93,6 @@ class DataSharing:
         if self._exchange is None and joined is not None:
             membership, run_id = joined.participant.membership, joined.run_id
             server = DataServer(run_id, self.data_store.find, membership.knows, report=self._report)
-            server.limit_upload(upload_limit(peer_network.settings))
             client = DataClient(
                 run_id,
                 DialledRequests(peer_network.networking, membership),

@@ -19,6 +19,7 @@ from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url
 from neuroshard.api.app import create_app
 from neuroshard.api.context import ApiContext
+from neuroshard.api.model_tokens import ModelTokens
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
@@ -89,13 +90,19 @@ def run_node(
     """Run a node or a trainer until a stop is requested and return the exit code.
 
     With `ends_with_stdin` the end of its input stops it too. `handover` is the folder's lock and the port that a first
-    run holds already; both are released here. A node that joins another run starts again here, with the settings that
-    `reload` reads. `link` is an invitation that was opened, which the page shows first. Raises NeuroShardError if the
-    node cannot run.
+    run holds already; both are released here. A node that is restarted or joins another run starts again here, with the
+    settings that `reload` reads; None: it cannot. `link` is an invitation that was opened, which the page
+    shows first. Raises NeuroShardError if the node cannot run.
     """
     while True:
         ended = _run_once(
-            loaded, demo, is_trainer=is_trainer, ends_with_stdin=ends_with_stdin, handover=handover, link=link
+            loaded,
+            demo,
+            is_trainer=is_trainer,
+            ends_with_stdin=ends_with_stdin,
+            handover=handover,
+            link=link,
+            may_restart=reload is not None,
         )
         if ended.exit_code != 0 or ended.port is None or reload is None:
             return ended.exit_code
@@ -113,6 +120,7 @@ def _run_once(
     ends_with_stdin: bool,
     handover: ListenerHandover | None,
     link: str | None,
+    may_restart: bool,
 ) -> _Ended:
     loaded, invitation, is_chosen = (loaded, None, False) if demo is not None else _invited(loaded)
     settings = loaded.settings
@@ -132,8 +140,7 @@ def _run_once(
         stack.enter_context(_logging(settings, ring, redactor))
         secret = load_or_create_secret(settings.data_dir)
         redactor.add(secret)
-        waiting = None if handover is None else handover.listener
-        listener = stack.enter_context(bind(settings.host, settings.port) if waiting is None else waiting)
+        listener = stack.enter_context((handover and handover.listener) or bind(settings.host, settings.port))
         port = int(listener.getsockname()[1])
         lock.announce(settings.host, port)
         board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
@@ -148,11 +155,12 @@ def _run_once(
             port,
             counters,
             redactor,
+            model_tokens=ModelTokens(settings.data_dir),
             opened_link=link,
         )
         _serve(context, listener, stack)
         _show_dashboard(settings, port, warnings, open_browser=settings.browser and handover is None)
-        stop = StopRequest()
+        stop = StopRequest(may_restart=may_restart)
         with MainThreadWaker() as waker, outside_requests(stop, waker, ends_with_stdin=ends_with_stdin):
             _prepare_native_threads()
             from neuroshard.node.application import Application, ProcessContext  # slow: the dashboard answers meanwhile
@@ -161,7 +169,6 @@ def _run_once(
                 configuration, wallet, board, counters, stop, demo, is_trainer, invitation, is_chosen
             )
             report = _run_to_the_end(Application(place, commands).run, waker)
-        _LOG.info("%s", report.message)
         if demo is not None and demo.steps is not None:
             sys.stdout.write(summary(board.current()))
         return _Ended(report.exit_code, port if stop.starts_again else None)
@@ -233,7 +240,9 @@ def _run_to_the_end(run: Callable[[], ExitReport], waker: MainThreadWaker) -> Ex
         while not outcome.done():
             waker.wait()
         try:
-            return outcome.result()
+            report = outcome.result()
         except NeuroShardError as error:  # the command line prints it; the log file must contain it too
             _LOG.error("The node ended: %s", error, extra={SHOWN_ELSEWHERE: True})
             raise
+        _LOG.info("%s", report.message)
+        return report

@@ -40,6 +40,7 @@ from neuroshard.membership.swarm_status import ShardCoverage
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
+from neuroshard.network.limits import UploadPacer
 from neuroshard.network.mdns import MAX_COMPUTERS, MAX_NAME_CHARACTERS, RunNotice
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
@@ -228,6 +229,7 @@ class PeerNetwork:
     finder: RunFinder
     now: Callable[[], float]  # seconds since the epoch
     revoked_nodes: RevokedNodes  # of this wallet, and of the others in the run
+    upload: UploadPacer = field(default_factory=UploadPacer)  # the owner's limit on everything that is sent
     port_mapping: PortMapping | None = None
     joined: JoinedRun | None = field(default=None, init=False)
     door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
@@ -252,7 +254,8 @@ class PeerNetwork:
         With `may_wait` a node that its run does not admit waits until it does.
         """
         outside = ExternalAddresses()
-        opener = open_network or libp2p_opener(settings, identity, outside)
+        upload = UploadPacer(upload_limit(settings))
+        opener = open_network or libp2p_opener(settings, identity, outside, upload=upload)
         networking = Networking(
             identity.node_id,
             opener if settings.network else None,
@@ -267,7 +270,7 @@ class PeerNetwork:
         networking.attach(exchange.live)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
         revoked = StoredRevocations(settings.data_dir).revoked()
-        built = cls(identity, settings, networking, exchange, finder, now, revoked)
+        built = cls(identity, settings, networking, exchange, finder, now, revoked, upload)
         if open_network is None:
             built._use_surroundings(outside)
         return built
@@ -343,6 +346,10 @@ class PeerNetwork:
         """Wrap a remote data source so that the owner's network rules apply and its bytes are counted."""
         return MeteredSource(source, lambda: self.networking.gate.reason, self._note_fetched)
 
+    def limit_upload(self, settings: Settings) -> None:
+        """Apply a changed upload limit to everything that is sent from now on."""
+        self.upload.limit(upload_limit(settings))
+
     def moved(self) -> int:
         """Bytes moved over the network since the start, in both directions: peers and data sources."""
         return self._moved_by_peers + self._fetched
@@ -398,7 +405,7 @@ class PeerNetwork:
             bytes_received=traffic.received,
             upload_rate=traffic.sent_a_second,
             download_rate=traffic.received_a_second,
-            upload_limit=upload_limit(self.settings),
+            upload_limit=self.upload.bytes_per_second,
             banned_peers=0 if network is None else len(network.reputation.banned_peers()),
             refused=() if network is None else network.reputation.refused(),
             join_line="" if self.joined is None else self.joined.join_line(addresses),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from neuroshard.api.access import new_entrance
 from neuroshard.api.address import dashboard_url
 from neuroshard.config.instance_lock import InstanceLock, LockOwner
+from neuroshard.errors import ConflictError
 from neuroshard.host.desktop import open_browser_at
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def show_first_instance(data_dir: Path, running: LockOwner, *, open_browser: boo
 class StopRequest:
     """Requests a stop from any thread, even before the event loop runs. The first reason wins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_restart: bool = True) -> None:
+        """With `may_restart` false nothing would start the node again, so a request to restart is refused."""
+        self._may_restart = may_restart
         self._lock = Lock()
         self._token: trio.lowlevel.TrioToken | None = None
         self._reaction: Callable[[], object] = _nothing
@@ -53,7 +56,12 @@ class StopRequest:
         self.starts_again = False
 
     def ask_restart(self, reason: str) -> None:
-        """Request a stop after which the node starts again in this process, for example with another run."""
+        """Request a stop after which the node starts again in this process, for example with another run.
+
+        Raises ConflictError if nothing would start it again.
+        """
+        if not self._may_restart:
+            raise ConflictError("This node cannot start itself again.", "Stop it, and start it again.")
         self._ask(reason, starts_again=True)
 
     def ask(self, reason: str) -> None:

@@ -26,6 +26,8 @@ from neuroshard.identity.invitations import (
 )
 from neuroshard.identity.wallet import key_words, wallet_id_of
 from neuroshard.network.blocking import BlockingRunner
+from neuroshard.network.lan_runs import WatchedLanRuns
+from neuroshard.network.mdns import RunNotice
 from neuroshard.node.invited_tip import verified_tip
 from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
@@ -72,7 +74,10 @@ class RunDesk:
         *,
         is_demo: bool,
         publisher: Publisher,
+        nearby: WatchedLanRuns | None = None,
     ) -> None:
+        """`nearby` are the runs of the local network; None: it is not searched."""
+        self._nearby = nearby
         self._publisher = publisher
         self._asked: dict[bytes, str] = {}  # questions to the owner that are shown, by wallet
         self._configuration = configuration
@@ -91,6 +96,8 @@ class RunDesk:
         """Carry out one command. Raises UsageError, ConflictError, InvitationError or StorageError."""
         match command:
             case ListMembers():
+                if self._nearby is not None:
+                    self._nearby.look()
                 work: Callable[[], CommandResult] = self._list
             case Invite():
                 work = partial(self._invite, command)
@@ -113,6 +120,8 @@ class RunDesk:
         """Show the owner who asks to join, and settle who has the last place of an invitation, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir)
+            if self._nearby is not None:
+                tasks.start_soon(self._nearby.run)
             while True:
                 await self._peer_network.knocked.wait()
                 self.show_knocks()
@@ -161,7 +170,8 @@ class RunDesk:
             {"wallet_id": wallet_id_of(one.wallet), "name": one.name, "words": key_words(one.wallet)}
             for one in (() if door is None else tuple(door.knocks.waiting.values()))
         ]
-        details: dict[str, JsonValue] = {"runs": runs, "run": None, "knocks": knocks}
+        nearby = None if self._nearby is None else [_nearby_row(one) for one in self._nearby.current if one.run != now]
+        details: dict[str, JsonValue] = {"runs": runs, "run": None, "knocks": knocks, "nearby": nearby}
         if followed is not None and not self._is_demo and followed.offer.parameters.admission == "friends":
             details["run"] = self._members(followed.offer)
         return self._result("", details)
@@ -230,13 +240,23 @@ class RunDesk:
             chosen = ChosenRun.of(read_invitation_text(command.code))
             choice.choose(chosen)
         elif command.run_id is not None:
-            known = next((run for run in choice.read().runs if run.run == command.run_id), None)
-            if known is None:
-                raise UsageError("This run is not known here.", "Join it with an invitation.")
-            choice.choose(known)
+            choice.choose(self._known(choice, command.run_id))
         else:
             choice.leave()
         return self._result("The node saves a checkpoint and starts again with the other run.")
+
+    def _known(self, choice: RunChoice, run_id: str) -> ChosenRun:
+        """A run that was chosen here before, or one of the local network, which is found again by its id."""
+        for run in choice.read().runs:
+            if run.run == run_id:
+                return run
+        for notice in () if self._nearby is None else self._nearby.current:
+            if notice.run == run_id:
+                return ChosenRun(notice.run, notice.name)
+        raise UsageError(
+            "This run is neither known here nor on the local network.",
+            "Join it with an invitation, or start NeuroShard on its computer and wait a few seconds.",
+        )
 
     def _result(self, message: str, details: dict[str, JsonValue] | None = None) -> CommandResult:
         return CommandResult(self._board.current().state, message, details)
@@ -272,6 +292,10 @@ def _free_label(word: str, stored: StoredPasses) -> str:
     """A label for a new invitation that no other one has: the word and a number."""
     taken = {one.label for one in stored.issued().issued}
     return next(label for number in count(len(taken) + 1) if (label := f"{word} {number}") not in taken)
+
+
+def _nearby_row(notice: RunNotice) -> JsonValue:
+    return {"run_id": notice.run, "name": notice.name, "computers": notice.computers}
 
 
 def _row(one: KnownInvitation) -> JsonValue:

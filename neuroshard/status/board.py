@@ -76,6 +76,11 @@ class Shutdown:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """Save a checkpoint and start again in the same process, with the stored settings."""
+
+
+@dataclass(frozen=True)
 class UpdateSettings:
     """Change settings of this node and store them in config.toml."""
 
@@ -206,7 +211,7 @@ class GenerationSummary:
 
 
 Command: TypeAlias = (
-    "Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings | Generate | RunCommand | MachineCommand"
+    "Pause | Resume | SaveCheckpoint | Shutdown | Restart | UpdateSettings | Generate | RunCommand | MachineCommand"
 )
 CommandAnswer: TypeAlias = "CommandResult | GenerationSummary | MachineList"
 

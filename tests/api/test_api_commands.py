@@ -10,7 +10,7 @@ import pytest
 from neuroshard.api.context import answer_within
 from neuroshard.api.problems import CommandTimeoutError
 from neuroshard.errors import NotReadyError
-from neuroshard.status.board import CommandChannel, Pause, Resume, SaveCheckpoint, Shutdown, UpdateSettings
+from neuroshard.status.board import CommandChannel, Pause, Restart, Resume, SaveCheckpoint, Shutdown, UpdateSettings
 from neuroshard.status.snapshot import NodeState
 from tests.worlds.api import Api, FakeNode, make_api
 from tests.worlds.statuses import training_status
@@ -29,9 +29,10 @@ def test_resume_save_and_stop(api: Api) -> None:
     saved = api.command("POST", "/api/checkpoints").json()
     assert saved["message"] == "Saved step 20."
     assert saved["details"] == {"step": 20, "seconds": None}
+    assert api.command("POST", "/api/restart").json()["state"] == "stopping"
     assert api.command("POST", "/api/shutdown").json()["state"] == "stopping"
     assert api.command("POST", "/api/shutdown").status_code == 202  # twice is fine
-    assert [type(command) for command in api.node.taken] == [Resume, SaveCheckpoint, Shutdown]
+    assert [type(command) for command in api.node.taken] == [Resume, SaveCheckpoint, Restart, Shutdown]
 
 
 def test_changed_settings_are_reported_as_stored(api: Api) -> None:

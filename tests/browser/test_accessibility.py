@@ -14,14 +14,14 @@ from playwright.sync_api import Page, ViewportSize, expect
 from neuroshard.status.snapshot import NodeState, NodeStatus
 
 pytestmark = pytest.mark.browser
-VIEWS = ("home", "contribution", "talk", "model", "network", "files")
+VIEWS = ("home", "contribution", "talk", "model", "network", "friends", "files")
 PHONE = ViewportSize(width=360, height=740)
 
 
 def show(page: Page, url: str) -> None:
     """Go to a view and wait until it has read what it shows."""
     page.goto(url)
-    expect(page.locator(".view")).to_be_visible()
+    expect(page.locator(".view, .friends .grid").first).to_be_visible()
     expect(page.get_by_text("Reading the ")).to_have_count(0)
 
 

@@ -107,3 +107,32 @@ def test_a_folder_that_is_gone_is_explained_and_the_list_stays(home: Path, open_
         expect(part.get_by_role("alert")).to_have_count(0)
         expect(part.get_by_role("button", name="2025")).to_be_visible()
         page.goto("about:blank")
+
+
+def test_another_drive_is_opened_and_a_drive_without_a_disk_is_explained(
+    home: Path, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders in place of the drives of Windows; on Windows itself this was not run."""
+    drives = (str(home / "notes"), str(home / "pictures"), str(home / "nothing"))
+    monkeypatch.setattr("neuroshard.dataset.text_folders.present_drives", lambda: drives)
+    wizard = SetupApi(home / "node", is_given=False, port=free_port(), now=time.time())
+    with wizard.served() as address:
+        page = open_page(address, excused="422")
+        press(page, "Train on my own text")
+        part = folders(page)
+        group = part.get_by_role("group", name="Drives")
+        expect(group.get_by_role("button")).to_have_count(3)
+        group.get_by_role("button").nth(1).click()
+        expect(part).to_contain_text("There are no folders in here.")
+        expect(group.get_by_role("button", pressed=True)).to_have_text(drives[1])
+        expect(page.get_by_label("Folder", exact=True)).to_have_value("")  # a whole drive is not chosen by itself
+        check_page(page)
+        group.get_by_role("button").nth(0).focus()
+        page.keyboard.press("Enter")
+        expect(part.get_by_role("button", name="2025")).to_be_visible()
+        group.get_by_role("button").nth(2).click()
+        expect(part.get_by_role("alert")).to_contain_text("cannot be opened")
+        expect(part.get_by_role("button", name="2025")).to_be_visible()
+        page.set_viewport_size({"width": 390, "height": 844})
+        check_page(page)
+        page.goto("about:blank")

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from neuroshard.host.presets import presets_of
 from neuroshard.model.memory_limit import available_mb, probe_memory
+from neuroshard.status.board import Restart
 from tests.worlds.api import SECRET
 
 pytestmark = pytest.mark.browser
@@ -28,7 +29,10 @@ def test_a_preset_is_chosen_next_to_pause_and_stored(start_node: StartNode, open
     assert chosen(page) == "Own limits"  # no memory limit, and it pauses on battery
     for preset in presets_of(available_mb(probe_memory(), None)):
         control.select_option(preset.name)
-        expect(page.get_by_role("status").filter(has_text="change when NeuroShard starts again")).to_be_visible()
+        waits = preset.settings["memory"] is not None  # the node began without a limit of its own
+        words = "The memory changes when NeuroShard starts again" if waits else "This is in effect now."
+        expect(page.get_by_role("status").filter(has_text=words)).to_be_visible()
+        expect(page.get_by_role("button", name="Restart")).to_have_count(1 if waits else 0)
         expect(control).to_have_value(preset.name)
         answer = httpx.get(f"{node.url}api/presets", headers={"Authorization": f"Bearer {SECRET}"}).json()
         assert answer["chosen"] == preset.name
@@ -37,3 +41,19 @@ def test_a_preset_is_chosen_next_to_pause_and_stored(start_node: StartNode, open
             assert config[key].get("after_restart", config[key]["value"]) == value
     page.reload()
     expect(control).to_have_value("everything")
+
+
+def test_restart_is_offered_while_a_stored_limit_waits(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(snapshots.training())
+    page = open_page(node.url)
+    page.get_by_label("What this computer gives").select_option("light")
+    page.get_by_role("button", name="Restart").click()
+    expect(page.get_by_role("status").filter(has_text="saves a checkpoint and starts again")).to_be_visible()
+    assert node.taken[-1] == Restart()
+    page.goto(f"{node.url}#/settings")
+    banner = page.get_by_text("Stored, and in force after a restart:")
+    expect(banner).to_be_visible()
+    page.get_by_role("button", name="Restart now").click()
+    expect(page.get_by_role("status").filter(has_text="saves a checkpoint and starts again")).to_be_visible()
+    assert node.taken[-1] == Restart()
+    assert len([one for one in node.taken if one == Restart()]) == 2

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_session import OpenPage
+import snapshots
+from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import expect
 from wizard_session import FirstRun, check_page, heading, press, started
 
-from benchmarks.node_process import free_port
+from benchmarks.node_process import free_port, running_node
 from neuroshard.network.lan_runs import FORGOTTEN_SECONDS
 from neuroshard.network.mdns import RunNotice
+from neuroshard.status.board import JoinRun
 from neuroshard.types import RunId
 from tests.worlds.lan import Computer, local_network
 from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of
@@ -59,6 +61,25 @@ def test_a_run_appears_while_its_reader_looks_and_join_leads_to_the_wallet(tmp_p
     assert wizard.desk.arrival.nearby_run == RunNotice(HOME.run, "home", 3)
 
 
+@pytest.mark.browser
+def test_a_running_node_lists_the_runs_nearby_and_joins_one_without_a_mouse(
+    start_node: StartNode, open_page: OpenPage
+) -> None:
+    node = start_node(snapshots.training())
+    page = open_page(f"{node.url}#friends", still=True)
+    part = page.get_by_role("region", name="on your network")
+    expect(part.get_by_role("listitem")).to_have_text(["home (2 computers)Join"])
+    check_page(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    check_page(page)
+    page.get_by_role("button", name="Show the invitation").focus()
+    page.keyboard.press("Tab")
+    expect(part.get_by_role("button", name="Join home")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").filter(has_text="saves a checkpoint and starts again")).to_be_visible()
+    assert node.taken == [JoinRun(run_id=HOME.run)]
+
+
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_a_second_computer_finds_the_run_and_trains_when_its_owner_allows_it(
@@ -89,6 +110,36 @@ def test_a_second_computer_finds_the_run_and_trains_when_its_owner_allows_it(
             its.ask("/api/knocks", {"wallet_id": knock["wallet_id"], "is_allowed": True})
             trains = here.until("/api/status", lambda status: status["training"]["steps"] > 0)
             assert trains["run"]["run_id"] == run.run_id
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_a_node_that_trains_alone_finds_the_run_joins_it_and_trains_when_its_owner_allows_it(
+    tmp_path: Path, small_genesis: Path, small_text: Path, quick: list[str]
+) -> None:
+    """The same on a computer on which a node runs already: it changes its run in the dashboard."""
+    run = made(FRIENDS, small_genesis, tmp_path)
+    heard_all = {"NEUROSHARD_P2P_HOST": "0.0.0.0"}
+    alone = ["--text", str(small_text), "--memory", "600", "--cpu-threads", "1"]
+    with local_network() as (near, far), nodes_of(run, quick, tmp_path, heard_all) as start:
+        owner = start(0, place=("ip", "netns", "exec", near.name))
+        its = Asking(near, owner.port, owner.data_dir)
+        its.until("/api/status", lambda status: status["training"]["steps"] > 0)
+        variables = {"NEUROSHARD_TOKEN": "c3" * 32, **heard_all}
+        with running_node(
+            tmp_path / "guest", alone, variables=variables, place=("ip", "netns", "exec", far.name)
+        ) as guest:
+            here = Asking(far, guest.port, guest.data_dir)
+            trains = here.until("/api/status", lambda status: status["training"]["steps"] > 0)
+            assert trains["run"]["run_id"] != run.run_id
+            nearby = here.until("/api/members", lambda members: members["nearby"])["nearby"]
+            assert nearby == [{"run_id": run.run_id, "name": "friends", "computers": 1}]
+            here.ask("/api/join", {"run_id": run.run_id})
+            (knock,) = its.until("/api/members", lambda members: members["knocks"])["knocks"]
+            here.until("/api/status", lambda status: knock["words"] in status["state_reason"])
+            its.ask("/api/knocks", {"wallet_id": knock["wallet_id"], "is_allowed": True})
+            joined = here.until("/api/status", lambda status: status["training"]["steps"] > 0)
+            assert joined["run"]["run_id"] == run.run_id
 
 
 class Asking:

@@ -125,11 +125,14 @@ def press(page: Page, name: str) -> None:
 
 
 def check_page(page: Page) -> None:
-    """Named, readable, and not wider than the window."""
-    for script in (UNNAMED, TWICE, FAINT):
-        found = page.evaluate(script)
-        assert found == [], found
-    assert violations(page) == []
+    """Named, readable in both themes, and not wider than the window."""
+    is_dark = bool(page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches"))
+    for theme in ("light", "dark") if is_dark else ("dark", "light"):  # the last one is that of the reader
+        page.emulate_media(color_scheme=theme)
+        for script in (UNNAMED, TWICE, FAINT):
+            found = page.evaluate(script)
+            assert found == [], (theme, found)
+        assert violations(page) == [], theme
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.dataset import FolderText, text_folders
-from neuroshard.dataset.text_folders import MAX_FOLDERS, MAX_NAMES_EACH, ListedFolder, list_text_folders
+from neuroshard.dataset.text_folders import MAX_FOLDERS, MAX_NAMES_EACH, ListedFolder, drives_of, list_text_folders
 from neuroshard.errors import DataError
 
 
@@ -127,3 +127,15 @@ def test_any_text_lists_a_folder_or_is_refused(tmp_path: Path, text: str) -> Non
     except DataError:
         return
     assert Path(found.folder.path).is_dir()
+
+
+def test_the_drives_of_windows_are_the_bits_of_its_mask() -> None:
+    """The call that gives the mask was not run: it needs Windows."""
+    assert drives_of(0) == ()
+    assert drives_of(0b1100) == ("C:\\", "D:\\")
+    assert drives_of(1 | 1 << 25) == ("A:\\", "Z:\\")
+    assert drives_of(1 << 26) == ()  # there is no letter for it
+
+
+def test_elsewhere_there_are_no_drives(tmp_path: Path) -> None:
+    assert list_text_folders(tmp_path).drives == ()

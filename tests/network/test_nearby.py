@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
-from neuroshard.network.lan_runs import FORGOTTEN_SECONDS, MAX_RUNS, LanRuns
+from neuroshard.network.lan_runs import FORGOTTEN_SECONDS, MAX_RUNS, UNWATCHED_SECONDS, LanRuns, WatchedLanRuns
 from neuroshard.network.limits import TokenBucket
 from neuroshard.network.mdns import (
     MAX_ADDRESSES,
@@ -273,3 +273,34 @@ def test_the_list_of_runs_is_bounded_and_follows_the_network() -> None:
     assert HOME.run not in {one.run for one in runs.current}
     runs.hear([HOME], 11.0 + FORGOTTEN_SECONDS)
     assert HOME in runs.current
+
+
+def test_a_running_node_asks_only_while_somebody_looks_at_the_list() -> None:
+    asked = list[float]()
+
+    def interfaces() -> tuple[LanInterface, ...]:
+        asked.append(trio.current_time())
+        return ()
+
+    async def main() -> None:
+        watched = WatchedLanRuns(interfaces)
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(watched.run)
+            await trio.sleep(600)
+            assert asked == []  # nobody has looked
+            for _ in range(30):
+                watched.look()
+                await trio.sleep(4)
+            looked_until = trio.current_time()
+            assert 8 <= len(asked) <= 14  # at first quickly, then every 10 s
+            watched._runs.hear([RunNotice(RunId("3" * 64), "home", 1)], trio.current_time())
+            assert [one.name for one in watched.current] == ["home"]
+            await trio.sleep(600)
+            assert asked[-1] <= looked_until + UNWATCHED_SECONDS
+            assert watched.current == ()
+            watched.look()
+            await trio.sleep(1)
+            assert asked[-1] > looked_until + 500
+            tasks.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -83,6 +83,19 @@ def test_the_limit_can_change() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("later", "seconds"), [(10_000, 0.1), (None, 0.0), (100, 10.0)])
+def test_what_was_granted_is_paid_for_at_the_new_limit(later: float | None, seconds: float) -> None:
+    async def scenario() -> None:
+        pacer = UploadPacer(1000)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pacer.spend, 1000 + int(1000 * BURST_SECONDS))  # leaves at once, paid for after 1 s
+            await anyio.wait_all_tasks_blocked()
+        pacer.limit(later)
+        assert pacer.seconds_behind() == pytest.approx(seconds)
+
+    run(scenario)
+
+
 def test_portions_are_short_under_a_small_limit() -> None:
     assert UploadPacer(1_000_000).portion(1 << 20) == 250_000
     assert UploadPacer(1_000).portion(1 << 20) == 16 * 1024

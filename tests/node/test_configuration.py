@@ -23,6 +23,7 @@ CHANGES: dict[str, JsonValue] = {
     "pause_for_programs": "blender, obs, blender",
     "training_schedule": ["mon-fri 18:00-08:00"],
     "network_schedule": "sat-sun 00:00-24:00",
+    "max_upload": "2.5",
     "monthly_quota": 100,
     "spare_metered": "false",
     "cpu_percent": 50,

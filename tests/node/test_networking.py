@@ -19,8 +19,11 @@ from neuroshard.membership import connectivity as address_book
 from neuroshard.membership import connectivity as networking
 from neuroshard.membership.connectivity import SLEPT_SECONDS, Networking, NetworkOpener, SleepDetector
 from neuroshard.membership.network_opening import libp2p_opener
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Gossip, MessageTooLargeError, Network
 from neuroshard.network.libp2p import NetworkFailedError, NetworkOptions, libp2p_network
+from neuroshard.network.limits import UploadPacer
+from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
 
@@ -251,6 +254,34 @@ def test_what_peers_may_fill_is_a_share_of_the_memory_the_owner_gives() -> None:
                 budget.check(7_812_501)
 
     trio.run(main)
+
+
+def test_a_changed_upload_limit_holds_in_an_open_network() -> None:
+    async def main() -> None:
+        upload = UploadPacer()
+        giver_settings = Settings(p2p_host="127.0.0.1", data_dir=Path("no-data-folder"))
+        opened = libp2p_opener(giver_settings, identity_of(1), upload=upload)
+        async with opened() as giver, opener(2)() as taker:
+            await taker.transport.connect(giver.transport.addresses()[0])
+            content = TensorPart(TensorSpec("x", "uint8", (1_000_000,)), bytes(1_000_000))
+
+            async def answer(_: NodeId, __: Frame) -> Frame:
+                return Frame("text", {}, (content,))
+
+            giver.transport.serve("text", answer)
+            spent = list[float]()
+            for limit in (None, 1_000_000):
+                upload.limit(limit)
+                began = trio.current_time()
+                for _ in range(2):
+                    reply = FrameLimits(max_body_bytes=2_000_000)
+                    await taker.transport.request(
+                        giver.transport.local_id, Frame("text"), reply=reply, timeout_seconds=20
+                    )
+                spent.append(trio.current_time() - began)
+            assert spent[0] < 1.0 < spent[1]  # 2 MB at 1 MB per second, less the burst
+
+    run(main)
 
 
 def test_a_computer_that_slept_is_noticed_once_and_a_calendar_set_back_is_no_sleep() -> None:

@@ -19,13 +19,17 @@ from neuroshard.errors import UsageError
 from neuroshard.identity import SignedRunParameters
 from neuroshard.identity.invitations import Invitation, InvitationTerms, InvitedPlaces
 from neuroshard.identity.wallet import wallet_id_of
+from neuroshard.network.mdns import RunNotice
 from neuroshard.node.process import StopRequest
 from neuroshard.node.run_desk import RunDesk
+from neuroshard.runs.chosen_run import ChosenRun, RunChoice
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.knocking import KnockList, WaitingKnock
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
-from neuroshard.status.board import AnswerKnock, Invite
+from neuroshard.status.board import AnswerKnock, Invite, JoinRun, ListMembers
+from neuroshard.types import RunId
+from neuroshard.waiting import Signal
 from tests.worlds.nodes import OWNER, PINS, SHAPE
 
 SEED = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -37,17 +41,21 @@ def offer() -> RunOffer:
     return RunOffer.of_new_run(SignedRunParameters.sign(OWNER, PARAMETERS))
 
 
-def desk_in(folder: Path, offer: RunOffer, knocks: KnockList) -> RunDesk:
-    configuration = SimpleNamespace(settings=SimpleNamespace(data_dir=folder, genesis=None))
+def desk_in(folder: Path, offer: RunOffer, knocks: KnockList, nearby: tuple[RunNotice, ...] | None = None) -> RunDesk:
+    configuration = SimpleNamespace(
+        settings=SimpleNamespace(data_dir=folder, genesis=None), source_of=lambda _: "default"
+    )
     peer_network = SimpleNamespace(
         exchange=SimpleNamespace(followed=SimpleNamespace(offer=offer)),
         networking=SimpleNamespace(current=None),
+        knocked=Signal(),
         door=SimpleNamespace(knocks=knocks),
     )
     board = SimpleNamespace(current=lambda: SimpleNamespace(state="training"))
     publisher = SimpleNamespace(warn=lambda *_: None, end_warning=lambda _: None)
     parts = cast("Any", (configuration, OWNER, peer_network, board, StopRequest()))
-    return RunDesk(*parts, is_demo=False, publisher=cast("Any", publisher))
+    heard = None if nearby is None else SimpleNamespace(current=nearby, look=lambda: None)
+    return RunDesk(*parts, is_demo=False, publisher=cast("Any", publisher), nearby=cast("Any", heard))
 
 
 def meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +133,41 @@ def test_an_answer_that_is_given_twice_makes_one_invitation(
     assert not knocks.waiting
     assert refused == ["This computer no longer asks to join."]
     assert len(StoredPasses(tmp_path, offer).issued().issued) == 1
+
+
+HOME = RunNotice(RunId("3" * 64), "home", 2)
+
+
+def test_a_run_of_the_local_network_is_listed_and_joined_by_its_id(tmp_path: Path, offer: RunOffer) -> None:
+    own = RunNotice(offer.run_id, "test", 1)
+    desk = desk_in(tmp_path, offer, KnockList(), (own, HOME))
+
+    async def main() -> None:
+        listed = (await desk.carry_out(ListMembers())).details
+        assert listed is not None
+        assert listed["nearby"] == [{"run_id": HOME.run, "name": "home", "computers": 2}]  # not the run of this node
+        await desk.carry_out(JoinRun(run_id=HOME.run))
+
+    trio.run(main)
+    assert RunChoice(tmp_path).current() == ChosenRun(HOME.run, "home")
+    assert desk._stop.starts_again
+
+
+@pytest.mark.parametrize("nearby", [None, (), (HOME,)])
+def test_a_run_that_is_neither_known_nor_nearby_is_refused(
+    tmp_path: Path, offer: RunOffer, nearby: tuple[RunNotice, ...] | None
+) -> None:
+    desk = desk_in(tmp_path, offer, KnockList(), nearby)
+
+    async def main() -> None:
+        assert ((await desk.carry_out(ListMembers())).details or {})["nearby"] == (
+            None
+            if nearby is None
+            else [{"run_id": one.run, "name": one.name, "computers": one.computers} for one in nearby]
+        )
+        with pytest.raises(UsageError, match="neither known here nor on the local network"):
+            await desk.carry_out(JoinRun(run_id="4" * 64))
+
+    trio.run(main)
+    assert RunChoice(tmp_path).current() is None
+    assert not desk._stop.starts_again

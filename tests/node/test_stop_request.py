@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from neuroshard.errors import ConflictError
 from neuroshard.node.process import MainThreadWaker, StopRequest, outside_requests
 
 
@@ -66,6 +67,13 @@ def test_a_wake_up_before_the_wait_and_after_the_end_is_kept_or_ignored() -> Non
             waker.wake()
         waker.wait()
     waker.wake()
+
+
+def test_a_node_that_nothing_would_start_again_refuses_a_restart() -> None:
+    stop = StopRequest(may_restart=False)
+    with pytest.raises(ConflictError, match="start it again"):
+        stop.ask_restart("the owner asked for a restart")
+    assert stop.reason is None
 
 
 def test_a_stop_after_a_restart_was_requested_ends_the_node() -> None:

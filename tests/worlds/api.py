@@ -24,6 +24,7 @@ from fastapi import FastAPI
 
 from neuroshard.api.app import ApiContext, create_app
 from neuroshard.api.context import ApiLimits
+from neuroshard.api.model_tokens import ModelTokens
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import NeuroShardError
@@ -37,6 +38,7 @@ from neuroshard.status.board import (
     GeneratedText,
     GenerationSummary,
     Pause,
+    Restart,
     Resume,
     SaveCheckpoint,
     Shutdown,
@@ -117,6 +119,8 @@ class FakeNode:
                 return CommandResult(self.board.current().state, "Saved step 20.", {"step": 20, "seconds": inf})
             case Shutdown(reason):
                 return self._enter(NodeState.STOPPING, reason)
+            case Restart():
+                return CommandResult("stopping", "The node saves a checkpoint and starts again.")
             case UpdateSettings(changes):
                 self.stored.update(changes)
                 return CommandResult(self.board.current().state, "Stored.", {"stored": dict(changes)})
@@ -213,6 +217,8 @@ class ServedNode(FakeNode):
                 return self._configuration.change(changes, str(self.board.current().state))
             case SaveCheckpoint():
                 return CommandResult(str(self.board.current().state), "Done.")
+            case Restart():
+                return CommandResult("stopping", "The node saves a checkpoint and starts again.")
 
     def _enter(self, state: NodeState, message: str) -> CommandResult:
         self.publish(lambda status: replace(status, state=state, state_reason=message))
@@ -298,6 +304,8 @@ def make_api(
     limits: ApiLimits | None = None,
     clock: Callable[[], float] = lambda: 1_061.0,
 ) -> Api:
+    tokens = ModelTokens()
+    tokens.add("openai", clock())
     context = ApiContext(
         board=node.board,
         commands=node.commands,
@@ -308,6 +316,7 @@ def make_api(
         port=port,
         limits=limits if limits is not None else ApiLimits(),
         clock=clock,
+        model_tokens=tokens,
     )
     return Api(node, context, create_app(context))
 

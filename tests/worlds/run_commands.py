@@ -20,6 +20,7 @@ from neuroshard.status.board import (
     NameDeputy,
     OrderMachines,
     Pause,
+    Restart,
     Resume,
     RevokeInvitation,
     SaveCheckpoint,
@@ -29,7 +30,7 @@ from neuroshard.status.board import (
 )
 from neuroshard.status.machines import Machine, MachineList, machine_status
 from neuroshard.status.snapshot import NetworkState, NodeState, NodeStatus
-from neuroshard.types import NodeId
+from neuroshard.types import JsonValue, NodeId
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "invitation.json"
 
@@ -48,12 +49,14 @@ RUN_BODIES: dict[tuple[str, str], object] = {
     ("post", "/api/invitations"): {},
     ("post", "/api/invitations/revoke"): {"named": "Ada"},
     ("post", "/api/knocks"): {"wallet_id": "a1", "is_allowed": False},
+    ("post", "/api/model-tokens"): {"name": "another program"},
+    ("post", "/api/model-tokens/remove"): {"name": "openai"},  # `make_api` has made it
     ("post", "/api/deputies"): {"named": "a1"},
 }
 AboutMachines: TypeAlias = ListMachines | OrderMachines
 AboutRuns: TypeAlias = ListMembers | Invite | RevokeInvitation | NameDeputy | JoinRun | AnswerKnock | AboutMachines
 QUESTIONS = (ListMembers, ListMachines)  # they change nothing
-OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | UpdateSettings
+OwnerCommand: TypeAlias = Pause | Resume | SaveCheckpoint | Shutdown | Restart | UpdateSettings
 
 
 def run_result(command: AboutRuns, board: StatusBoard) -> CommandResult | MachineList:
@@ -62,7 +65,9 @@ def run_result(command: AboutRuns, board: StatusBoard) -> CommandResult | Machin
         case ListMachines() | OrderMachines():
             return machines_of(board.current(), command)
         case ListMembers():
-            return CommandResult(NodeState.TRAINING, "", {"run": None, "runs": [], "knocks": []})
+            nearby: list[JsonValue] = [{"run_id": "3" * 64, "name": "home", "computers": 2}]
+            members: dict[str, JsonValue] = {"run": None, "runs": [], "knocks": [], "nearby": nearby}
+            return CommandResult(NodeState.TRAINING, "", members)
         case Invite(label):
             made = {"link": "neuroshard://join/x", "label": label or "invitation 1", "qr": ["1"]}
             return CommandResult(NodeState.TRAINING, "The invitation is made.", made)

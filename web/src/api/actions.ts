@@ -1,6 +1,7 @@
 // The commands that a reader may send to the node, each with the sentence that the node answers.
 
-import type { CommandBody, FeedSummary, MachineList, MadeInvitationBody, MembersBody, PipelineSummary, PresetsBody, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
+import type { MadeInvitationBody, MembersBody, ModelTokensBody, NewTokenBody, PresetsBody } from "./bodies";
+import type { CommandBody, FeedSummary, MachineList, PipelineSummary, RoundsSummary, SamplesStatus, WorkSummary } from "./responses";
 import type { Client } from "./client";
 import { streamCompletion } from "./completions";
 import type { Span } from "../state/contribution";
@@ -22,6 +23,7 @@ export interface NodeActions {
   pause: (seconds?: number) => Promise<string>;
   resume: () => Promise<string>;
   stop: () => Promise<string>;
+  restart: () => Promise<string>;
   saveCheckpoint: () => Promise<string>;
   complete: (request: CompletionRequest, signal: AbortSignal, onPiece: (text: string) => void) => Promise<string>;
   readPipeline: () => Promise<PipelineSummary>;
@@ -41,6 +43,9 @@ export interface NodeActions {
   showInvitation: (text: string) => Promise<unknown>;
   closeInvitation: () => Promise<unknown>;
   join: (runId: string | null) => Promise<string>;
+  readModelTokens: () => Promise<ModelTokensBody>;
+  makeModelToken: (name: string) => Promise<NewTokenBody>;
+  removeModelToken: (name: string) => Promise<string>;
   readMachines: () => Promise<MachineList>;
   orderMachines: (step: MachineStep, nodeId?: string) => Promise<MachineList>;
 }
@@ -66,6 +71,7 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     pause: (seconds) => send("/api/training/pause", seconds === undefined ? {} : { duration_seconds: seconds }),
     resume: () => send("/api/training/resume"),
     saveCheckpoint: () => send("/api/checkpoints"),
+    restart: () => send("/api/restart"),
     stop: async () => {
       onStop(true);
       try {
@@ -91,6 +97,9 @@ export function nodeActions(client: Client, onStop: (asked: boolean) => void): N
     showInvitation: (text) => client.command("/api/invitation", { text }),
     closeInvitation: () => client.command("/api/invitation/close", {}),
     join: (runId) => send("/api/join", { run_id: runId }),
+    readModelTokens: () => client.get<ModelTokensBody>("/api/model-tokens"),
+    makeModelToken: (name) => client.command<NewTokenBody>("/api/model-tokens", { name }),
+    removeModelToken: (name) => send("/api/model-tokens/remove", { name }),
     readMachines: () => client.get<MachineList>("/api/machines"),
     orderMachines: (step, nodeId) => client.command<MachineList>(`/api/machines/${step}`, nodeId === undefined ? {} : { node_id: nodeId }),
     changeSettings: async (values) => (await client.command<CommandBody>("/api/config", values, "PATCH")).message,

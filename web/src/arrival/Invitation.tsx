@@ -1,6 +1,6 @@
 // An invitation: the field that takes it (pasted, dropped, scanned or from a file), and what it says.
 
-import type { InvitationBody } from "../api/responses";
+import type { InvitationBody } from "../api/bodies";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Facts } from "../components/parts";
 import { Fault } from "../setup/fields";

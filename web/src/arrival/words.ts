@@ -1,6 +1,6 @@
 // The strings of invitations and of the first question, in the wizard and in the dashboard.
 
-import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/responses";
+import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/bodies";
 import { bigCount, bytes, count, dateAndTime, plural } from "../format";
 
 export const BEGIN = {
@@ -58,6 +58,7 @@ export const OWN_TEXT = {
 
 export const FOLDERS = {
   title: "Folders on this computer",
+  drives: "Drives",
   up: "↑ Folder above",
   reading: "Reading the folders of this computer…",
   none: "There are no folders in here.",

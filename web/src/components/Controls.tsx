@@ -44,7 +44,7 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
         {paused ? "Resume" : "Pause"}
       </button>
       {!paused && <PauseMenu disabled={cannotPause} onPause={(seconds) => void run(() => actions.pause(seconds))} />}
-      <PresetChoice actions={actions} disabled={busy || !reachable || ending} run={run} />
+      <PresetChoice startedAt={status.started_at} actions={actions} disabled={busy || !reachable || ending} run={run} />
       <button type="button" class="button" disabled={busy || !reachable || ending} onClick={() => setAsking(true)}>
         <Icon name="stop" />
         Stop

@@ -1,40 +1,49 @@
 // The three sets of limits as one control. Limits of the owner's own appear as a fourth entry.
 
-import type { PresetsBody } from "../api/responses";
+import type { PresetsBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { OWN_LIMITS, PRESET_LABEL, PRESET_STARTS, presetEffects, PRESETS } from "../words/presets";
+import { OWN_LIMITS, PRESET_LABEL, PRESET_NOW, PRESET_STARTS, presetEffects, PRESETS, RESTART, RESTART_ABOUT } from "../words/presets";
 
 interface Props {
+  startedAt: number; // of the node; after a restart no setting waits for one
   actions: NodeActions;
   disabled: boolean;
   run: (action: () => Promise<string>) => Promise<void>;
 }
 
-export function PresetChoice({ actions, disabled, run }: Props) {
+export function PresetChoice({ startedAt, actions, disabled, run }: Props) {
   const [body, setBody] = useState<PresetsBody | null>(null);
   const read = () => {
     actions.readPresets().then(setBody, () => setBody(null));
   };
-  useEffect(read, [actions]);
+  useEffect(read, [actions, startedAt]);
   if (body === null) return null;
   const choose = async (name: string) => {
     const preset = body.presets.find((each) => each.name === name);
     if (!preset) return;
     await run(async () => {
       await actions.changeSettings(preset.settings);
-      return `${PRESETS[preset.name]}: ${presetEffects(preset)} ${PRESET_STARTS}`;
+      const after = await actions.readPresets();
+      setBody(after);
+      return `${PRESETS[preset.name]}: ${presetEffects(preset)} ${after.after_restart.length > 0 ? PRESET_STARTS : PRESET_NOW}`;
     });
-    read();
   };
   return (
-    <select class="button" aria-label={PRESET_LABEL} disabled={disabled} value={body.chosen ?? ""} onChange={(event) => void choose(event.currentTarget.value)}>
-      {body.chosen === null && <option value="">{OWN_LIMITS}</option>}
-      {body.presets.map((preset) => (
-        <option key={preset.name} value={preset.name}>
-          {PRESETS[preset.name]}
-        </option>
-      ))}
-    </select>
+    <>
+      <select class="button" aria-label={PRESET_LABEL} disabled={disabled} value={body.chosen ?? ""} onChange={(event) => void choose(event.currentTarget.value)}>
+        {body.chosen === null && <option value="">{OWN_LIMITS}</option>}
+        {body.presets.map((preset) => (
+          <option key={preset.name} value={preset.name}>
+            {PRESETS[preset.name]}
+          </option>
+        ))}
+      </select>
+      {body.after_restart.length > 0 && (
+        <button type="button" class="button" title={RESTART_ABOUT} disabled={disabled} onClick={() => void run(actions.restart)}>
+          {RESTART}
+        </button>
+      )}
+    </>
   );
 }

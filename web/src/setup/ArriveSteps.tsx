@@ -1,10 +1,10 @@
 // The first question: join with an invitation, see the demo, or train on one's own text.
 
-import type { FinishedBody, NearbyRunBody } from "../api/responses";
+import type { FinishedBody } from "../api/bodies";
 import { useState } from "preact/hooks";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
-import { BEGIN, NEARBY, OWN_TEXT, PASTE, SHOWN, textWords } from "../arrival/words";
-import { plural } from "../format";
+import { NearbyRuns } from "../arrival/NearbyRuns";
+import { BEGIN, OWN_TEXT, PASTE, SHOWN, textWords } from "../arrival/words";
 import { Buttons, Fault, Field, useSending } from "./fields";
 import { FolderPicker } from "./FolderPicker";
 import { Starting } from "./StartStep";
@@ -26,6 +26,7 @@ export function ArriveStep({ setup, calls, go, onChange }: StepProps) {
       </div>
       {setup.arrival.nearby !== null && (
         <NearbyRuns
+          heading="h2"
           runs={setup.arrival.nearby}
           busy={busy}
           onJoin={(run_id) => send(async () => onChange(await calls.choosePurpose({ purpose: "nearby", run_id }), "wallet"))}
@@ -43,31 +44,6 @@ function Answer({ name, about, busy, onPick }: { name: string; about: string; bu
       <strong>{name}</strong>
       <span class="muted small">{about}</span>
     </button>
-  );
-}
-
-/** The runs that computers of the local network announce; the list follows every answer of the program. */
-function NearbyRuns({ runs, busy, onJoin }: { runs: NearbyRunBody[]; busy: boolean; onJoin: (runId: string) => void }) {
-  return (
-    <section class="setup-nearby" aria-labelledby="nearby">
-      <h2 id="nearby">{NEARBY.title(runs.length)}</h2>
-      <div role="status">
-        {runs.length === 0 && <p class="muted small">{NEARBY.none}</p>}
-        <ul>
-          {runs.map((run) => (
-            <li key={run.run_id}>
-              <span>
-                <strong>{NEARBY.name(run)}</strong> <span class="muted">({plural(run.computers, "computer")})</span>
-              </span>
-              <button type="button" class="button button-primary" aria-label={`${NEARBY.join} ${NEARBY.name(run)}`} disabled={busy} onClick={() => onJoin(run.run_id)}>
-                {NEARBY.join}
-              </button>
-            </li>
-          ))}
-        </ul>
-      </div>
-      {runs.length > 0 && <p class="muted small">{NEARBY.about}</p>}
-    </section>
   );
 }
 

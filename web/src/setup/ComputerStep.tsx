@@ -1,6 +1,6 @@
 // Where the node keeps its things and what it may use.
 
-import type { PresetBody, SetupField } from "../api/responses";
+import type { PresetBody, SetupField } from "../api/bodies";
 import { useState } from "preact/hooks";
 import { typedValue } from "../views/setting-rows";
 import { OWN_LIMITS, PRESET_LABEL, presetEffects, PRESETS } from "../words/presets";

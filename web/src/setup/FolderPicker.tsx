@@ -1,6 +1,6 @@
 // Chooses a folder of this computer: the node lists folders, and how much text is in each.
 
-import type { FolderListBody } from "../api/responses";
+import type { FolderListBody } from "../api/bodies";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { FOLDERS } from "../arrival/words";
 import { Fault, faultsOf } from "./fields";
@@ -48,6 +48,15 @@ export function FolderPicker({ calls, start, onChoose }: { calls: SetupCalls; st
       <p role="status">
         <span class="mono">{shown.folder.path}</span> <span class="muted small">{FOLDERS.count(shown.folder)}</span>
       </p>
+      {shown.drives.length > 1 && (
+        <div class="drives" role="group" aria-label={FOLDERS.drives}>
+          {shown.drives.map((drive) => (
+            <button key={drive} type="button" class="button" aria-pressed={isOn(drive, shown.folder.path)} onClick={() => void show(drive)}>
+              {drive.replace(/\\$/, "")}
+            </button>
+          ))}
+        </div>
+      )}
       <Fault id="folders-fault" text={fault} />
       <ul ref={list} onKeyDown={(event) => moveFocus(event, shown.parent === null ? null : () => void open(shown.parent!))}>
         {shown.parent !== null && <Row name={FOLDERS.up} note="" onOpen={() => void open(shown.parent!)} />}
@@ -59,6 +68,11 @@ export function FolderPicker({ calls, start, onChoose }: { calls: SetupCalls; st
       {shown.has_more && <p class="muted small">{FOLDERS.more}</p>}
     </section>
   );
+}
+
+/** Whether a path is on this drive, such as C:\ */
+function isOn(drive: string, path: string): boolean {
+  return path.toUpperCase().startsWith(drive.toUpperCase());
 }
 
 /** The last part of a path below a folder. The folder of everything, "/", ends with the separator already. */

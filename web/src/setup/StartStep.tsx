@@ -1,6 +1,6 @@
 // A summary of the choices; then everything is stored, and the node takes the wizard's place at this address.
 
-import type { SetupBody } from "../api/responses";
+import type { SetupBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import { NEARBY, textWords } from "../arrival/words";
 import { Facts } from "../components/parts";

@@ -1,6 +1,6 @@
 // The first run: a few steps, one at a time. The step stands after the # of the address, so that Back and reload work.
 
-import type { SetupBody } from "../api/responses";
+import type { SetupBody } from "../api/bodies";
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { NodeError } from "../api/client";

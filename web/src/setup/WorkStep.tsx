@@ -1,6 +1,6 @@
 // When it works, and whether it starts with the computer.
 
-import type { SetupBody } from "../api/responses";
+import type { SetupBody } from "../api/bodies";
 import { useState } from "preact/hooks";
 import { Buttons, Choice, Fault, useSending } from "./fields";
 import type { StepProps } from "./Wizard";

@@ -1,6 +1,6 @@
 // Requests of the wizard to a node without a token, and the step that may be shown. Nothing is kept in the browser.
 
-import type { FinishedBody, FolderListBody, SetupBody } from "../api/responses";
+import type { FinishedBody, FolderListBody, SetupBody } from "../api/bodies";
 import type { Client } from "../api/client";
 
 export interface Choices {

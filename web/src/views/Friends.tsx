@@ -1,9 +1,10 @@
 // The members of the run: invite, revoke, name a deputy; and join another run.
 
-import type { IssuedBody, KnockBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/responses";
+import type { IssuedBody, KnockBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
+import { NearbyRuns } from "../arrival/NearbyRuns";
 import { DEPUTY, INVITE, KNOCK, OTHER_RUN, PASTE, placesLeft, SHOWN } from "../arrival/words";
 import { CopyLine } from "../components/CopyLine";
 import { Card } from "../components/parts";
@@ -271,6 +272,7 @@ function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: num
           {PASTE.show}
         </button>
       </form>
+      {members.nearby !== null && <NearbyRuns heading="h3" runs={members.nearby} busy={busy} onJoin={join} />}
       {members.runs.length > 0 && (
         <>
           <h3>{OTHER_RUN.known}</h3>

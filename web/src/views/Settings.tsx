@@ -6,6 +6,7 @@ import type { NodeActions } from "../api/actions";
 import { Banner, Card } from "../components/parts";
 import { SettingItem } from "../components/SettingItem";
 import { listed } from "../format";
+import { RESTART_NOW } from "../words/presets";
 import type { Setting, SettingGroup, SettingRow } from "./setting-rows";
 import { settingGroups } from "./setting-rows";
 
@@ -45,11 +46,18 @@ function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" 
     onMessage(await actions.changeSettings({ [row.name]: value }), false);
     await read();
   };
+  const restart = async () => {
+    try {
+      onMessage(await actions.restart(), false);
+    } catch (error) {
+      onMessage(error instanceof Error ? error.message : String(error), true);
+    }
+  };
   if (config === null) return <p class={problem ? "text-bad" : "muted"}>{problem || "Reading the settings…"}</p>;
   const groups = settingGroups(config, search, withAdvanced);
   return (
     <>
-      <Waiting groups={groups} />
+      <Waiting groups={groups} reachable={reachable} restart={() => void restart()} />
       <div class="peer-options">
         <label>
           <span>Find</span>
@@ -76,12 +84,15 @@ function AllSettings({ reachable, actions, onMessage }: Pick<Props, "reachable" 
   );
 }
 
-function Waiting({ groups }: { groups: readonly SettingGroup[] }) {
+function Waiting({ groups, reachable, restart }: { groups: readonly SettingGroup[]; reachable: boolean; restart: () => void }) {
   const waiting = groups.flatMap((group) => group.rows.filter((row) => row.later !== null).map((row) => row.title));
   if (waiting.length === 0) return null;
   return (
     <Banner tone="busy" title="Stored, and in force after a restart:">
-      {listed(waiting)}. Stop the node and start it again when it suits you; finished steps are kept.
+      {listed(waiting)}. Finished steps are kept.{" "}
+      <button type="button" class="button" disabled={!reachable} onClick={restart}>
+        {RESTART_NOW}
+      </button>
     </Banner>
   );
 }

@@ -3,6 +3,7 @@
 import type { NodeStatus } from "../api/status";
 import type { NodeActions } from "../api/actions";
 import { Chat } from "../components/Chat";
+import { ModelTokens } from "../components/ModelTokens";
 import { Progress } from "../components/Progress";
 
 interface Props {
@@ -19,6 +20,7 @@ export function Talk({ status, nodeNow, reachable, actions }: Props) {
       <h1 class="view-title">Talk</h1>
       <Chat steps={status.training.steps} ready={ready} actions={actions} />
       <Progress steps={status.training.steps} nodeNow={nodeNow} reachable={reachable} actions={actions} />
+      <ModelTokens reachable={reachable} actions={actions} />
     </div>
   );
 }
