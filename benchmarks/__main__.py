@@ -35,6 +35,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "schemes": ("schemes", ()),
     "rare_rounds": ("rare_rounds", ()),
     "overlap": ("overlap", ()),
+    "unequal_speeds": ("overlap", ("speeds",)),
     "churn": ("churn", ()),
     "utilisation_int8": ("utilisation", ("int8",)),
     "utilisation_int4": ("utilisation", ("int4",)),
