@@ -380,10 +380,15 @@ class Job:
     seed: int
     kind: int  # place in `_alike`
 
+    @property
+    def arms(self) -> list[Arm]:
+        """What it trains."""
+        return _alike(TABLES[self.table].arms)[self.kind]
+
     def learnt(self) -> Found:
         """Train them."""
         table = TABLES[self.table]
-        attempts = [Attempt(arm, self.seed, table.rates[arm.name]) for arm in _alike(table.arms)[self.kind]]
+        attempts = [Attempt(arm, self.seed, table.rates[arm.name]) for arm in self.arms]
         learnt = trained(Corpus.read(None), attempts, self.steps, table.shape)
         return {(one.arm.name, self.seed, self.steps): got for one, got in learnt.items()}
 
