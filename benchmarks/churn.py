@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 
 import anyio
 import torch
@@ -24,6 +24,7 @@ from benchmarks.laboratory import (
     Scheme,
     Start,
     Texts,
+    decaying,
     held_out_loss,
     inner_step,
     new_executor,
@@ -31,21 +32,21 @@ from benchmarks.laboratory import (
     replica_data,
     run_of,
 )
-from benchmarks.record import Report, Row
+from benchmarks.record import Report, Row, mean_with_interval
 from benchmarks.seeds import of_each
 from benchmarks.sizes import size
 from neuroshard.config.run_parameters import OuterOptimization
-from neuroshard.consensus.sync_strategies import Abandoned, RunRound
+from neuroshard.consensus.sync_strategies import Abandoned, RunRound, steps_between_rounds
 from neuroshard.model.weights import load_vector
 from neuroshard.optim.outer import OuterState, fresh_outer_state
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.training.outer_sync import OuterSync
 
-SEEDS = size((1, 2, 3), (1, 2))
-MEMBERS, INNER_STEPS, ROUNDS, WARM_STEPS = size((7, 20, 30, 400), (4, 2, 4, 1))
+SEEDS = size((1, 2, 3, 4, 5), (1, 2))
+MEMBERS, STEPS = size((7, 600), (4, 8))  # inner steps of each in the mean, from nothing
 ABANDONED = 0.05  # of the rounds: as many as were called again in the worst run of `tests/training/test_churn.py`
-TOLERANCE = 0.02  # of the loss
-OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
+TOLERANCE = 0.005  # of the loss
+OUTER, INNER_DECAYS = OuterOptimization(), decaying(STEPS)  # the default of a run
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class _Member:
     executor: StageExecutor
     outer: OuterSync
     data: torch.Generator
-    step: int  # that its learning rate goes by
+    warm: int  # inner steps of its moments, as far as the warm-up counts them
     in_no_round: int = 0  # its inner steps that die with it
 
 
@@ -110,18 +111,25 @@ class _Run:
         self._numbers = iter(range(MEMBERS + 1, 1_000_000))  # that of MEMBERS is the start's
         state = fresh_outer_state(self.start.weights)
         for number in range(MEMBERS):
-            self.members.append(self._member(self.start.executor(), state, number, self.start.steps))
+            self.members.append(self._member(self.start.executor(), state, number, INNER_DECAYS.warmup_steps))
+
+    @property
+    def _counted(self) -> int:
+        """The inner steps so far, as the length of the run and the learning rate count them."""
+        return self.made - (0 if self.churn.counts_lost else self.lost)
 
     async def train(self, steps: int) -> Outcome:
         """So many inner steps of all together. Nobody dies before the last round, which has about as many as others."""
         is_last = False
         while not is_last:
-            left = steps - self.made + (0 if self.churn.counts_lost else self.lost)
-            is_last = left < 1.5 * INNER_STEPS * len(self.members)
-            each = ceil(left / len(self.members)) if is_last else INNER_STEPS
-            dying = {} if is_last else self._dying()
+            count, left = len(self.members), steps - self._counted
+            interval = steps_between_rounds(OUTER, self.members[0].outer.state.line, BATCH, count)
+            is_last = left < 1.5 * interval * count
+            each = ceil(left / count) if is_last else interval
+            dying = {} if is_last else self._dying(interval)
+            scheduled = self._counted // MEMBERS
             for place, member in enumerate(self.members):
-                await self.compute.run(partial(self._work, member, dying.get(place, each)))
+                await self.compute.run(partial(self._work, member, dying.get(place, each), scheduled))
             self._bury(dying)
             await self._meet(is_last=is_last)
             for _ in dying:
@@ -131,18 +139,22 @@ class _Run:
         loss = held_out_loss(self.members[0].executor.model, self.texts)
         return Outcome(loss, self.rounds, self.abandoned, self.deaths, self.lost / self.made, self.refused)
 
-    def _dying(self) -> dict[int, int]:
+    def _dying(self, interval: int) -> dict[int, int]:
         """Who dies before the next round, by place, and after how many inner steps."""
         count = int(self.churn.share * len(self.members) + self._random.random())
         return {
-            place: self._random.randrange(INNER_STEPS) for place in self._random.sample(range(len(self.members)), count)
+            place: self._random.randrange(interval) for place in self._random.sample(range(len(self.members)), count)
         }
 
-    def _work(self, member: _Member, steps: int) -> None:
+    def _work(self, member: _Member, steps: int, scheduled: int) -> None:
+        """Inner steps at the learning rates from this step of the run on, below the warm-up of fresh moments."""
         for step in range(steps):
-            inner_step(member.executor, self.texts.batch(BATCH, member.data), member.step + step)
+            warm = min(1.0, (member.warm + 1) / INNER_DECAYS.warmup_steps)
+            inner = replace(INNER_DECAYS, learning_rate=INNER_DECAYS.learning_rate * warm)
+            inner_step(member.executor, self.texts.batch(BATCH, member.data), scheduled + step, inner)
             member.outer.after_step(BATCH)
-        member.step, member.in_no_round = member.step + steps, member.in_no_round + steps
+            member.warm += 1
+        member.in_no_round += steps
         self.made += steps
 
     def _bury(self, dying: Mapping[int, int]) -> None:
@@ -153,7 +165,7 @@ class _Run:
     async def _meet(self, *, is_last: bool) -> None:
         """A round of all; one that is abandoned is not made up for before the next one, but for the last."""
         self.rounds += 1
-        meeting = Meeting(Scheme(OUTER, 1, len(self.members)))
+        meeting = Meeting(Scheme(OUTER, 1, len(self.members)), work=[one.in_no_round for one in self.members])
         is_abandoned = self._random.random() < self.churn.abandoned and not is_last
         async with anyio.create_task_group() as tasks:
             for place, member in enumerate(self.members):
@@ -173,13 +185,13 @@ class _Run:
         load_vector(executor.model, donor.outer.state.anchor)
         if not self.churn.has_fresh_moments:
             executor.optimizer.load_state_dict(copy.deepcopy(donor.executor.optimizer.state_dict()))
-        step = 0 if self.churn.has_fresh_moments else donor.step  # fresh moments have a warm-up of their own
-        self.members.append(self._member(executor, donor.outer.state, number, step))
+        warm = 0 if self.churn.has_fresh_moments else donor.warm  # fresh moments have a warm-up of their own
+        self.members.append(self._member(executor, donor.outer.state, number, warm))
 
-    def _member(self, executor: StageExecutor, state: OuterState, number: int, step: int) -> _Member:
+    def _member(self, executor: StageExecutor, state: OuterState, number: int, warm: int) -> _Member:
         versions = run_of(OUTER)
         outer = OuterSync(compute=self.compute, model=executor.model, versions=versions, state=state)
-        return _Member(executor, outer, replica_data(self.start.seed, number), step)
+        return _Member(executor, outer, replica_data(self.start.seed, number), warm)
 
 
 async def _nobody(_contribution: Tensor, _outer_step: int) -> Abandoned:
@@ -203,34 +215,33 @@ def measure() -> Report:
 def _played(job: tuple[str, int]) -> Outcome:
     """One way with one seed."""
     (name, seed), texts = job, Texts()
-    start = Start.of(texts, seed, WARM_STEPS, MEMBERS)
+    start = Start.of(texts, seed, 0, MEMBERS)
     with closing(ComputeThread(cpu_threads=1)) as compute:
-        return trio.run(_Run(texts, start, WAYS[name], compute).train, MEMBERS * INNER_STEPS * ROUNDS)
+        return trio.run(_Run(texts, start, WAYS[name], compute).train, MEMBERS * STEPS)
 
 
 def _beside(name: str, ways: Sequence[Outcome], calm: Sequence[Outcome]) -> Row:
-    apart = [one.loss - other.loss for one, other in zip(ways, calm, strict=True)]
-    share = fmean(apart) / fmean(other.loss for other in calm)
-    figure = f"{_spread(ways)}; {fmean(apart):+.4f} ± {stdev(apart):.4f} nats, {share:+.2%}"
-    return Row(name, figure, f"within {TOLERANCE:.0%}", abs(share) <= TOLERANCE)
+    share, half = mean_with_interval([one.loss / other.loss - 1 for one, other in zip(ways, calm, strict=True)])
+    return Row(name, f"{_spread(ways)}; {share:+.2%} ± {half:.2%}", f"<= {TOLERANCE:.1%}", share <= TOLERANCE)
 
 
 def _spread(ways: Sequence[Outcome]) -> str:
-    losses = [way.loss for way in ways]
-    refused = sum(way.refused for way in ways)
-    return f"{fmean(losses):.4f} ± {stdev(losses):.4f} nats, {refused} contributions refused"
+    mean, half = mean_with_interval([way.loss for way in ways])
+    return f"{mean:.4f} ± {half:.4f} nats, {sum(way.refused for way in ways)} contributions refused"
 
 
 def _conditions(found: Mapping[str, Sequence[Outcome]]) -> str:
     churned = found["under churn"]
     return (
-        f"{MEMBERS} replicas of {parameter_count():,} parameters go on from {WARM_STEPS} steps of one of them, with "
-        f"{INNER_STEPS} inner steps of {BATCH} x {SHAPE.sequence_length} bytes of books between two rounds: "
-        f"{MEMBERS * INNER_STEPS * ROUNDS:,} inner steps in all, {ROUNDS} rounds when it is calm. Under churn "
+        f"{MEMBERS} replicas of {parameter_count():,} parameters from nothing with the default of a run: intervals "
+        f"that grow, {OUTER.codec}, momentum by its law; {STEPS:,} inner steps of {BATCH} x {SHAPE.sequence_length} "
+        f"bytes of books each in the mean, {MEMBERS * STEPS:,} in all, {found['calm'][0].rounds} rounds when calm. The "
+        "learning rate falls from 0.003 to a tenth along a cosine. Under churn "
         f"{fmean(way.deaths for way in churned):.0f} replicas die, each after some of the inner steps before a round, "
         f"{fmean(way.lost for way in churned):.0%} of all inner steps are lost with them and count as tokens all the "
         f"same but in the last row, as many come with the next round from the agreed anchor, and "
         f"{fmean(way.abandoned for way in churned):.1f} of {fmean(way.rounds for way in churned):.0f} rounds come to "
         "nothing, as in `tests/training/test_churn.py` at worst. Held-out loss of the last anchor, nats a byte, on "
-        f"{HELD_OUT} windows; ± between seeds {', '.join(map(str, SEEDS))}, of differences between pairs of one seed."
+        f"{HELD_OUT} windows; seeds {', '.join(map(str, SEEDS))}, means with their 95 % interval (Student's t), "
+        "differences paired by seed."
     )

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 import anyio
@@ -45,6 +45,14 @@ SHAPE = Architecture(64, 2, 4, 2, 168, 256, 64)
 LARGER_SHAPE = replace(SHAPE, hidden_size=256, layer_count=3, feed_forward_size=720)  # of 2.4 M parameters
 BATCH, HELD_OUT = 2, size(512, 64)  # sequences of a replica's inner step; windows
 INNER = InnerOptimization(learning_rate=2e-3, warmup_steps=20, schedule="constant")
+
+
+def decaying(steps: int, rate: float = 3e-3) -> InnerOptimization:
+    """A cosine down to a tenth of the rate after so many steps.
+
+    A constant rate makes averages look better than they are: they reduce its noise.
+    """
+    return replace(INNER, learning_rate=rate, schedule="cosine", decay_steps=max(1, steps - INNER.warmup_steps))
 
 
 def run_of(outer: OuterOptimization, shape: Architecture = SHAPE) -> Callable[[int], RunParameters]:
@@ -152,6 +160,7 @@ class Meeting:
     sent_bytes: float = 0.0
     history: list[Mapping[int, Tensor]] | None = None  # honest contributions of each round, where somebody wants them
     objects: Objects | None = None  # the honest members' vote: of the same weights and sequences, so one for all
+    work: Sequence[int] = ()  # inner steps since the last round, by member; () where all have made as many
     _contributions: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     _done: anyio.Event = field(default_factory=anyio.Event)
     _aggregate: Tensor | None = None
@@ -171,7 +180,8 @@ class Meeting:
             return Abandoned("too many were refused, or the members voted no")
         codec = make_codec(self.scheme.outer.codec)
         sent = codec.round_trip(contribution) if self.scheme.keeps_residuals else None
-        return Agreed(self._aggregate, count, sent)
+        work = CertifiedWork(BATCH * median_low(self.work)) if self.work else None
+        return Agreed(self._aggregate, count, sent, work=work)
 
     async def agreed(self, contributions: Mapping[int, Tensor], outer_step: int) -> Tensor | None:
         """What a round makes of the honest contributions, each (k,), by member; None where it is abandoned."""
@@ -180,7 +190,7 @@ class Meeting:
         for member, vector in sorted(contributions.items()):
             attack = scheme.attacks.get(member)
             sent[member] = vector if attack is None else attack(contributions, member, outer_step)
-        reduced = ReducedRound.of(scheme, sent)
+        reduced = ReducedRound.of(scheme, sent, self.work)
         self.caught += len(reduced.refused & scheme.attacks.keys())
         self.refused += len(reduced.refused - scheme.attacks.keys())
         if reduced.aggregate is None:
@@ -206,14 +216,17 @@ class ReducedRound:
     result_bytes: int = 0
 
     @classmethod
-    def of(cls, scheme: Scheme, contributions: Mapping[int, Tensor]) -> ReducedRound:
-        """Of contributions, each (k,), by member. The strategy chooses the length for each round."""
+    def of(cls, scheme: Scheme, contributions: Mapping[int, Tensor], work: Sequence[int] = ()) -> ReducedRound:
+        """Of contributions, each (k,), by member. The strategy chooses the length for each round.
+
+        They weigh as the `work` of their members, or all the same.
+        """
         length = len(next(iter(contributions.values())))
-        work = RoundWork.of(scheme.outer, length)
+        computed = RoundWork.of(scheme.outer, length)
         # no codec that loses something can say NaN: what comes is malformed, and its sender absent
         says_all = scheme.outer.codec == "fp32"
         sent = {
-            member: work.encoded(vector.contiguous())
+            member: computed.encoded(vector.contiguous())
             for member, vector in contributions.items()
             if says_all or bool(vector.isfinite().all())
         }
@@ -221,18 +234,20 @@ class ReducedRound:
         if not sent:
             return cls(None, frozenset(absent))
         members = sorted(sent)
-        rows = {index: [sent[member][index] for member in members] for index in range(work.plan.count)}
+        rows = {index: [sent[member][index] for member in members] for index in range(computed.plan.count)}
         first = {sent[member]: row for row, member in reversed(list(enumerate(members)))}
         facts = replace(
             MemberFacts.of_equals(len(members), are_friends=scheme.are_friends),
+            work=tuple(float(work[member]) if work else 1.0 for member in members),
             originals=tuple(first[sent[member]] for member in members),
         )
-        judged = work.judged(Judge("", list(work.statistics(MakeStatistics("", rows, facts)).values()), facts))
+        statistics = list(computed.statistics(MakeStatistics("", rows, facts)).values())
+        judged = computed.judged(Judge("", statistics, facts))
         refused = frozenset(absent | {members[row] for row in judged.verdict.refused})
         if judged.reduction is None:
             return cls(None, refused)
-        results = work.reduced(Reduce("", rows, judged.reduction))
-        aggregate = work.decoded([results[index] for index in range(work.plan.count)])
+        results = computed.reduced(Reduce("", rows, judged.reduction))
+        aggregate = computed.decoded([results[index] for index in range(computed.plan.count)])
         return cls(aggregate, refused, sum(map(len, sent[members[0]])), sum(map(len, results.values())))
 
 
@@ -364,11 +379,11 @@ def new_executor(seed: int, inner: InnerOptimization = INNER, shape: Architectur
     return StageExecutor(model, make_inner_optimizer(model, inner), torch.device("cpu"))
 
 
-def inner_step(executor: StageExecutor, rows: Tensor, step: int) -> None:
+def inner_step(executor: StageExecutor, rows: Tensor, step: int, inner: InnerOptimization = INNER) -> None:
     """One step on inputs and labels in one, (sequences, length + 1), with the learning rate of this step."""
     labels = rows[:, 1:]
     executor.loss(rows[:, :-1], labels)
-    result = executor.step(learning_rate_at(step, INNER), INNER.max_grad_norm, labels.numel())
+    result = executor.step(learning_rate_at(step, inner), inner.max_grad_norm, labels.numel())
     if not result.finite:
         raise AssertionError(f"step {step} was not finite")
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 import torch
 import trio
 from torch import Tensor
 
-from benchmarks.laboratory import BATCH, INNER, SHAPE, Meeting, Scheme, replica_data
+from benchmarks.laboratory import BATCH, INNER, SHAPE, Meeting, Scheme, parameter_count, replica_data
 from benchmarks.record import NotHereError, Report, Row, mean_with_interval
+from benchmarks.seeds import of_each
 from benchmarks.sizes import size
 from benchmarks.stacked import StackedReplicas, new_models
 from benchmarks.texts import TEXTS, real_texts
@@ -28,15 +29,16 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, initialise, load_vector
 from neuroshard.optim.outer import CertifiedWork, Fragment, Nesterov, OuterState, fresh_outer_state
 from neuroshard.optim.schedule import learning_rate_at
+from neuroshard.types import Architecture
 
 SEEDS = size((1, 2, 3), (1, 2))
 TUNING_SEED = 99  # of no other figure
 REPLICAS = size(4, 2)
 STEPS = size((1_200, 4_000), (4,))
 WINDOWS = size(512, 8)
-# `python -m benchmarks.together` prints the loss of every arm at each of these rates, with the tuning seed and on
-# windows that no figure is taken from. TUNED has the rates in use.
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+# `python -m benchmarks.together [TABLE]` prints the loss of every arm at each of these rates, with the tuning seed and
+# on windows that no figure is taken from. TUNED and the tables have the rates in use.
+RATES = (1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 12e-3)
 ALONE, TOGETHER, INT8, CHOSEN, OLD, SYNCHRONOUS = (
     "one replica alone",
     "together",
@@ -124,6 +126,72 @@ ARMS = (
 
 
 @dataclass(frozen=True)
+class Table:
+    """One comparison: its size, the tuned rate of each of its arms, and its goals."""
+
+    title: str
+    rates: Mapping[str, float]
+    steps: tuple[int, ...] = STEPS
+    seeds: tuple[int, ...] = SEEDS
+    arms: tuple[Arm, ...] = ARMS
+    shape: Architecture = SHAPE
+    goal: float = GOAL_TO_SYNCHRONOUS  # above the synchronous machine, as a share of its loss
+    goal_to_alone: float | None = None
+    bits: float | None = None  # the goal, per parameter and inner step
+    rates_are: str = "was tuned for each arm at 1,200 steps, with another seed"
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of an arm with rounds, and those whose data the synchronous machine has."""
+        return max(arm.data_of for arm in self.arms)
+
+
+def _main_arms(replicas: int) -> tuple[Arm, ...]:
+    return Arm(ALONE), Arm(TOGETHER, replicas, outer=DEFAULT), Arm(SYNCHRONOUS, data_of=replicas)
+
+
+MAIN, SIXTEEN, LONG, LARGER, LARGEST = "", "16", "20000", "1.3M", "5M"  # tables
+TABLES: Mapping[str, Table] = {
+    MAIN: Table("Several computers against one", TUNED, goal_to_alone=GOAL_TO_ALONE),
+    SIXTEEN: Table(
+        "Sixteen computers against one",
+        {ALONE: 4e-3, TOGETHER: 8e-3, SYNCHRONOUS: 12e-3},
+        steps=size((4_000,), (4,)),
+        arms=_main_arms(size(16, 3)),
+        goal=0.03,
+    ),
+    LONG: Table(
+        "Several computers against one, 20,000 steps",
+        {ALONE: 4e-3, TOGETHER: 3e-3, SYNCHRONOUS: 6e-3},
+        steps=size((20_000,), (6,)),
+        seeds=(1,),
+        arms=_main_arms(REPLICAS),
+        goal=0.015,
+        bits=size(0.13, 100.0),
+    ),
+    LARGER: Table(
+        "Several computers against one, 1.3 M parameters",
+        {ALONE: 2e-3, TOGETHER: 2e-3, SYNCHRONOUS: 4e-3},
+        steps=size((4_000,), (4,)),
+        arms=_main_arms(REPLICAS),
+        shape=replace(SHAPE, hidden_size=192, layer_count=3, feed_forward_size=512),
+        rates_are="is a guess from those of smaller models, not tuned",
+        goal=0.015,
+    ),
+    LARGEST: Table(
+        "Several computers against one, 4.9 M parameters",
+        {ALONE: 1e-3, TOGETHER: 1e-3, SYNCHRONOUS: 2e-3},
+        steps=size((1_200,), (4,)),
+        seeds=(1,),
+        arms=_main_arms(REPLICAS),
+        shape=replace(SHAPE, hidden_size=320, layer_count=4, feed_forward_size=920),
+        rates_are="is a guess from those of smaller models, not tuned",
+        goal=0.015,
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Learnt:
     """Losses of one arm with one seed, in nats per byte."""
 
@@ -146,15 +214,19 @@ class Attempt:
 class Group:
     """The rounds of one attempt, on its rows of the stack."""
 
-    def __init__(self, arm: Arm, weights: Tensor, schema: TensorSchema, pinned: Tensor) -> None:
-        """`weights` (replicas, d) are read and replaced in place. Choices are measured on `pinned` (n, t + 1)."""
+    def __init__(self, arm: Arm, weights: Tensor, model: StageModel, pinned: Tensor) -> None:
+        """`weights` (replicas, d) of such models are read and replaced in place.
+
+        Choices are measured on `pinned` (n, t + 1), with the weights of `model` replaced.
+        """
         assert arm.outer is not None
-        self._arm, self._outer, self._weights, self._schema = arm, arm.outer, weights, schema
+        self._arm, self._outer, self._weights = arm, arm.outer, weights
+        self._model, self._schema = model, TensorSchema.of(model)
         self.state = fresh_outer_state(weights[0].clone())
         self._residuals: list[Tensor | None] = [None] * arm.replicas
         self.meeting = Meeting(Scheme(replace(arm.outer, interval="fixed"), 0, arm.replicas))
         self._since = 0
-        self._model, self._pinned = StageModel(SHAPE), pinned
+        self._pinned = pinned
 
     def after_step(self, *, is_last: bool) -> None:
         """Count an inner step, and make a round if it is due or the last."""
@@ -198,7 +270,9 @@ def sequence_losses(model: StageModel, rows: Tensor) -> tuple[float, ...]:
     return tuple(each.view(len(rows), -1).mean(dim=1).tolist())
 
 
-def trained(corpus: Corpus, attempts: Sequence[Attempt], steps: int) -> dict[Attempt, Learnt]:
+def trained(
+    corpus: Corpus, attempts: Sequence[Attempt], steps: int, shape: Architecture = SHAPE
+) -> dict[Attempt, Learnt]:
     """Train all attempts side by side for this number of inner steps; what each has learnt.
 
     All must have the same amount of data per replica and optimizer. Learning rates decay to a tenth along a cosine,
@@ -212,16 +286,16 @@ def trained(corpus: Corpus, attempts: Sequence[Attempt], steps: int) -> dict[Att
         for number in range(attempt.arm.replicas)
     ]
     owners = [attempt for attempt in attempts for _ in range(attempt.arm.replicas)]
-    models = new_models(SHAPE, len(owners))
+    models = new_models(shape, len(owners))
     for model, owner in zip(models, owners, strict=True):
         initialise(model, owner.seed)
     inner = replace(INNER, optimizer=attempts[0].arm.optimizer)
-    stack, schema = StackedReplicas(models, inner), TensorSchema.of(models[0])
+    stack = StackedReplicas(models, inner)
     groups, start = dict[Attempt, Group](), 0
     for attempt in attempts:
         stop = start + attempt.arm.replicas
         if attempt.arm.outer is not None:
-            groups[attempt] = Group(attempt.arm, stack.weights[start:stop], schema, corpus.choice)
+            groups[attempt] = Group(attempt.arm, stack.weights[start:stop], models[start], corpus.choice)
         start = stop
     feeds = {
         (owner.seed, number): replica_data(owner.seed, number)
@@ -266,68 +340,119 @@ def of_all(
     rates: Mapping[str, float] = TUNED,
 ) -> dict[tuple[str, int, int], Learnt]:
     """Every arm with its tuned rate, by name, seed and steps."""
-    attempts = [Attempt(arm, seed, rates[arm.name]) for arm in arms for seed in seeds]
     found = dict[tuple[str, int, int], Learnt]()
-    for kind in sorted({(arm.data_of, arm.optimizer) for arm in arms}):
-        same = [attempt for attempt in attempts if (attempt.arm.data_of, attempt.arm.optimizer) == kind]
-        found |= {(one.arm.name, one.seed, steps): got for one, got in trained(corpus, same, steps).items()}
+    for same in _alike(arms):
+        attempts = [Attempt(arm, seed, rates[arm.name]) for arm in same for seed in seeds]
+        found |= {(one.arm.name, one.seed, steps): got for one, got in trained(corpus, attempts, steps).items()}
     return found
 
 
+def _alike(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Arms that can train side by side."""
+    kinds = sorted({(arm.data_of, arm.optimizer) for arm in arms})
+    return [[arm for arm in arms if (arm.data_of, arm.optimizer) == kind] for kind in kinds]
+
+
 def tuned(
-    corpus: Corpus, steps: int = min(STEPS), arms: Sequence[Arm] = ARMS, rates: Sequence[float] = RATES
+    corpus: Corpus,
+    steps: int = min(STEPS),
+    arms: Sequence[Arm] = ARMS,
+    rates: Sequence[float] = RATES,
+    shape: Architecture = SHAPE,
 ) -> dict[str, dict[float, float]]:
     """Loss of every arm on the tuning windows at each rate, with the tuning seed."""
     found = dict[str, dict[float, float]]()
     for arm in arms:
         attempts = [Attempt(arm, TUNING_SEED, rate) for rate in rates]
-        learnt = trained(corpus, attempts, steps)
+        learnt = trained(corpus, attempts, steps, shape)
         found[arm.name] = {one.rate: learnt[one].tuning for one in attempts}
     return found
 
 
-def measure() -> Report:
-    """All arms, three seeds paired, on held-out text and on a text that no arm has seen or was tuned on."""
-    torch.set_num_threads(1)
-    corpus, began = Corpus.read(None), time.monotonic()
-    found, rows = dict[tuple[str, int, int], Learnt](), list[Row]()
-    for steps in STEPS:
-        found |= of_all(corpus, SEEDS, steps)
-        rows += [row for arm in ARMS for row in _rows(found, arm.name, steps)]
-    chosen = ", ".join(f"{name} {rate:g}" for name, rate in TUNED.items())
+Found: TypeAlias = dict[tuple[str, int, int], Learnt]
+"""What arms have learnt, by name, seed and steps."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The arms of a table that train side by side, with one seed."""
+
+    table: str
+    steps: int
+    seed: int
+    kind: int  # place in `_alike`
+
+    @property
+    def arms(self) -> list[Arm]:
+        """What it trains."""
+        return _alike(TABLES[self.table].arms)[self.kind]
+
+    def learnt(self) -> Found:
+        """Train them."""
+        table = TABLES[self.table]
+        attempts = [Attempt(arm, self.seed, table.rates[arm.name]) for arm in self.arms]
+        learnt = trained(Corpus.read(None), attempts, self.steps, table.shape)
+        return {(one.arm.name, self.seed, self.steps): got for one, got in learnt.items()}
+
+
+def jobs(name: str) -> list[Job]:
+    """All trainings of a table."""
+    table = TABLES[name]
+    kinds = range(len(_alike(table.arms)))
+    return [Job(name, steps, seed, kind) for steps in table.steps for seed in table.seeds for kind in kinds]
+
+
+def measure(name: str = MAIN) -> Report:
+    """The arms of one table, paired by seed, on held-out text and on a text that no arm has seen or was tuned on."""
+    found = Found()
+    for learnt in of_each(Job.learnt, jobs(name)).values():
+        found |= learnt
+    return report(name, found)
+
+
+def report(name: str, found: Found) -> Report:
+    """What all jobs of a table have found."""
+    table = TABLES[name]
+    rows = [row for steps in table.steps for arm in table.arms for row in _rows(table, found, arm.name, steps)]
+    chosen = ", ".join(f"{arm.name} {table.rates[arm.name]:g}" for arm in table.arms)
+    shape, replicas = table.shape, table.replicas
     conditions = (
-        f"{SHAPE.layer_count} layers of {SHAPE.hidden_size}; {BATCH} x {SHAPE.sequence_length} bytes per inner step "
-        f"and replica, {REPLICAS} replicas, from nothing. AdamW with a warm-up of {INNER.warmup_steps} steps, then a "
-        f"cosine down to a tenth of a rate that was tuned for each arm: {chosen}. Synchronous: "
-        f"one model with the data of all {REPLICAS}. Together: the default of a run, {DEFAULT.codec}. The earlier "
-        "default: every 500 steps, outer step 0.7, momentum 0.9."
+        f"{shape.layer_count} layers of {shape.hidden_size}, {parameter_count(shape):,} parameters; "
+        f"{BATCH} x {shape.sequence_length} bytes per inner step "
+        f"and replica, {replicas} replicas, from nothing. AdamW with a warm-up of {INNER.warmup_steps} steps, then a "
+        f"cosine down to a tenth of a rate that {table.rates_are}: {chosen}. Synchronous: "
+        f"one model with the data of all {replicas}. Together: the default of a run, {DEFAULT.codec}."
     )
-    seeds = ", ".join(map(str, SEEDS))
-    interval = (
-        f"Seeds {seeds}; means with their 95 % interval (Student's t); differences are paired by seed. The unseen text "
-        f"is {_unseen_name()}. {time.monotonic() - began:,.0f} s."
-    )
-    notes = (conditions, interval)
-    return Report("together", "Several computers against one", tuple(rows), notes)
+    if any(arm.is_earlier for arm in table.arms):
+        conditions += " The earlier default: every 500 steps, outer step 0.7, momentum 0.9."
+    seeds = ", ".join(map(str, table.seeds))
+    several = f"Seeds {seeds}; means with their 95 % interval (Student's t); differences are paired by seed."
+    one = f"One seed, {seeds}: differences between seeds are not in the figures."
+    interval = f"{one if len(table.seeds) == 1 else several} The unseen text is {_unseen_name()}."
+    return Report("together" + (name and f"_{name}"), table.title, tuple(rows), (conditions, interval))
 
 
-def _rows(found: Mapping[tuple[str, int, int], Learnt], name: str, steps: int) -> list[Row]:
-    learnt = [found[name, seed, steps] for seed in SEEDS]
+def _rows(table: Table, found: Found, name: str, steps: int) -> list[Row]:
+    learnt = [found[name, seed, steps] for seed in table.seeds]
     prefix = f"{steps:,} steps, {name}"
     figure = f"{_shown([one.held_out for one in learnt])}; unseen text {_shown([one.unseen for one in learnt])}"
+    bits = fmean(one.bits for one in learnt)
     if learnt[0].rounds:
-        figure += f"; {learnt[0].rounds} rounds, {fmean(one.bits for one in learnt):.2f} bits"
+        figure += f"; {learnt[0].rounds} rounds, {bits:.2f} bits"
     rows = [Row(f"{prefix}: loss, nats per byte", figure, "report", None)]
-    for other, goal in ((ALONE, GOAL_TO_ALONE), (SYNCHRONOUS, GOAL_TO_SYNCHRONOUS)):
-        is_report = name in {CHOSEN, OLD}
-        if name not in {TOGETHER, INT8} and not is_report:
-            continue
+    if name in {ALONE, SYNCHRONOUS}:
+        return rows
+    for other, goal in ((ALONE, table.goal_to_alone), (SYNCHRONOUS, table.goal)):
+        aim = goal if name in {TOGETHER, INT8} else None
         for place, get in _PLACES.items():
-            shares = [get(one) / get(found[other, seed, steps]) - 1 for one, seed in zip(learnt, SEEDS, strict=True)]
-            mean, half = mean_with_interval(shares)
-            is_met = None if is_report else mean <= goal
-            wanted = "report" if is_report else f"<= {goal:+.0%}"
-            rows.append(Row(f"{prefix}, against {other}, {place}", f"{mean:+.1%} ± {half:.1%}", wanted, is_met))
+            pairs = zip(learnt, (found[other, seed, steps] for seed in table.seeds), strict=True)
+            shares = [get(one) / get(than) - 1 for one, than in pairs]
+            is_met = None if aim is None else fmean(shares) <= aim
+            wanted = "report" if aim is None else f"<= {100 * aim:+g}%"
+            rows.append(Row(f"{prefix}, against {other}, {place}", _shown(shares, "+.1%"), wanted, is_met))
+    if table.bits is not None:
+        wanted = f"<= {table.bits:g}"
+        rows.append(Row(f"{prefix}: bits per parameter and step", f"{bits:.3f}", wanted, bits <= table.bits))
     return rows
 
 
@@ -337,9 +462,10 @@ _PLACES: Mapping[str, Callable[[Learnt], float]] = {
 }
 
 
-def _shown(values: Sequence[float]) -> str:
+def _shown(values: Sequence[float], form: str = ".4f") -> str:
+    """Mean and interval; of one value only itself."""
     mean, half = mean_with_interval(values)
-    return f"{mean:.4f} ± {half:.4f}"
+    return f"{mean:{form}}" + (f" ± {half:{form.removeprefix('+')}}" if len(values) > 1 else "")
 
 
 def _unseen_name() -> str:
@@ -366,7 +492,9 @@ def quick(seed: int, folder: Path | None) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for arm_name, losses in tuned(Corpus.read(None)).items():
+    tuned_table = TABLES[sys.argv[1] if len(sys.argv) > 1 else MAIN]
+    for tuned_arm in tuned_table.arms:
+        (losses,) = tuned(Corpus.read(None), arms=(tuned_arm,), shape=tuned_table.shape).values()
         best = partial(min, key=losses.__getitem__)(losses)
         shown = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
-        print(f"{arm_name}: best {best:g} ({shown})", flush=True)
+        print(f"{tuned_arm.name}: best {best:g} ({shown})", flush=True)

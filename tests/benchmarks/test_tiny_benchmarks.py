@@ -36,8 +36,8 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
 }
 GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
     "learning": (
-        *("together", "muon", "diloco", "schemes", "rare_rounds", "overlap", "churn", "attacks"),
-        "attacks_2.4M",
+        *("together", "together_16", "together_20000", "together_1.3M", "together_5M", "muon", "diloco", "schemes"),
+        *("rare_rounds", "overlap", "unequal_speeds", "churn", "attacks", "attacks_2.4M"),
         "pipeline_quality",
     ),
     "parts": (

@@ -57,3 +57,19 @@ def test_what_makes_the_model_worse_is_voted_down(texts: Texts) -> None:
     assert (calm.voted_down, calm.abandoned) == (0, 0)
     assert (lied.voted_down, lied.abandoned, lied.caught) == (2, 2, 0)
     assert lied.loss == held_out_loss(start.executor().model, texts)  # what was agreed on before
+
+
+def test_contributions_weigh_as_their_work_up_to_twice_the_median() -> None:
+    rows = {member: torch.ones(64) for member in range(3)}
+    for member, row in rows.items():
+        row[member] = 2.0
+    scheme = Scheme(replace(OUTER, aggregator="mean", codec="fp32"), rounds=1, replicas=3)
+
+    def shares(*work: int) -> list[float]:
+        aggregate = ReducedRound.of(scheme, rows, work).aggregate
+        assert aggregate is not None
+        return (aggregate[:3] - 1).tolist()
+
+    assert shares() == shares(5, 5, 5) == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+    assert shares(1, 2, 4) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+    assert shares(1, 2, 40) == shares(1, 2, 4)
