@@ -263,10 +263,10 @@ class RunExchange:
         return Frame(NEWS_KIND, NewsHeard())
 
     async def _report_news(self, network: Network) -> None:
-        """Tell all peers of each change here, with several requests at a time, until cancelled."""
+        """Report each change here to all peers, with several requests at a time, until cancelled."""
         limiter = anyio.CapacityLimiter(ASKED_AT_ONCE)
 
-        async def tell(peer: NodeId, news: Frame) -> None:
+        async def report(peer: NodeId, news: Frame) -> None:
             async with limiter:
                 try:
                     await network.transport.request(
@@ -280,7 +280,7 @@ class RunExchange:
             if count and self.followed is not None and self._is_shared:
                 async with anyio.create_task_group() as tasks:
                     for peer in network.transport.peers():
-                        tasks.start_soon(tell, peer, Frame(NEWS_KIND, RunNews(self.followed.offer.run_id)))
+                        tasks.start_soon(report, peer, Frame(NEWS_KIND, RunNews(self.followed.offer.run_id)))
             await self._learned.wait(after=count)
 
     async def watch_stored(self) -> None:
