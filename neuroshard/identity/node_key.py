@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -69,15 +69,8 @@ class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class NodeKey:
+class NodeKey(SigningKey):
     """The key that signs the claims of this node; the peer id of its public key is the node id."""
-
-    _key: SigningKey = field(repr=False)
-
-    @classmethod
-    def from_seed(cls, seed: bytes) -> NodeKey:
-        """Return the key of a 32-byte seed, for a node without a data folder. Raises ValueError for another length."""
-        return cls(SigningKey.from_seed(seed))
 
     @classmethod
     def load_or_create(cls, path: Path) -> NodeKey:
@@ -88,7 +81,7 @@ class NodeKey:
         """
         try:
             if not path.exists():
-                key = cls(SigningKey.generate())
+                key = cls.generate()
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_atomically(path, key._file_content(), mode=0o600)
                 return key
@@ -100,24 +93,15 @@ class NodeKey:
                 f"The node key {path} cannot be read or written: {error.strerror or error}.",
                 "Make the file and its folder readable and writable for this user only.",
             ) from error
-        return cls(_parse(path, data))
-
-    @property
-    def public_key(self) -> bytes:
-        """Raw Ed25519 public key, 32 bytes."""
-        return self._key.public_key
+        return _parse(path, data)
 
     @property
     def node_id(self) -> NodeId:
         """libp2p peer id of the public key."""
         return node_id_of(self.public_key)
 
-    def sign(self, message: bytes) -> bytes:
-        """Return the Ed25519 signature of the message, 64 bytes."""
-        return self._key.sign(message)
-
     def _file_content(self) -> bytes:
-        held = KeyFile(1, self.node_id, self._key.seed.hex())
+        held = KeyFile(1, self.node_id, self.seed.hex())
         return msgspec.json.format(msgspec.json.encode(held), indent=1) + b"\n"
 
 
@@ -129,7 +113,7 @@ def _make_private(path: Path) -> None:
         _LOG.warning("Other users could read the node key. Now only its owner can.", extra={"path": str(path)})
 
 
-def _parse(path: Path, data: bytes) -> SigningKey:
+def _parse(path: Path, data: bytes) -> NodeKey:
     try:
         return _read_key(data)
     except ValueError as error:
@@ -139,9 +123,9 @@ def _parse(path: Path, data: bytes) -> SigningKey:
         ) from None
 
 
-def _read_key(data: bytes) -> SigningKey:
+def _read_key(data: bytes) -> NodeKey:
     held = read_json(data, KeyFile, MAX_KEY_FILE_BYTES)
-    key = SigningKey.from_seed(bytes.fromhex(held.private_key))
-    if node_id_of(key.public_key) != held.node_id:
+    key = NodeKey.from_seed(bytes.fromhex(held.private_key))
+    if key.node_id != held.node_id:
         raise ValueError("the key is not that of its node id")
     return key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Protocol
+from typing import Protocol, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -42,12 +42,12 @@ class SigningKey:
     _private: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
-    def from_seed(cls, seed: bytes) -> SigningKey:
+    def from_seed(cls, seed: bytes) -> Self:
         """Return the key of a 32-byte seed. Raises ValueError for another length."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod
-    def generate(cls) -> SigningKey:
+    def generate(cls) -> Self:
         """Return a new random key."""
         return cls(Ed25519PrivateKey.generate())
 

@@ -152,7 +152,7 @@ class InMemoryNetwork:
         self.links = Links(chance, default_link)
         self.records = RecordTable(self.links, chance, now, form=record_form)
         self._hub = GossipHub(self.links, chance)
-        self._nodes: dict[NodeId, _Node] = {}
+        self._nodes: dict[NodeId, InMemoryNode] = {}
         self._asleep: dict[NodeId, anyio.Event] = {}  # the event is set when the node wakes or dies
 
     def join(self, node_id: NodeId) -> InMemoryTransport:
@@ -167,17 +167,17 @@ class InMemoryNetwork:
         reputation = Reputation(anyio.current_time)
         gossip = self._hub.join(node_id, reputation, self._gossip_queue_length, gate)
         directory = InMemoryDirectory(self.records, node_id, lambda: transport.is_closed)
-        self._nodes[node_id] = _Node(transport, gossip, directory, reputation, gate)
+        self._nodes[node_id] = InMemoryNode(transport, gossip, directory, reputation, gate)
         return transport
 
     def network_of(self, node_id: NodeId) -> Network:
         """The network of a node that has joined. Raises PeerUnreachableError if there is no such node."""
-        node = self._node(node_id)
+        node = self.node(node_id)
         return Network(node.transport, node.gossip, node.directory, node.reputation, node.gate)
 
     def traffic_of(self, node_id: NodeId) -> GossipCounters:
         """Gossip counters of a node. Raises PeerUnreachableError if there is no such node."""
-        return self._node(node_id).gossip.traffic
+        return self.node(node_id).gossip.traffic
 
     def __enter__(self) -> Self:
         """Close the network and all its transports at the end of a `with` block."""
@@ -236,15 +236,11 @@ class InMemoryNetwork:
         """All nodes that have joined and not left."""
         return tuple(self._nodes)
 
-    def transport_of(self, node_id: NodeId) -> InMemoryTransport | None:
-        """The transport of a node, or None if there is no such node."""
-        node = self._nodes.get(node_id)
-        return None if node is None else node.transport
-
-    def _node(self, node_id: NodeId) -> _Node:
+    def node(self, node_id: NodeId) -> InMemoryNode:
+        """A node that has joined. Raises PeerUnreachableError if there is no such node."""
         node = self._nodes.get(node_id)
         if node is None:
-            raise PeerUnreachableError(f"Node {node_id} has not joined this network.")
+            raise PeerUnreachableError(f"Peer {node_id} cannot be reached.")
         return node
 
 
@@ -274,7 +270,7 @@ class InMemoryTransport:
             raise TransportClosedError("This node's transport is closed.")
         with anyio.move_on_after(timeout_seconds):
             await self._network.travel(self._local_id, peer, frame)
-            receiver = self._reachable(peer)
+            receiver = self._network.node(peer).transport
             if self._network.links.is_lost(self._local_id, peer):
                 await anyio.sleep_forever()
             answer = await receiver.answer(self._local_id, frame)
@@ -303,7 +299,7 @@ class InMemoryTransport:
         if prefix != "/memory":
             raise UsageError(f"{address!r} is not an address of an in-memory network.", "Use /memory/p2p/<node id>.")
         await anyio.lowlevel.checkpoint()
-        return self._reachable(NodeId(node_id)).local_id
+        return self._network.node(NodeId(node_id)).transport.local_id
 
     def addresses(self) -> tuple[str, ...]:
         return (f"/memory/p2p/{self._local_id}",)
@@ -338,15 +334,11 @@ class InMemoryTransport:
         """Reject further requests of this node and of its peers."""
         self._is_closed = True
 
-    def _reachable(self, peer: NodeId) -> InMemoryTransport:
-        receiver = self._network.transport_of(peer)
-        if receiver is None:
-            raise PeerUnreachableError(f"Peer {peer} cannot be reached.")
-        return receiver
-
 
 @dataclass(frozen=True)
-class _Node:
+class InMemoryNode:
+    """All parts of a node of an InMemoryNetwork."""
+
     transport: InMemoryTransport
     gossip: InMemoryGossip
     directory: InMemoryDirectory

@@ -96,20 +96,17 @@ class RequestServer:
         Never raises because of a peer's input.
         """
         try:
-            return await self._handled(sender, request)
+            self.limits_of(request.kind)  # refuses a kind without a handler
+            served = self._served[request.kind]
+            if served.slots.statistics().tasks_waiting >= MAX_WAITING_PER_SLOT * served.slots.total_tokens:
+                return refusal("This node is busy; try again later.")
+            async with served.slots:
+                return await served.handler(sender, request)
         except (RequestRefusedError, WireError) as error:
             return refusal(str(error))
         except Exception:  # noqa: BLE001 - the inbound-message handler: a defect in one must not end the node
             _LOG.exception("A request of kind %s from %s failed.", request.kind, sender)
             return refusal("internal error")
-
-    async def _handled(self, sender: NodeId, request: Frame) -> Frame:
-        self.limits_of(request.kind)
-        served = self._served[request.kind]
-        if served.slots.statistics().tasks_waiting >= MAX_WAITING_PER_SLOT * served.slots.total_tokens:
-            raise RequestRefusedError("This node is busy; try again later.")
-        async with served.slots:
-            return await served.handler(sender, request)
 
 
 def refusal(reason: str) -> Frame:

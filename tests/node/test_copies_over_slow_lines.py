@@ -35,8 +35,7 @@ class SlowTraining:
             await anyio.sleep(WORK_SECONDS)
             if all(self._world.holders(stage) for stage in range(3)):
                 (holder, *_), (receiver, *_) = self._world.holders(LAST), self._world.holders(1)
-                transport = self._world.network.transport_of(holder.name)
-                assert transport is not None
+                transport = self._world.network.network_of(holder.name).transport
                 await transport.request(receiver.name, Frame("gradient", tensors=(gradient,)), timeout_seconds=60)
                 for node in self._world.alive():
                     if node.stage is not None:
@@ -63,8 +62,7 @@ def test_a_large_stage_behind_a_slow_line_loses_no_more_than_is_told_and_trains_
             await anyio.sleep(1)
             for node in (first, second, third, spare):
                 world.network.set_uplink(node.name, UPLINK)
-                transport = world.network.transport_of(node.name)
-                assert transport is not None
+                transport = world.network.network_of(node.name).transport
                 transport.serve("gradient", take_gradient, FrameLimits(max_body_bytes=SENT_IN_A_STEP))
             await anyio.sleep(240)
             age = third.stage.replica_status().copied_seconds  # type: ignore[union-attr]

@@ -394,7 +394,7 @@ class StageWorld:
 
     def alive(self) -> list[StageNode]:
         newest = {node.number: node for node in self.nodes}  # a node that was started again counts once
-        return [node for node in newest.values() if self.network.transport_of(node.name) is not None]
+        return [node for node in newest.values() if node.name in self.network.nodes()]
 
     def holders(self, stage: int) -> list[StageNode]:
         return [node for node in self.alive() if stage in node.held]
