@@ -104,7 +104,7 @@ def test_the_owner_names_a_deputy_and_withdraws_the_trust(trained: Path) -> None
     with pytest.raises(UsageError, match="Only the run's owner can name its deputies"):
         StoredFoundations(trained).name_deputy(offer, friend, friend.public_key)
     named = neuroshard("run", "trust", friend.wallet_id[:8], *place)
-    assert f": {friend.wallet_id[:8]}. Other members are informed" in named.out, named.err
+    assert f": {friend.wallet_id[:8]}. Members that are online learn it" in named.out, named.err
     founding = ("run", "refound", run_id, "--yes", "--data-dir", trained, "--token", "ab" * 32, "--json")
     assert neuroshard(*founding).json()["is_founded"] is False  # no node runs
     assert "Deputies of run" in neuroshard("run", "trust", friend.wallet_id[:8], "--withdraw", *place).out

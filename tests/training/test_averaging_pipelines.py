@@ -25,9 +25,7 @@ from tests.worlds.stages import IDENTITY, MemoryFeed, make_replica, make_stage
 from tests.worlds.trainers import NAMES, WHOLE, Node, node_of, trained_until, weights
 
 STAGES, SEQUENCES = 3, 8  # of each stage's accumulating
-AVERAGED = OuterOptimization(
-    strategy="averaging", aggregator="mean", codec="fp32", rank=2, averaged_sequences=2 * SEQUENCES
-)
+AVERAGED = OuterOptimization(strategy="averaging", aggregator="mean", codec="fp32", averaged_sequences=2 * SEQUENCES)
 PIPELINE = replace(WHOLE, stage_count=STAGES, sequences_per_step=SEQUENCES, outer=AVERAGED)
 
 
@@ -92,7 +90,7 @@ def test_the_replicas_of_every_stage_hold_one_root_and_learn(tmp_path: Path) -> 
                     found[held.index, held.outer.state.outer_step] = held.outer.progress.state_root
         return all(len(noted.weights) >= rounds for node in nodes for noted in (node, *node.others))
 
-    a, b = of_two(tmp_path, PIPELINE, are_done, cross)
+    a, b = of_two(tmp_path, replace(PIPELINE, outer=replace(AVERAGED, rank=2)), are_done, cross)
     for one, other in zip((a, *a.others), (b, *b.others), strict=True):
         for number in range(rounds):
             assert torch.equal(one.anchors[number], other.anchors[number])
