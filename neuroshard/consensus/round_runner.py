@@ -341,9 +341,10 @@ class RoundRunner:
             if author.node_id != sender and not isinstance(message, StatementSaid):
                 self._asking.report(sender, ScoreReason.FOREIGN_CLAIM)
                 return
-            # the gate may know the node by another wallet, which may take part
-            if (author.wallet_id, author.node_id) in self._swarm.revoked:
-                _LOG.info("A message of node %s is ignored: wallet %s has revoked it.", sender, author.wallet_id[:8])
+            # The gate may know the node by another wallet, which may take part. A statement that others show counts: it
+            # may prove that its author lied before the revocation.
+            if author.node_id == sender and (author.wallet_id, author.node_id) in self._swarm.revoked:
+                _LOG.debug("A message of node %s is ignored: wallet %s has revoked it.", sender, author.wallet_id[:8])
                 return
         await self._help(sender, message)
         if isinstance(message, _KEPT):
