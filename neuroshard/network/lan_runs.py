@@ -95,7 +95,7 @@ class LanRunSearch:
 
 
 class WatchedLanRuns:
-    """The runs of the local network, searched only while somebody looks: every node answers each question."""
+    """The runs of the local network, searched only while a page shows them: all nodes answer a search."""
 
     def __init__(self, interfaces: Callable[[], tuple[LanInterface, ...]] = lan_interfaces) -> None:
         self._runs = LanRuns()
@@ -112,7 +112,7 @@ class WatchedLanRuns:
         self._looked.notify()
 
     async def run(self) -> None:
-        """Search while somebody looks, until cancelled."""
+        """Search while a page shows the runs, until cancelled."""
         while True:
             await self._looked.wait()
             async with anyio.create_task_group() as tasks:

@@ -488,8 +488,10 @@ def test_a_stolen_node_that_its_wallet_revoked_is_refused_by_all_for_ever(tmp_pa
         with pytest.raises(PeerRefusedError, match="has revoked node"):
             await world.send(stolen, laptop, signed_by(stolen, "pause", laptop, 2**50))
         transport = world.network.network_of(node).transport
+        answering = friend.peer_network.networking.current
+        assert answering is not None
         for kind in (CHAIN, PART, REPLICA_STATUS):  # a vote and a contribution are parts of a round's messages
-            friend.peer_network.networking.current.transport.serve(kind, never, FrameLimits())  # type: ignore[union-attr]
+            answering.transport.serve(kind, never, FrameLimits())
             with pytest.raises(PeerRefusedError, match="has revoked node"):
                 await transport.request(friend.identity.node_id, Frame(kind), timeout_seconds=30)
         told = await laptop.own.carry_out(PAUSE_ALL)
@@ -556,7 +558,9 @@ def test_in_an_open_run_all_nodes_refuse_a_stolen_node_of_a_wallet_that_counts(t
         for each in (again, late):
             assert refuses(each, stolen)
             assert not await reachable(each, stolen)
-        members = again.peer_network.joined.members  # type: ignore[union-attr]
+        joined = again.peer_network.joined
+        assert joined is not None
+        members = joined.members
         assert members is not None
         for number in range(MAX_NODES):  # a flood of free names makes it forget what the stolen node has said
             members.introduce(NodeId(f"name {number}"), WALLETS["eve"].wallet_id, START + YEAR)

@@ -231,7 +231,9 @@ def test_a_revoked_node_that_still_answers_neither_votes_nor_contributes(monkeyp
             each.revoked = frozenset({(IDENTITIES[B].wallet_id, B)})
         before = a.state.outer_step
         await for_seconds(5 * DUE_SECONDS, a, b, c)
-        values = [each for each in a.group.chain.chain.recent if each.value.outer_step > before]  # type: ignore[union-attr]
+        chain = a.group.chain.chain
+        assert chain is not None
+        values = [each for each in chain.recent if each.value.outer_step > before]
         assert values
         assert B not in {member.node_id for each in values for member in each.signers}
         assert B not in {node for each in values for node in each.value.accepted}
