@@ -148,7 +148,9 @@ def test_a_pause_can_have_an_end(start_node: StartNode, open_page: OpenPage) -> 
     page.get_by_text("For a while…").click()
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="1 hour")).to_be_hidden()
-    page.keyboard.press("Enter")  # the list has the focus again
+    expect(page.get_by_text("For a while…")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="1 hour")).to_be_enabled()  # Tab passes over a button without an effect
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="1 hour")).to_be_focused()

@@ -53,7 +53,8 @@ def test_restart_is_offered_while_a_stored_limit_waits(start_node: StartNode, op
     page.goto(f"{node.url}#/settings")
     banner = page.get_by_text("Stored, and in force after a restart:")
     expect(banner).to_be_visible()
-    page.get_by_role("button", name="Restart now").click()
+    with page.expect_response("**/api/restart"):
+        page.get_by_role("button", name="Restart now").click()
     expect(page.get_by_role("status").filter(has_text="saves a checkpoint and starts again")).to_be_visible()
     assert node.taken[-1] == Restart()
     assert len([one for one in node.taken if one == Restart()]) == 2
