@@ -18,7 +18,7 @@ from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.types import Architecture
 
 INNER_STEPS, ROUNDS, WARM_STEPS = size((25, 8, 400), (2, 1, 1))
-OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", trim_fraction=0.25)
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", aggregator="trimmed_mean", trim_fraction=0.25)
 GOAL, CLEAN_GOAL, FALSE_REFUSALS = 0.03, 0.003, 0.05
 SHIPPED = "trimmed mean, fraction 0.25, near-copies as one"
 MEAN = "plain mean"

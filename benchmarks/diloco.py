@@ -27,7 +27,7 @@ from neuroshard.config.run_parameters import CodecName, OuterOptimization
 SEEDS = size((1, 2, 3), (1, 2))
 REPLICAS, INNER_STEPS, ROUNDS = 4, size(25, 2), int(os.environ.get("BENCHMARK_ROUNDS", size(16, 1)))
 LONG_ROUNDS, WARM_STEPS = size((48, 400), (2, 2))
-OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", aggregator="trimmed_mean")
 GOAL, AIM, CODEC_TOLERANCE = 0.5, 0.7, 0.02
 
 

@@ -56,7 +56,7 @@ def measure(part: str = "") -> Report:
         return Report("unequal_speeds", "Computers of unequal speed from nothing", (_from_nothing(),), (_from(),))
     texts = Texts()
     starts = [Start.of(texts, seed, WARM_STEPS, REPLICAS) for seed in SEEDS]
-    outer = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed")
+    outer = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", aggregator="trimmed_mean")
 
     def ways(scheme: Scheme) -> list[Outcome]:
         return [together(texts, start, scheme) for start in starts]

@@ -16,7 +16,7 @@ from neuroshard.config.run_parameters import OuterOptimization
 STEPS = size(4_000, 8)
 ALONE, PLAIN = "one replica alone", "fp32, 500 inner steps"
 OFTEN, RARELY, MORE_RARELY = size((100, 500, 1000), (4, 4, 8))  # inner steps
-OUTER = OuterOptimization(inner_steps=RARELY, interval="fixed")
+OUTER = OuterOptimization(inner_steps=RARELY, interval="fixed", aggregator="trimmed_mean")
 SPARSE = replace(OUTER, codec="topk", aggregator="mean", learning_rate=1.0)
 TOGETHER: Mapping[str, OuterOptimization] = {
     PLAIN: replace(OUTER, codec="fp32"),

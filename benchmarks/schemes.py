@@ -33,7 +33,7 @@ REPLICAS, INNER_STEPS, ROUNDS, WARM_STEPS = size((4, 25, 16, 400), (2, 4, 1, 1))
 STEPS = INNER_STEPS * ROUNDS
 LATE = 0.25  # of the inner steps between two rounds
 ALONE, EVERY = "one replica alone", "every gradient averaged"
-OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", codec="int8")
+OUTER = OuterOptimization(inner_steps=INNER_STEPS, interval="fixed", aggregator="trimmed_mean", codec="int8")
 STEPPED = replace(OUTER, strategy="averaging", aggregator="mean", inner_steps=1)
 AVERAGINGS: Mapping[str, OuterOptimization] = {
     "gradients averaged in fp32": replace(STEPPED, codec="fp32"),

@@ -114,7 +114,9 @@ class Arm:
 
 
 DEFAULT = OuterOptimization()
-EARLIER = OuterOptimization(inner_steps=size(500, 2), interval="fixed", learning_rate=0.7, momentum=0.9)
+EARLIER = OuterOptimization(
+    inner_steps=size(500, 2), interval="fixed", learning_rate=0.7, momentum=0.9, aggregator="trimmed_mean"
+)
 ARMS = (
     Arm(ALONE),
     Arm(TOGETHER, REPLICAS, outer=DEFAULT),

@@ -59,7 +59,7 @@ class OuterOptimization:
     learning_rate: PositiveReal = 1.0
     momentum: _BelowOne = 0.75
     lone_outer: Literal["keep", "apply"] = "keep"
-    aggregator: Literal["trimmed_mean", "median", "mean", "krum", "centred_clipping"] = "trimmed_mean"
+    aggregator: Literal["trimmed_mean", "median", "mean", "krum", "centred_clipping"] = "mean"
     trim_fraction: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
     codec: CodecName = "int4"  # encoding of the contributions in a round with several nodes
     max_round_seconds: PositiveReal = 3600.0

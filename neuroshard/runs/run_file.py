@@ -93,7 +93,9 @@ def read_yaml(text: str) -> dict[str, JsonValue]:
 
 
 BATCH_SIZE = 4
-TRIM_FRACTION_OF_STRANGERS = 0.25
+# Friends tolerate no liar, and trimming discards honest work: of three contributions it leaves the middle one. The
+# gates still judge them, and each is clipped to the median norm.
+OF_STRANGERS: Mapping[str, JsonValue] = {"aggregator": "trimmed_mean", "trim_fraction": 0.25}
 ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"
 # Name in the file -> field of the run parameters. docs/RUNS.md explains each name.
 NAMES: Mapping[str, str] = {
@@ -184,7 +186,7 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     if isinstance(batch, int):  # apply_config reports any other type
         derived["sequences_per_step"] = batch * (STAGED_MICROBATCHES if is_staged else 1)
     if config.get("admission") == "strangers":
-        derived["trim_fraction"] = TRIM_FRACTION_OF_STRANGERS
+        derived |= OF_STRANGERS
     return apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})
 
 

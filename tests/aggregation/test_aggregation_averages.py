@@ -227,7 +227,7 @@ def test_the_order_of_members_with_other_weights_is_nothing(seed: int, order: li
 
 
 def test_a_runs_parameters_name_the_aggregator() -> None:
-    assert aggregator_config(OuterOptimization(trim_fraction=0.25)) == TrimmedMean(0.25)
+    assert aggregator_config(OuterOptimization(aggregator="trimmed_mean", trim_fraction=0.25)) == TrimmedMean(0.25)
     names = {"median": Median(), "mean": Mean(), "krum": Krum(), "centred_clipping": CentredClipping()}
     for name, config in names.items():
         assert aggregator_config(OuterOptimization(aggregator=name)) == config  # type: ignore[arg-type]

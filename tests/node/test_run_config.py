@@ -229,7 +229,8 @@ def test_codec_and_aggregator_are_looked_at_together(tmp_path: Path, entries: st
     assert (made.outer.codec, made.outer.aggregator) == ("topk", "mean")
     back = apply_config(made, read(tmp_path, 'aggregator = "median"\ncodec = "int8"'))
     assert (back.outer.codec, back.outer.aggregator) == ("int8", "median")
-    for wrong in ('codec = "topk"', 'codec = "topk"\naggregator = "krum"'):
+    assert new_parameters(read(tmp_path, f'codec = "topk"\n{shape}'), PINS).outer.aggregator == "mean"
+    for wrong in ('codec = "topk"\naggregator = "trimmed_mean"', 'codec = "topk"\naggregator = "krum"'):
         with pytest.raises(UsageError, match=r"codec = 'topk'.*sparse contributions.*use aggregator = mean"):
             new_parameters(read(tmp_path, f"{wrong}\n{shape}"), PINS)
 
@@ -254,9 +255,11 @@ def test_a_run_in_stages_takes_several_microbatches_a_step(tmp_path: Path) -> No
     assert new_parameters(read(tmp_path, f"sequences_per_step = 4\n{text}"), PINS).sequences_per_step == 4
 
 
-def test_strangers_are_trimmed_more_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
+def test_strangers_are_trimmed_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
     text = 'admission = "strangers"\narchitecture = { depth = 2 }\n'
-    assert new_parameters(read(tmp_path, text), PINS).outer.trim_fraction == 0.25
+    made = new_parameters(read(tmp_path, text), PINS).outer
+    assert (made.aggregator, made.trim_fraction) == ("trimmed_mean", 0.25)
+    assert new_parameters(read(tmp_path, f'aggregator = "median"\n{text}'), PINS).outer.aggregator == "median"
     assert new_parameters(read(tmp_path, f"trim_fraction = 0.4\n{text}"), PINS).outer.trim_fraction == 0.4
 
 

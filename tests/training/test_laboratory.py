@@ -12,7 +12,7 @@ from benchmarks.laboratory import ReducedRound, Scheme, Start, Texts, held_out_l
 from benchmarks.texts import TEXTS
 from neuroshard.config.run_parameters import OuterOptimization
 
-OUTER = OuterOptimization(inner_steps=3, interval="fixed", trim_fraction=0.25)
+OUTER = OuterOptimization(inner_steps=3, interval="fixed", aggregator="trimmed_mean", trim_fraction=0.25)
 
 
 @pytest.fixture(scope="module")

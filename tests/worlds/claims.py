@@ -141,7 +141,7 @@ FIRST = RunParameters(
     sequences_per_step=8,
     initial_weights_seed=7,
     genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
-    outer=OuterOptimization(inner_steps=500, learning_rate=0.7, momentum=0.9, codec="fp32"),
+    outer=OuterOptimization(inner_steps=500, learning_rate=0.7, momentum=0.9, aggregator="trimmed_mean", codec="fp32"),
 )
 
 
