@@ -129,7 +129,8 @@ async def _opened(url: str, advice: str, offset: int = 0, validator: str | None 
 
 def _refuse_longer(size: int, most: int, what: str) -> None:
     if size > most:
-        raise UpdateRefusedError(f"The {what} of the update is longer than the {most} bytes it may have.")
+        said = f"The {what} of the update is longer than the {most} bytes it may have."
+        raise UpdateRefusedError(said, "Nothing was installed. Try again later, or set another update_url.")
 
 
 def _refuse_full_disk(artefact: Artefact, part: Path) -> None:

@@ -27,7 +27,7 @@ from tuf.api.exceptions import (
     RepositoryError,
     UnsignedMetadataError,
 )
-from tuf.api.metadata import Metadata, Root
+from tuf.api.metadata import Metadata
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from neuroshard.data.storage import storage_error
@@ -116,7 +116,7 @@ def _refuse(error: RepositoryError | DownloadError, folder: Path) -> NoReturn:
             raise UpdateRefusedError(f"The metadata of the releases are too long: {error}.", TRY_ELSEWHERE) from error
         case DownloadError():
             raise DataUnavailableError(
-                f"The metadata of the releases are not there: {error}.", TRY_ELSEWHERE
+                f"The releases have no metadata: {error}.", TRY_ELSEWHERE
             ) from error
         case ExpiredMetadataError():
             _refuse_expired(error, folder)
@@ -139,19 +139,15 @@ TRY_ELSEWHERE = "Try again later, or set another update_url."
 
 def _refuse_expired(error: ExpiredMetadataError, folder: Path) -> NoReturn:
     """Raise the error for a root whose time is over, which only an installer replaces, or for other metadata."""
-    root = _newest_root(folder)
-    if root is not None and root.is_expired():
+    roots = sorted((folder / "root_history").glob("*.root.json"), key=lambda path: int(path.name.split(".")[0]))
+    root = Metadata.from_bytes(roots[-1].read_bytes()).signed
+    if root.is_expired():
         said = f"The publisher's root of trust expired on {root.expires:%Y-%m-%d}."
         action = "Check this computer's clock. If it is right, install the newest version by hand; your data stay."
         raise UpdateRefusedError(said, action) from error
     said = f"The metadata of the releases have expired (this computer's clock shows {datetime.now(UTC):%Y-%m-%d})."
     action = f"Check the clock. If it is right, somebody may be holding newer versions back. {TRY_ELSEWHERE}"
     raise UpdateRefusedError(said, action) from error
-
-
-def _newest_root(folder: Path) -> Root | None:
-    paths = sorted((folder / "root_history").glob("*.root.json"), key=lambda path: int(path.name.split(".")[0]))
-    return Metadata[Root].from_bytes(paths[-1].read_bytes()).signed if paths else None
 
 
 def _write_files(folder: Path, files: MetadataFiles) -> None:
