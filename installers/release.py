@@ -118,7 +118,7 @@ class Repository:
         )
         if not result:
             write_atomically(self.draft, data, mode=0o644)
-            own, old = result.first.missing, result.second.missing
+            own, old = result.second.missing, result.first.missing if before else 0
             return f"Root {root.signed.version} needs signatures: {own} of its own keys, {old} of the keys before it."
         self.metadata.mkdir(exist_ok=True)
         write_atomically(self.metadata / f"{root.signed.version}.root.json", data, mode=0o644)

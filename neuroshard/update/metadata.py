@@ -115,9 +115,7 @@ def _refuse(error: RepositoryError | DownloadError, folder: Path) -> NoReturn:
         case DownloadLengthMismatchError():
             raise UpdateRefusedError(f"The metadata of the releases are too long: {error}.", TRY_ELSEWHERE) from error
         case DownloadError():
-            raise DataUnavailableError(
-                f"The releases have no metadata: {error}.", TRY_ELSEWHERE
-            ) from error
+            raise DataUnavailableError(f"The releases have no metadata: {error}.", TRY_ELSEWHERE) from error
         case ExpiredMetadataError():
             _refuse_expired(error, folder)
         case BadVersionNumberError():
