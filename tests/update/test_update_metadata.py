@@ -1,9 +1,8 @@
-"""Attacks on the signed metadata of releases, each by a server on loopback: what is believed, refused and remembered."""
+"""Attacks on the signed metadata of releases by a server on loopback: what is believed, refused and remembered."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -386,7 +385,7 @@ def test_a_kill_at_any_write_leaves_all_of_the_old_or_all_of_the_new(
                 owner.look()
         assert owner.memory().metadata  # readable
         owner.sees(f"0.{broken + 3}.0")
-    assert [name for name in os.listdir(owner.settings.data_dir) if name != "update.json"] == []
+    assert [path.name for path in owner.settings.data_dir.iterdir()] == ["update.json"]
 
 
 def test_a_mirror_needs_no_trust_to_serve(owner: Owner) -> None:

@@ -111,9 +111,8 @@ class Computer:
 
     def _update_environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
-        root = self.home / "anchor.json"
-        root.write_bytes(self.anchor or self.place.publisher.anchor)
-        return {**kept, **self.place.variables(), "HOME": str(self.home), "TEST_ROOT": str(root), **variables}
+        root = (self.anchor or self.place.publisher.anchor).decode()
+        return {**kept, **self.place.variables(), "HOME": str(self.home), "TEST_ROOT": root, **variables}
 
     def starts(self) -> list[str]:
         """What ran on the data folder so far."""
