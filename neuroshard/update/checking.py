@@ -84,7 +84,7 @@ _PROCESSORS = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
 
 
 def platform_name(system: str = sys.platform, processor: str | None = None) -> str:
-    """The name of this kind of computer in a manifest: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
+    """The name of this kind of computer in metadata: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
     named = (processor or machine()).lower()
     return f"{system}-{_PROCESSORS.get(named, named)}"
 

@@ -1,8 +1,8 @@
 """Verify the signed metadata of releases: root, timestamp, snapshot and targets of The Update Framework (TUF).
 
-python-tuf verifies the whole chain (docs/decisions/0035). This file gives it its downloads, its limits and a place for
-its files, and puts its refusals into words. The library works in a temporary folder with files and a symbolic link;
-what it leaves there is stored in the data folder as one value, so that a kill leaves all of the old or all of the new.
+python-tuf verifies the whole chain (docs/decisions/0035). This file adds the downloads, the limits and a place for
+its files, and puts refusals into words. The library works on files and a symbolic link in a temporary folder. Its files
+are stored in the data folder as one value, so that a kill leaves all of the old or all of the new.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MetadataFiles = Mapping[str, bytes]  # by their names in the library's folder
 
 
 @dataclass(frozen=True)
-class Look:
+class MetadataLook:
     """The result of one look: the metadata to remember, also after a refusal, and the archive or the refusal."""
 
     files: MetadataFiles
@@ -58,7 +58,7 @@ class Look:
     refusal: NeuroShardError | None = None
 
 
-async def look_at_metadata(base: str, anchor: bytes, known: MetadataFiles, target: str) -> Look:
+async def look_at_metadata(base: str, anchor: bytes, known: MetadataFiles, target: str) -> MetadataLook:
     """Fetch newer metadata from below `base`, verify them from the root `anchor` on, and find the archive `target`.
 
     `known` has the files of the look before: older ones than these are refused. The library compares expiry dates with
@@ -80,7 +80,7 @@ class _Fetcher(FetcherInterface):
             raise DownloadHTTPError(str(error), 404) from error
 
 
-def _look(base: str, anchor: bytes, known: MetadataFiles, target: str) -> Look:
+def _look(base: str, anchor: bytes, known: MetadataFiles, target: str) -> MetadataLook:
     try:
         with TemporaryDirectory(prefix="neuroshard-update-") as name:
             folder = Path(name)
@@ -88,8 +88,8 @@ def _look(base: str, anchor: bytes, known: MetadataFiles, target: str) -> Look:
             try:
                 archive = _find(folder, base, anchor, target)
             except NeuroShardError as refusal:
-                return Look(_read_files(folder), refusal=refusal)
-            return Look(_read_files(folder), archive)
+                return MetadataLook(_read_files(folder), refusal=refusal)
+            return MetadataLook(_read_files(folder), archive)
     except OSError as error:
         raise storage_error(Path(gettempdir()), error) from error
 

@@ -43,7 +43,7 @@ def version_number(text: str) -> VersionNumber:
 
 
 class Release(Struct, frozen=True, forbid_unknown_fields=True):
-    """The newest version for one platform: what the signed metadata say about its archive, besides size and digest."""
+    """The newest version for one platform, in the signed `custom` field of its archive."""
 
     version: Annotated[str, Meta(pattern=_VERSION)]
     minimal_version: Annotated[str, Meta(pattern=_VERSION)]  # older versions cannot update by themselves
