@@ -27,7 +27,7 @@ from tuf.api.exceptions import (
     RepositoryError,
     UnsignedMetadataError,
 )
-from tuf.api.metadata import Metadata
+from tuf.api.metadata import Metadata, Root  # pyright: ignore[reportPrivateImportUsage] - its documented place
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from neuroshard.data.storage import storage_error
@@ -138,7 +138,7 @@ TRY_ELSEWHERE = "Try again later, or set another update_url."
 def _refuse_expired(error: ExpiredMetadataError, folder: Path) -> NoReturn:
     """Raise the error for a root whose time is over, which only an installer replaces, or for other metadata."""
     roots = sorted((folder / "root_history").glob("*.root.json"), key=lambda path: int(path.name.split(".")[0]))
-    root = Metadata.from_bytes(roots[-1].read_bytes()).signed
+    root = Metadata[Root].from_bytes(roots[-1].read_bytes()).signed
     if root.is_expired():
         said = f"The publisher's root of trust expired on {root.expires:%Y-%m-%d}."
         action = "Check this computer's clock. If it is right, install the newest version by hand; your data stay."
