@@ -39,8 +39,8 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments], check=True)
 
 
-def fetch_uv(platform: str, folder: Path) -> None:
-    """Download the platform's uv into the folder. locks/uv.txt has its digest."""
+def fetch_uv(platform: str, folder: Path) -> str:
+    """Download the platform's uv into the folder. locks/uv.txt has its digest. Returns the texts of its licences."""
     tag, name, _launcher, _ = PLATFORMS[platform]
     with tempfile.TemporaryDirectory() as place:
         pip("download", "--no-deps", "--only-binary", ":all:", "--platform", tag, "--require-hashes", "-d", place,
@@ -51,7 +51,7 @@ def fetch_uv(platform: str, folder: Path) -> None:
             (folder / name).write_bytes(content.read(member))
             texts = [content.read(item).decode() for item in content.namelist() if ".dist-info/licenses/" in item]
     (folder / name).chmod(0o755)
-    write_payload_notices(folder, "\n\n".join(texts))
+    return "\n\n".join(texts)
 
 
 def write_payload_notices(folder: Path, uv_texts: str) -> None:
@@ -120,7 +120,7 @@ def main() -> None:
         payload.mkdir()
         pip("wheel", "--no-deps", "-w", str(wheels), str(ROOT))
         fill_payload(arguments.platform, payload, next(wheels.glob("neuroshard-*.whl")))
-        fetch_uv(arguments.platform, payload)
+        write_payload_notices(payload, fetch_uv(arguments.platform, payload))
         make = compile_windows if arguments.platform == "windows" else pack_macos
         print(make(payload, arguments.out))
         print(pack_update(payload, arguments.out, arguments.platform))

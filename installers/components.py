@@ -26,40 +26,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+STANDARD_TEXTS = ROOT / "installers/licences"
 DASHBOARD_TEXTS = ROOT / "neuroshard/api/static/licenses.txt"  # written by hatch_build.py
 FROZEN_EXTRAS = ("export", "genesis", "s3", "tray")  # what the frozen program contains
 BILL, TEXTS = "neuroshard.cdx.json", "THIRD-PARTY-LICENSES.txt"
 _LICENCE_FILE = re.compile(r"\.dist-info/(licen[cs]es?/|licen[cs]e|copying|notice|authors)", re.IGNORECASE)
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
-_MIT = """Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-persons to whom the Software is furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE."""
-_BSD = """Redistribution and use in source and binary forms, with or without modification, are permitted provided that
-the following conditions are met:
-
-1. Redistributions of source code must retain the above copyright notice, this list of conditions and the following
-   disclaimer.
-2. Redistributions in binary form must reproduce the above copyright notice, this list of conditions and the following
-   disclaimer in the documentation and/or other materials provided with the distribution.
-3. Neither the name of the copyright holder nor the names of its contributors may be used to endorse or promote
-   products derived from this software without specific prior written permission.
-
-THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS AND CONTRIBUTORS "AS IS" AND ANY EXPRESS OR IMPLIED WARRANTIES,
-INCLUDING, BUT NOT LIMITED TO, THE IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A PARTICULAR PURPOSE ARE
-DISCLAIMED. IN NO EVENT SHALL THE COPYRIGHT HOLDER OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL,
-SPECIAL, EXEMPLARY, OR CONSEQUENTIAL DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR
-SERVICES; LOSS OF USE, DATA, OR PROFITS; OR BUSINESS INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY,
-WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF
-THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +90,12 @@ def _component(package: str, installed: Distribution) -> Component:
 
 def _standard_text(package: str, licence: str, author: str) -> str:
     """The text of a licence that a package names without containing it. Raises SystemExit for another licence."""
-    for name, text in (("MIT", _MIT), ("BSD", _BSD)):
-        if name in licence:
-            return f"Copyright (c) {author}\n\n{text}"
-    raise SystemExit(f"{package} contains no text of its licence ({licence or 'not stated'}). Add it to components.py.")
+    for path in (STANDARD_TEXTS / "MIT.txt", STANDARD_TEXTS / "BSD.txt"):
+        if path.stem in licence:
+            return f"Copyright (c) {author}\n\n{path.read_text(encoding='utf-8').strip()}"
+    raise SystemExit(
+        f"{package} contains no text of its licence ({licence or 'not stated'}). Add it to {STANDARD_TEXTS}."
+    )
 
 
 def dashboard_components(web: Path = ROOT / "web", texts: Path = DASHBOARD_TEXTS) -> list[Component]:
