@@ -3,7 +3,7 @@
 python installers/install_locked.py runtime|development
 
 Every download must have a hash of installers/locks/. PyTorch is different in two cases: a build that is installed is
-kept, and a wheel in a folder that pip is told to search (PIP_FIND_LINKS) comes before the one from the package index.
+kept, and a wheel in a folder that pip searches (PIP_FIND_LINKS) comes before the one from the package index.
 So another build, such as the one without CUDA, is a choice of the user.
 """
 
