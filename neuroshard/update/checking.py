@@ -15,7 +15,7 @@ from platform import machine
 from neuroshard.config.folders import installation_root
 from neuroshard.config.settings import Settings
 from neuroshard.config.state_file import StateFile
-from neuroshard.errors import UsageError
+from neuroshard.errors import DataUnavailableError, UsageError
 from neuroshard.types import DAY_SECONDS
 from neuroshard.update.release import (
     AvailableUpdate,
@@ -29,6 +29,7 @@ from neuroshard.update.release import (
 
 FILE_NAME = "update.json"
 MAX_MEMORY_BYTES = 4_000_000  # about 100 roots of the largest size that is accepted
+SILENT_SECONDS = 30 * DAY_SECONDS  # without a verified answer: longer than a timestamp is valid
 CLOCK_TOLERANCE_SECONDS = DAY_SECONDS  # somebody corrected the clock or the time zone
 
 
@@ -152,7 +153,7 @@ async def look_for_update(settings: Settings, current: str, now: float) -> Avail
 
 
 async def daily_notice(settings: Settings, current: str, now: float) -> str | None:
-    """A sentence about a newer version, or about what was refused as one; asks at most once a day.
+    """A sentence about a newer version, a refusal, or a long silence; asks at most once a day.
 
     Raises UsageError without a source, DataError when nobody answers, StorageError.
     """
@@ -164,6 +165,10 @@ async def daily_notice(settings: Settings, current: str, now: float) -> str | No
         update = await look_for_update(settings, current, now)
     except UpdateRefusedError as refused:
         return str(refused)
+    except DataUnavailableError as error:  # a mirror that answers nothing would hold versions back without an end
+        if not memory.verified_at or now - memory.verified_at < SILENT_SECONDS:
+            raise
+        return f"No release could be verified since {_date(memory.verified_at)}: {error}"
     return notice(update.version) if update else None
 
 

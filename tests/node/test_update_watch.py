@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
+from neuroshard.errors import DataUnavailableError
 from neuroshard.node.application import LOOK_SECONDS, watch_for_updates
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.snapshot import NodeStatus
@@ -89,6 +90,16 @@ def test_a_forged_release_is_told_as_what_it_is(place: ReleasePlace, tmp_path: P
     told = anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW)
     assert told is not None
     assert "not signed by enough of the publisher's keys" in told
+
+
+def test_a_mirror_that_is_silent_for_a_month_is_reported(place: ReleasePlace, tmp_path: Path) -> None:
+    anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW)
+    place.server.files.clear()
+    with pytest.raises(DataUnavailableError):
+        anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW + 25 * 86_400)
+    told = anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW + 31 * 86_400)
+    assert told is not None
+    assert "No release could be verified since" in told
 
 
 def test_by_default_nobody_is_asked() -> None:
