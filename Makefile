@@ -8,7 +8,8 @@ PY := $(BIN)/python
 RUNTIME := $(VENV)/.installed-runtime
 DEVELOPMENT := $(VENV)/.installed-development
 WEB_TOOLS := web/node_modules/.installed
-PACKAGE := pyproject.toml hatch_build.py $(shell find web -type f -not -path '*/node_modules/*')
+LOCKS := installers/install_locked.py $(wildcard installers/locks/*.txt)
+PACKAGE := pyproject.toml hatch_build.py $(LOCKS) $(shell find web -type f -not -path '*/node_modules/*')
 DEMO ?=
 TESTS ?=
 
@@ -39,11 +40,11 @@ bench: $(DEVELOPMENT)
 
 # The dashboard alone; the build hook does nothing when web/ did not change.
 web: $(PY)
-	$(PY) -m pip install --quiet --no-deps --editable .
+	$(PY) -m pip install --quiet --no-deps --require-hashes --requirement installers/locks/make-build.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 
 # The program that needs no Python, in dist/neuroshard/ (some minutes, 3 GB of disk), and the packages around it.
 frozen: $(DEVELOPMENT)
-	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[installers]'
 	$(BIN)/pyinstaller --noconfirm --log-level WARN neuroshard.spec
 
 deb:
@@ -80,7 +81,7 @@ $(RUNTIME): $(PY) $(PACKAGE) | native
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
 	  echo "No NVIDIA GPU here: pip may still fetch PyTorch with CUDA (several GB). To save that, install PyTorch's"; \
 	  echo "CPU build into $(VENV) first, as its site describes; pip keeps what is there."; fi
-	$(PY) -m pip install --disable-pip-version-check --quiet --editable .
+	$(PY) installers/install_locked.py runtime
 	@touch $@
 
 # One dependency of libp2p (fastecdsa) is compiled on Linux: it needs a C compiler and the headers of GMP and Python.
@@ -97,7 +98,7 @@ native: $(PY)
 	echo "On Fedora: sudo dnf install gcc gmp-devel python3-devel"; exit 1
 
 $(DEVELOPMENT): $(RUNTIME)
-	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	$(PY) installers/install_locked.py development
 	@touch $@
 
 $(WEB_TOOLS): $(DEVELOPMENT) web/package-lock.json

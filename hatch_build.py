@@ -7,7 +7,9 @@ is done only when the sources changed since the last build: their hash is kept n
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HASH_FILE = ".build-hash"
+LICENCES = "licenses.txt"  # of the packages that the dashboard contains
+LICENCE_FILE = re.compile(r"licen[cs]e|copying|notice", re.IGNORECASE)
 NOT_SOURCES = {"node_modules", "dist"}
 NPM_SECONDS = 600
 
@@ -49,6 +53,7 @@ def build_dashboard(web: Path, static: Path, say: Callable[[str], None]) -> None
         run_npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], sources, environment)
         vite = ["node_modules/vite/bin/vite.js", "build", "--outDir", str(built), "--logLevel", "warn"]
         run_node(vite, sources, environment)
+        (built / LICENCES).write_text(licence_texts(sources), encoding="utf-8")
         (built / HASH_FILE).write_text(wanted + "\n", encoding="utf-8")
         replace_folder(built, static)
 
@@ -72,8 +77,24 @@ def is_current(static: Path, wanted: str) -> bool:
     return (
         hash_file.is_file()
         and (static / "index.html").is_file()
+        and (static / LICENCES).is_file()
         and hash_file.read_text(encoding="utf-8").strip() == wanted
     )
+
+
+def licence_texts(web: Path) -> str:
+    """The licences of all packages that become part of the dashboard. Raises DashboardBuildError without a text."""
+    packages = json.loads((web / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    sections: list[str] = []
+    for path, package in sorted(packages.items()):
+        if not path or package.get("dev"):
+            continue
+        texts = [file for file in sorted((web / path).iterdir()) if LICENCE_FILE.match(file.name)]
+        if not texts:
+            raise DashboardBuildError(f"{path} contains no text of its licence ({package.get('license')}).")
+        name = f"{path.removeprefix('node_modules/')} {package['version']} {package.get('license', '')}"
+        sections.append("\n\n".join([name, *(file.read_text(encoding="utf-8").strip() for file in texts)]))
+    return "\n\n\n".join(sections) + "\n"
 
 
 def replace_folder(built: Path, static: Path) -> None:

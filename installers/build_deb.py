@@ -37,7 +37,8 @@ Files: *
 Copyright: The NeuroShard contributors
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
- Bundled libraries have their own licences, which are in /usr/lib/neuroshard.
+ Bundled libraries have their own licences: THIRD-PARTY-LICENSES.txt in
+ /usr/lib/neuroshard/_internal. neuroshard.cdx.json there lists them all.
 """
 DESCRIPTION = """Train one language model together with other computers
  Ordinary computers pre-train one language model together. The program runs in

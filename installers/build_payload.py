@@ -14,11 +14,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from build_deb import ROOT, package_version
 from build_tarball import add_scripts, as_root
+from components import DASHBOARD_TEXTS, dashboard_components, locked_components, write_notices
 
 HERE = Path(__file__).parent
 LOCKS = HERE / "locks"
@@ -36,8 +39,8 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments], check=True)
 
 
-def fetch_uv(platform: str, folder: Path) -> None:
-    """Download the platform's uv into the folder. locks/uv.txt has its digest."""
+def fetch_uv(platform: str, folder: Path) -> str:
+    """Download the platform's uv into the folder. locks/uv.txt has its digest. Returns the texts of its licences."""
     tag, name, _launcher, _ = PLATFORMS[platform]
     with tempfile.TemporaryDirectory() as place:
         pip("download", "--no-deps", "--only-binary", ":all:", "--platform", tag, "--require-hashes", "-d", place,
@@ -46,7 +49,21 @@ def fetch_uv(platform: str, folder: Path) -> None:
         with zipfile.ZipFile(wheel) as content:
             member = next(item for item in content.namelist() if item.endswith(f"/scripts/{name}"))
             (folder / name).write_bytes(content.read(member))
+            texts = [content.read(item).decode() for item in content.namelist() if ".dist-info/licenses/" in item]
     (folder / name).chmod(0o755)
+    return "\n\n".join(texts)
+
+
+def write_payload_notices(folder: Path, uv_texts: str) -> None:
+    """Write the bill of materials and the licences of all that the payload contains.
+
+    The packages of its locks are in the bill. They are installed from the index, with their own licence texts.
+    """
+    locked = locked_components(*(path.read_text(encoding="utf-8") for path in sorted(folder.glob("lock*.txt"))))
+    (uv,) = locked_components((LOCKS / "uv.txt").read_text(encoding="utf-8"))
+    parts = [replace(uv, licence="MIT OR Apache-2.0", text=uv_texts), *locked, *dashboard_components()]
+    timestamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    write_notices(folder, package_version(), timestamp, parts, DASHBOARD_TEXTS.read_text(encoding="utf-8"))
 
 
 def fill_payload(platform: str, folder: Path, wheel: Path) -> None:
@@ -103,7 +120,7 @@ def main() -> None:
         payload.mkdir()
         pip("wheel", "--no-deps", "-w", str(wheels), str(ROOT))
         fill_payload(arguments.platform, payload, next(wheels.glob("neuroshard-*.whl")))
-        fetch_uv(arguments.platform, payload)
+        write_payload_notices(payload, fetch_uv(arguments.platform, payload))
         make = compile_windows if arguments.platform == "windows" else pack_macos
         print(make(payload, arguments.out))
         print(pack_update(payload, arguments.out, arguments.platform))

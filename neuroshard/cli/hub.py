@@ -29,7 +29,7 @@ def require_hub_library(hub: str) -> None:
 
 def require_private_way(hub: str) -> None:
     """Raise UsageError for a hub to which the user's token would travel in plain text."""
-    from neuroshard.update.manifest import safe_url  # slow, and needed only here
+    from neuroshard.update.release import safe_url  # slow, and needed only here
 
     try:
         safe_url(hub)

@@ -15,11 +15,10 @@ import typer
 from neuroshard.cli.options import AsJson, DataDir, given
 
 if TYPE_CHECKING:
-    from neuroshard.config.loading import LoadedSettings
     from neuroshard.config.settings import Settings
     from neuroshard.update.applying import VersionChange
     from neuroshard.update.installation import Installation
-    from neuroshard.update.manifest import AvailableUpdate
+    from neuroshard.update.release import AvailableUpdate
 
 
 app = typer.Typer(
@@ -30,11 +29,11 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 @app.command()
 def check(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Ask the publisher whether there is a newer version. Nothing is installed."""
+    """Ask whether there is a newer version. Nothing is installed."""
     from neuroshard import __version__
     from neuroshard.update.checking import notice
 
-    update = _look(_loaded(data_dir).settings)
+    update = _look(_settings(data_dir))
     if as_json:
         found = {"version": update.version, "notes": update.notes, "bytes": update.artefact.size} if update else None
         typer.echo(json.dumps({"current": __version__, "available": found}))
@@ -56,9 +55,7 @@ def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -
     from neuroshard.update.applying import apply_update
 
     installation = _installation()
-    loaded = _loaded(data_dir)
-    _refuse_stored_key(loaded)
-    settings = loaded.settings
+    settings = _settings(data_dir)
     update = _look(settings)
     if update is None:
         _print_change(f"Version {__version__} is the newest.", None, as_json=as_json)
@@ -79,7 +76,7 @@ def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
     from neuroshard.update.applying import roll_back
 
     installation = _installation()
-    settings = _loaded(data_dir).settings
+    settings = _settings(data_dir)
     before = installation.previous()
     if before is not None:
         _confirm(f"Return from {installation.current()} to {before}?", yes=yes)
@@ -87,22 +84,10 @@ def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
     _print_change(_words(change), change, as_json=as_json)
 
 
-def _loaded(data_dir: Path | None) -> LoadedSettings:
+def _settings(data_dir: Path | None) -> Settings:
     from neuroshard.config.loading import load_settings
 
-    return load_settings(given(data_dir=data_dir), os.environ)
-
-
-def _refuse_stored_key(loaded: LoadedSettings) -> None:
-    """Raise UsageError for a publisher's key in config.toml: its programs run as the owner, who names it each time."""
-    from neuroshard.errors import UsageError
-
-    if loaded.sources["update_key"] == "config.toml":
-        raise UsageError(
-            f"{loaded.config_file} names a publisher's key. A file is not enough to install this publisher's programs.",
-            "If you trust this publisher, set NEUROSHARD_UPDATE_KEY for this command. Otherwise remove the line "
-            "update_key, and find out who wrote it.",
-        )
+    return load_settings(given(data_dir=data_dir), os.environ).settings
 
 
 def _look(settings: Settings) -> AvailableUpdate | None:

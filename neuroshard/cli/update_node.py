@@ -21,7 +21,7 @@ from neuroshard.config.instance_lock import read_lock_owner
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.update.applying import StoppableNode
 from neuroshard.update.installation import Installation
-from neuroshard.update.manifest import UpdateFailedError
+from neuroshard.update.release import UpdateFailedError
 
 COME_UP_SECONDS = 180.0
 STOP_SECONDS = 300.0  # long enough for a final checkpoint, which a service manager would interrupt earlier

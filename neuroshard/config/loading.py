@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from pydantic import SecretStr, ValidationError
 
 from neuroshard.config.folders import NodePaths, default_data_dir, expanded, home_data_dir
-from neuroshard.config.settings import ALIASES, OPPOSITES, SECRET_KEYS, Applies, Settings, note_of
+from neuroshard.config.settings import ALIASES, OPPOSITES, REMOVED, SECRET_KEYS, Applies, Settings, note_of
 from neuroshard.errors import StorageError, TokenError, UsageError
 
 if TYPE_CHECKING:
@@ -253,7 +253,9 @@ def _known_key(key: str, place: str, line: int | None) -> str:
     name = ALIASES.get(key, key)
     if name in Settings.model_fields:
         return name
-    if name in OPPOSITES:
+    if name in REMOVED:
+        hint = f"{name} is no longer a setting: remove it. {REMOVED[name]}"
+    elif name in OPPOSITES:
         hint = f"Did you mean {OPPOSITES[name]} = false?"
     else:
         near = get_close_matches(name, [*Settings.model_fields, *ALIASES, *OPPOSITES], n=1, cutoff=0.6)

@@ -138,10 +138,7 @@ FORMS: dict[str, SettingForm] = {
     "token_file": SettingForm(_PROGRAM, "Token file", "File that contains the token.", level=_MORE, unset="none"),
     "update_check": SettingForm(_PROGRAM, "Look for updates", "Ask once a day for a newer version.", level=_MORE),
     "update_url": SettingForm(
-        _PROGRAM, "Updates from", "Address of the update manifest.", level=_MORE, unset="this version's publisher"
-    ),
-    "update_key": SettingForm(
-        _PROGRAM, "Update key", "Key that signs the updates from that address.", level=_MORE, unset="none"
+        _PROGRAM, "Updates from", "Address of a mirror of the releases.", level=_MORE, unset="this version's address"
     ),
     "log_json": SettingForm(_PROGRAM, "Log as JSON", "Write one JSON object per log line.", level=_MORE),
     "verbose": SettingForm(_PROGRAM, "Detailed log", "Log more details.", level=_MORE),

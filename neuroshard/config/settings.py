@@ -93,13 +93,6 @@ def _run_id(value: str) -> str:
     return text
 
 
-def _public_key(value: str) -> str:
-    text = value.strip().lower()
-    if not re.fullmatch("[0-9a-f]{64}", text):
-        raise ValueError("not 64 hex digits")
-    return text
-
-
 def _expanded(value: Path) -> Path:
     try:
         return expanded(value)
@@ -243,13 +236,7 @@ class Settings(BaseModel):
     ] = False
     update_url: Annotated[
         str | None,
-        SettingNote(
-            "the https:// address of an update manifest; unset: that of this version's publisher", owner=IN_FILE
-        ),
-    ] = None
-    update_key: Annotated[
-        Annotated[str, AfterValidator(_public_key)] | None,
-        SettingNote("the 64 hex digits of the key that signs the manifest at update_url", owner=IN_FILE),
+        SettingNote("the https:// address of a mirror of the releases; unset: that of this version", owner=IN_FILE),
     ] = None
     log_json: Annotated[bool, SettingNote(_YES_NO)] = False
     verbose: Annotated[bool, SettingNote(_YES_NO)] = False
@@ -269,6 +256,7 @@ OPPOSITES = {
     "no_port_mapping": "port_mapping",
     "no_relay": "relay",
 }
+REMOVED = {"update_key": "The root of trust of updates is a part of the program, and update_url may name any mirror."}
 SECRET_KEYS = frozenset({"token", "invite"})
 
 

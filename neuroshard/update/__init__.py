@@ -1,1 +1,1 @@
-"""New versions of the program: signed manifests, downloads, versions side by side, and the switch. Only on request."""
+"""New versions of the program: signed metadata, downloads, versions side by side, and the switch. Only on request."""

@@ -18,7 +18,7 @@ from neuroshard.config.state_file import try_lock
 from neuroshard.errors import ConflictError, NeuroShardError, StorageError
 from neuroshard.update.fetching import FetchProgress, fetch_artefact, flush_to_disk, unpack_archive
 from neuroshard.update.installation import LOCK, Installation
-from neuroshard.update.manifest import AvailableUpdate, UpdateFailedError
+from neuroshard.update.release import AvailableUpdate, UpdateFailedError
 
 TRY_SECONDS = 120.0
 PREPARE_SECONDS = 3600.0  # the packages of an environment are downloaded

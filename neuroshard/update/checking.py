@@ -1,97 +1,128 @@
-"""Ask the publisher for a newer version, and remember the newest manifest seen. Installs nothing.
+"""Ask for a newer version, and remember the newest metadata seen. Installs nothing.
 
-docs/INSTALLING.md explains how another publisher replaces the address and the key."""
+The root of trust is a file of this package, not a setting (docs/decisions/0035). docs/RELEASING.md explains how
+publishers make it."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from platform import machine
 
 from neuroshard.config.folders import installation_root
 from neuroshard.config.settings import Settings
 from neuroshard.config.state_file import StateFile
-from neuroshard.errors import UsageError
+from neuroshard.errors import DataUnavailableError, UsageError
 from neuroshard.types import DAY_SECONDS
-from neuroshard.update.fetching import fetch_manifest
-from neuroshard.update.manifest import (
+from neuroshard.update.release import (
     AvailableUpdate,
-    SeenManifest,
     UpdateRefusedError,
+    is_metadata_name,
     judge,
-    newest_seen,
-    read_update_manifest,
     safe_url,
+    target_name,
     version_number,
 )
 
 FILE_NAME = "update.json"
+MAX_MEMORY_BYTES = 4_000_000  # about 100 roots of the largest size that is accepted
+SILENT_SECONDS = 30 * DAY_SECONDS  # without a verified answer: longer than a timestamp is valid
+CLOCK_TOLERANCE_SECONDS = DAY_SECONDS  # somebody corrected the clock or the time zone
 
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """The publisher's answers so far. Times are in seconds since the epoch."""
+    """The publisher's answers so far. Times are in seconds since the epoch, by this computer's clock."""
 
     asked_at: float
-    seen: SeenManifest
-    available: str  # the version last offered to this computer; "" for none
+    verified_at: float = 0.0  # the last time at which all metadata were verified; 0 for never
+    available: str = ""  # the version last offered to this computer; "" for none
+    metadata: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # the newest ones seen, by file name
 
     def __post_init__(self) -> None:
-        """Raise ValueError for text that is not a version."""
-        for version in filter(None, (self.available, self.seen.version)):
-            version_number(version)
+        """Raise ValueError for text that is not a version or not the name of a file."""
+        if self.available:
+            version_number(self.available)
+        for name in self.metadata:
+            if not is_metadata_name(name):
+                raise ValueError(f"{name[:40]!r} is not a file of metadata")
 
     def is_due(self, now: float) -> bool:
         """Whether the publisher may be asked again: once a day; a clock that was ahead delays it by a day at most."""
         return not 0 <= now - self.asked_at < DAY_SECONDS
 
+    def refuse_earlier_clock(self, now: float) -> None:
+        """Raise UpdateRefusedError if the clock was set back: expired metadata would then count as current.
 
-NEVER_ASKED = UpdateMemory(0.0, SeenManifest(), "")
+        A clock that was ahead at the last look cannot have been ahead for longer than the metadata were valid, because
+        they were not expired by it. So this refusal ends by itself, after the validity of a timestamp at most.
+        """
+        if now < self.verified_at - CLOCK_TOLERANCE_SECONDS:
+            raise UpdateRefusedError(
+                f"This computer's clock shows {_date(now)}, but showed {_date(self.verified_at)} at an earlier look.",
+                "Set the clock. If it is right now, updates work again after the later date.",
+            )
+
+
+NEVER_ASKED = UpdateMemory(0.0)
 
 
 def memory_file(data_dir: Path) -> StateFile[UpdateMemory]:
-    """The memory file of a data folder. Damage stops updates: without the file, an older valid manifest could pass."""
+    """The memory file of a data folder. Damage stops updates: without it, older metadata that are valid could pass."""
     return StateFile(
         data_dir / FILE_NAME,
         UpdateMemory,
         on_damage="fail",
         if_damaged="Install the newest version by hand, then delete this file.",
-        max_bytes=4096,
+        max_bytes=MAX_MEMORY_BYTES,
     )
 
-
-RELEASE_URL = ""  # nowhere yet: until there is a publisher, `update_url` and `update_key` name one
-RELEASE_KEY = "e5adb0a141a7c27f06923d248ca592e956bffa9ead6818fd38b8b5213219cc8c"
 
 _PROCESSORS = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
 
 
 def platform_name(system: str = sys.platform, processor: str | None = None) -> str:
-    """The name of this kind of computer in a manifest: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
+    """The name of this kind of computer in metadata: `linux-x86_64`, `win32-x86_64`, `darwin-arm64`."""
     named = (processor or machine()).lower()
     return f"{system}-{_PROCESSORS.get(named, named)}"
 
 
+RELEASE_URL = ""  # nowhere yet: until releases have an address, `update_url` names one
+ROOT_NAME = "root.json"
+
+
 @dataclass(frozen=True)
-class ReleasePublisher:
-    """The address and key of the publisher of new versions."""
+class ReleaseSource:
+    """Where releases are, and the root metadata that they are verified from."""
 
     url: str
-    key: bytes
+    root: bytes
 
 
-def publisher_of(settings: Settings) -> ReleasePublisher:
-    """The publisher of this package, or the owner's choice. Raises UsageError."""
+def release_root() -> bytes | None:
+    """The root of trust in this package, or None while there is none."""
+    try:
+        return Path(__file__).with_name(ROOT_NAME).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def release_source(settings: Settings) -> ReleaseSource:
+    """The source of new versions. Raises UsageError without a root of trust or an address."""
+    root = release_root()
+    if root is None:
+        raise UsageError(
+            "This version has no root of trust for updates: no publisher has created one yet.",
+            "Install newer versions by hand, in the same way as this version.",
+        )
     url = settings.update_url or RELEASE_URL
     if not url:
-        raise UsageError(
-            "This build has no publisher of new versions.", "If you know a publisher, set update_url and update_key."
-        )
-    if settings.update_url and not settings.update_key:
-        raise UsageError("update_url is set, update_key is not.", "Set the publisher's public key, 64 hex digits.")
+        raise UsageError("This version knows no address of releases.", "Set update_url in config.toml.")
     try:
-        return ReleasePublisher(safe_url(url), bytes.fromhex(settings.update_key or RELEASE_KEY))
+        return ReleaseSource(safe_url(url), root)
     except ValueError as error:
         raise UsageError(f"update_url cannot be used: {error}.", "Use an https:// address.") from error
 
@@ -99,24 +130,32 @@ def publisher_of(settings: Settings) -> ReleasePublisher:
 async def look_for_update(settings: Settings, current: str, now: float) -> AvailableUpdate | None:
     """Ask now, and remember in the data folder what was seen.
 
-    Raises UsageError without a publisher, UpdateRefusedError for a manifest that cannot be believed, DataError when
-    nobody answers, StorageError.
+    Raises UsageError without a source, UpdateRefusedError for metadata that cannot be believed, DataError when nobody
+    answers, StorageError.
     """
-    publisher = publisher_of(settings)
+    from neuroshard.update.metadata import (
+        look_at_metadata,
+    )  # loads python-tuf, which a node without updates never needs
+
+    source, platform = release_source(settings), platform_name()
     file = memory_file(settings.data_dir)
-    memory = file.read() or NEVER_ASKED
-    file.write(replace(memory, asked_at=now))  # also when nobody answers: once a day is enough
-    manifest = read_update_manifest(await fetch_manifest(publisher.url), publisher.key)
-    update = judge(manifest, current=current, platform=platform_name(), seen=memory.seen, now=now)
-    seen = newest_seen(manifest, memory.seen)
-    file.write(UpdateMemory(now, seen, update.version if update else ""))
+    memory = replace(file.read() or NEVER_ASKED, asked_at=now)
+    file.write(memory)  # also when nobody answers: once a day is enough
+    memory.refuse_earlier_clock(now)
+    look = await look_at_metadata(source.url, source.root, memory.metadata, target_name(platform))
+    memory = replace(memory, metadata=look.files, verified_at=memory.verified_at if look.refusal else now)
+    file.write(memory)
+    if look.refusal:
+        raise look.refusal
+    update = judge(look.archive, source.url, current=current, platform=platform)
+    file.write(replace(memory, available=update.version if update else ""))
     return update
 
 
 async def daily_notice(settings: Settings, current: str, now: float) -> str | None:
-    """A sentence about a newer version, or about what was refused as one; asks at most once a day.
+    """A sentence about a newer version, a refusal, or a long silence; asks at most once a day.
 
-    Raises UsageError without a publisher, DataError when nobody answers, StorageError.
+    Raises UsageError without a source, DataError when nobody answers, StorageError.
     """
     memory = memory_file(settings.data_dir).read() or NEVER_ASKED
     if not memory.is_due(now):
@@ -126,6 +165,10 @@ async def daily_notice(settings: Settings, current: str, now: float) -> str | No
         update = await look_for_update(settings, current, now)
     except UpdateRefusedError as refused:
         return str(refused)
+    except DataUnavailableError as error:  # a mirror that answers nothing would hold versions back without an end
+        if not memory.verified_at or now - memory.verified_at < SILENT_SECONDS:
+            raise
+        return f"No release could be verified since {_date(memory.verified_at)}: {error}"
     return notice(update.version) if update else None
 
 
@@ -137,3 +180,7 @@ def notice(version: str) -> str:
         else "install it in the same way as this version."
     )
     return f"Version {version} is available: {how}"
+
+
+def _date(moment: float) -> str:
+    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d}"

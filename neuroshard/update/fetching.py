@@ -21,29 +21,31 @@ from neuroshard.data.http_source import HttpSource
 from neuroshard.data.storage import storage_error
 from neuroshard.data.transfer import DEFAULT_RETRY_POLICY, FileDamagedError, OpenedFile, retry_delay
 from neuroshard.errors import DataError, DataUnavailableError, DiskFullError
-from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
+from neuroshard.update.release import Artefact, UpdateRefusedError
 
 ATTEMPTS = 5
-MANIFEST_SECONDS = 60.0
+MAX_METADATA_BYTES = 262_144
 _HASH_BYTES = 1 << 20
 
 FetchProgress = Callable[[int, int], None]  # bytes here, bytes in all
 
 
-async def fetch_manifest(url: str) -> bytes:
-    """The bytes at the URL, at most MAX_MANIFEST_BYTES. Raises UpdateRefusedError, DataUnavailableError, UsageError."""
+async def fetch_metadata(url: str, seconds: float) -> bytes:
+    """The bytes at the URL, at most MAX_METADATA_BYTES.
+
+    Raises FileMissingError if there are none, UpdateRefusedError, DataUnavailableError, UsageError.
+    """
     advice = "If you trust the address that it redirects to, set update_url to it."
     data = bytearray()
     try:
-        with anyio.fail_after(MANIFEST_SECONDS):
+        with anyio.fail_after(seconds):
             async with _opened(url, advice) as file:
-                _refuse_longer(file.total_bytes or 0, MAX_MANIFEST_BYTES, "manifest")
+                _refuse_longer(file.total_bytes or 0, MAX_METADATA_BYTES, "metadata file")
                 async for chunk in file.chunks:
-                    _refuse_longer(len(data) + len(chunk), MAX_MANIFEST_BYTES, "manifest")
+                    _refuse_longer(len(data) + len(chunk), MAX_METADATA_BYTES, "metadata file")
                     data += chunk
     except TimeoutError:
-        said = f"The update manifest did not arrive within {MANIFEST_SECONDS:.0f} s."
-        raise DataUnavailableError(said, "Try again later.") from None
+        raise DataUnavailableError("The metadata of the releases did not arrive in time.", "Try again later.") from None
     return bytes(data)
 
 
@@ -127,7 +129,8 @@ async def _opened(url: str, advice: str, offset: int = 0, validator: str | None 
 
 def _refuse_longer(size: int, most: int, what: str) -> None:
     if size > most:
-        raise UpdateRefusedError(f"The {what} of the update is longer than the {most} bytes it may have.")
+        said = f"The {what} of the update is longer than the {most} bytes it may have."
+        raise UpdateRefusedError(said, "Nothing was installed. Try again later, or set another update_url.")
 
 
 def _refuse_full_disk(artefact: Artefact, part: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from neuroshard.config.folders import POINTER, VERSIONS
 from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
-from neuroshard.update.manifest import version_number
+from neuroshard.update.release import version_number
 
 PREVIOUS = "previous"
 COMPLETE = ".complete"  # written last into a version's folder

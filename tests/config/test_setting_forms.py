@@ -51,5 +51,5 @@ def test_every_choice_is_accepted(key: str) -> None:
 
 
 def test_only_the_owner_changes_what_leads_a_node_elsewhere() -> None:
-    for key in ("token", "token_file", "genesis", "run", "peer", "host", "update_url", "update_key", "data_dir"):
+    for key in ("token", "token_file", "genesis", "run", "peer", "host", "update_url", "data_dir"):
         assert control_of(key).kind is InputKind.NONE

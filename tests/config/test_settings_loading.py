@@ -57,6 +57,13 @@ def test_each_source_wins_over_the_weaker_ones(tmp_path: Path) -> None:
         ({}, {}, "no_relay = true", ["no_relay", "relay = false"]),
         ({}, {}, "nope = 2", ["nope", "Valid are"]),
         ({}, {}, "zzzzzz = 2", ["zzzzzz", "Valid are", "max_storage"]),
+        (
+            {},
+            {},
+            'port = 1\nupdate_key = "ab"',
+            ["update_key (line 2)", "no longer a setting: remove it. The root of trust"],
+        ),
+        ({}, {"NEUROSHARD_UPDATE_KEY": "ab"}, "", ["NEUROSHARD_UPDATE_KEY", "no longer a setting: remove it."]),
         ({}, {}, "[server]\nport = 1", ["config.toml has a table [server]"]),
         ({}, {}, "data_dir = '/x'", ["data_dir cannot be set in", "only as a flag"]),
         ({}, {}, "inner_steps = 1\ndiloco_steps = 2", ["inner_steps is given twice"]),

@@ -81,6 +81,8 @@ def test_what_the_frozen_program_names_exists(monkeypatch: pytest.MonkeyPatch) -
         copy_metadata=lambda package: [(str(package_folder(package)), package)],
     )
     monkeypatch.setitem(sys.modules, "PyInstaller.utils.hooks", hooks)
+    monkeypatch.setitem(sys.modules, "components", SimpleNamespace(frozen_notices=lambda *_: []))
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
     def analysis(scripts: list[str], **named: object) -> SimpleNamespace:
         told.update(scripts=scripts, **named)

@@ -87,9 +87,9 @@ PATTERNS = [(re.compile(text, 0 if START in text else re.IGNORECASE), write) for
 
 
 def prose_files() -> list[Path]:
-    """Sources and documents that the rules of prose apply to, and every file of the installers, which people read."""
+    """Sources and documents that the rules of prose apply to, and every file of the installers that we wrote."""
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in ENDINGS]
-    found += [path for path in (ROOT / "installers").rglob("*") if path.parent.name != "locks"]
+    found += [path for path in (ROOT / "installers").rglob("*") if path.parent.name not in {"locks", "licences"}]
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "web/index.html", "hatch_build.py")]
     return [path for path in sorted({*found, *top}) if path.is_file() and ours(path)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -49,6 +50,7 @@ def test_an_up_to_date_dashboard_is_left_alone(hook: ModuleType, web: Path, tmp_
     static = tmp_path / "static"
     static.mkdir()
     (static / "index.html").write_text("built")
+    (static / hook.LICENCES).write_text("texts")
     (static / hook.HASH_FILE).write_text(hook.source_hash(web))
     said: list[str] = []
     hook.build_dashboard(web, static, said.append)
@@ -65,3 +67,18 @@ def test_an_unreachable_registry_is_named(hook: ModuleType, tmp_path: Path) -> N
 def test_missing_sources_are_named(hook: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(hook.DashboardBuildError, match=r"no package-lock\.json"):
         hook.source_hash(tmp_path)
+
+
+def test_the_licences_of_the_dashboard_are_those_of_its_packages(hook: ModuleType, web: Path) -> None:
+    packages = {
+        "": {"name": "dashboard"},
+        "node_modules/@a/shown": {"version": "1.2.3", "license": "MIT"},
+        "node_modules/tool": {"version": "9.9.9", "license": "MIT", "dev": True},
+    }
+    (web / "package-lock.json").write_text(json.dumps({"packages": packages}))
+    folder = web / "node_modules/@a/shown"
+    folder.mkdir(parents=True)
+    with pytest.raises(hook.DashboardBuildError, match="@a/shown contains no text of its licence"):
+        hook.licence_texts(web)
+    (folder / "LICENSE.md").write_text("Copyright of A\n")
+    assert hook.licence_texts(web) == "@a/shown 1.2.3 MIT\n\nCopyright of A\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,25 +12,31 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.config.settings import Settings
+from neuroshard.errors import DataUnavailableError
 from neuroshard.node.application import LOOK_SECONDS, watch_for_updates
 from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.snapshot import NodeStatus
+from neuroshard.update import checking
 from neuroshard.update.checking import daily_notice, memory_file
 from tests.worlds.file_servers import HostileServer
-from tests.worlds.releases import MANIFEST, NOW, PUBLISHER, ReleasePlace, archive_of
+from tests.worlds.publishers import TIMESTAMP, ReleasePlace, new_key
+from tests.worlds.releases import archive_of
+
+NOW = time.time()
 
 
 @pytest.fixture
-def place() -> Iterator[ReleasePlace]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReleasePlace]:
     """Version 9.9.9 is published."""
     with HostileServer() as server:
         place = ReleasePlace(server)
+        monkeypatch.setattr(checking, "release_root", lambda: place.publisher.anchor)
         place.publish("9.9.9", archive_of({"neuroshard": b"x"}))
         yield place
 
 
 def settings(place: ReleasePlace, folder: Path) -> Settings:
-    return Settings(data_dir=folder, update_check=True, update_url=place.url, update_key=PUBLISHER.public_key.hex())
+    return Settings(data_dir=folder, update_check=True, update_url=place.url)
 
 
 def test_a_newer_version_becomes_a_warning_that_stays(place: ReleasePlace, tmp_path: Path) -> None:
@@ -68,9 +75,9 @@ def test_the_publisher_is_asked_once_a_day_and_the_answer_is_kept(place: Release
     first = notice(NOW)
     assert first is not None
     assert notice(NOW + LOOK_SECONDS) == first
-    assert len(place.server.asked_for(MANIFEST)) == 1
+    assert len(place.server.asked_for(TIMESTAMP)) == 1
     assert notice(NOW + 90_000) == first
-    assert len(place.server.asked_for(MANIFEST)) == 2
+    assert len(place.server.asked_for(TIMESTAMP)) == 2
 
 
 def test_nothing_is_told_after_the_update(place: ReleasePlace, tmp_path: Path) -> None:
@@ -78,13 +85,21 @@ def test_nothing_is_told_after_the_update(place: ReleasePlace, tmp_path: Path) -
     assert anyio.run(daily_notice, settings(place, tmp_path), "9.9.9", NOW + 60) is None
 
 
-def test_a_forged_manifest_is_told_as_what_it_is(place: ReleasePlace, tmp_path: Path) -> None:
-    from neuroshard.identity.signing import SigningKey
-
-    place.publish("9.9.9", b"x", signer=SigningKey.generate())
+def test_a_forged_release_is_told_as_what_it_is(place: ReleasePlace, tmp_path: Path) -> None:
+    place.publish("9.9.9", b"x", signer=new_key())
     told = anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW)
     assert told is not None
-    assert "not signed by the publisher" in told
+    assert "not signed by enough of the publisher's keys" in told
+
+
+def test_a_mirror_that_is_silent_for_a_month_is_reported(place: ReleasePlace, tmp_path: Path) -> None:
+    anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW)
+    place.server.files.clear()
+    with pytest.raises(DataUnavailableError):
+        anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW + 25 * 86_400)
+    told = anyio.run(daily_notice, settings(place, tmp_path), "0.1.0", NOW + 31 * 86_400)
+    assert told is not None
+    assert "No release could be verified since" in told
 
 
 def test_by_default_nobody_is_asked() -> None:

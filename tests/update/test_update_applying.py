@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,9 @@ import pytest
 
 from neuroshard.config.instance_lock import read_lock_owner
 from tests.worlds.file_servers import HostileServer
+from tests.worlds.publishers import ReleasePlace, new_key
 from tests.worlds.releases import (
-    DAY,
     Computer,
-    ReleasePlace,
     archive_of,
     installed,
     program,
@@ -118,8 +116,8 @@ def test_half_an_unpacked_version_is_no_version(computer: Computer) -> None:
 @pytest.mark.parametrize(
     ("version", "changes", "words"),
     [
-        ("0.2.0", {"signer": None}, "not signed by the publisher"),
-        ("0.2.0", {"expires_at": 2.0, "issued_at": 1.0}, "has expired"),
+        ("0.2.0", {"signer": None}, "not signed by enough of the publisher's keys"),
+        ("0.2.0", {"timestamp_days": -1}, "have expired"),
         ("0.2.0", {"minimal_version": "0.1.9"}, "too old"),
         ("0.2.0", {"size": 5_000}, "5000 were signed"),
         ("0.2.0", {"sha256": "00" * 32}, "does not match its signed digest"),
@@ -130,9 +128,7 @@ def test_half_an_unpacked_version_is_no_version(computer: Computer) -> None:
 def test_what_is_refused_changes_nothing(
     computer: Computer, version: str, changes: dict[str, object], words: str
 ) -> None:
-    from neuroshard.identity.signing import SigningKey
-
-    named = {**changes, **({"signer": SigningKey.generate()} if "signer" in changes else {})}
+    named = {**changes, **({"signer": new_key()} if "signer" in changes else {})}
     content = program(version, calls_itself=str(named.pop("calls_itself", version)))
     publish(computer, version, content, **named)
     with computer.node():
@@ -143,13 +139,13 @@ def test_what_is_refused_changes_nothing(
     assert computer.working_version() == "0.1.0"
 
 
-def test_an_older_manifest_than_the_one_seen_is_a_replay(computer: Computer) -> None:
+def test_older_metadata_than_those_seen_are_a_replay(computer: Computer) -> None:
     kept = dict(computer.place.server.files)
     publish(computer, "0.3.0")
     assert '"version": "0.3.0"' in computer.update("check", "--json").stdout
     computer.place.server.files.update(kept)
     replayed = computer.update("apply", "--yes")
-    assert (replayed.returncode, "older than the one of 0.3.0" in replayed.stderr) == (1, True)
+    assert (replayed.returncode, "older than those seen before" in replayed.stderr) == (1, True)
 
 
 def test_an_older_version_is_no_update(computer: Computer) -> None:
@@ -202,7 +198,7 @@ def test_an_environment_is_made_where_it_stays(computer: Computer, is_well: bool
         "script.chmod(0o755)",
     )
     archive = archive_of({"bootstrap.py": "\n".join(making).encode()})
-    computer.place.publish("0.2.0", archive, issued_at=time.time(), expires_at=time.time() + DAY)
+    computer.place.publish("0.2.0", archive)
     done = computer.update("apply", "--yes")
     assert done.returncode == (0 if is_well else 1), done.stderr
     assert is_well or "no package index" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from neuroshard.update.applying import StoppableNode, apply_update
 from neuroshard.update.fetching import flush_to_disk
 from neuroshard.update.installation import Installation
-from neuroshard.update.manifest import AvailableUpdate
+from neuroshard.update.release import Artefact, AvailableUpdate
 from tests.worlds.file_servers import HostileServer
-from tests.worlds.releases import HERE, archive_of, installed, manifest_of, program
+from tests.worlds.releases import archive_of, installed, program
 
 
 class NoNode:
@@ -40,8 +41,8 @@ def update() -> Iterator[AvailableUpdate]:
     """Version 0.2.0, on a server."""
     archive = archive_of({"neuroshard": program("0.2.0"), "library/part": b"x" * 5000})
     with HostileServer({"n.tar.gz": archive}) as server:
-        manifest = manifest_of("0.2.0", archive, f"{server.url}/n.tar.gz")
-        yield AvailableUpdate("0.2.0", "", manifest.artefacts[HERE])
+        artefact = Artefact(f"{server.url}/n.tar.gz", len(archive), 10_000_000, sha256(archive).hexdigest())
+        yield AvailableUpdate("0.2.0", "", artefact)
 
 
 @pytest.mark.skipif(not hasattr(os, "sync"), reason="this system flushes file by file")

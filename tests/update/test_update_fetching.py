@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from neuroshard.errors import DataUnavailableError, DiskFullError
 from neuroshard.update import fetching
-from neuroshard.update.fetching import fetch_artefact, fetch_manifest, unpack_archive
-from neuroshard.update.manifest import MAX_MANIFEST_BYTES, Artefact, UpdateRefusedError
+from neuroshard.update.fetching import MAX_METADATA_BYTES, fetch_artefact, fetch_metadata, unpack_archive
+from neuroshard.update.release import Artefact, UpdateRefusedError
 from tests.worlds.file_servers import HostileServer, answers, drops_after, ignores_range, never_ends, serves
 from tests.worlds.releases import archive_of
 
@@ -87,20 +87,17 @@ def test_a_disk_too_small_is_told_before_anything_comes(server: HostileServer, t
     assert server.requests == []
 
 
-def test_an_endless_manifest_is_cut(server: HostileServer) -> None:
+def test_endless_metadata_are_cut(server: HostileServer) -> None:
     server.default = never_ends
-    with pytest.raises(UpdateRefusedError, match=str(MAX_MANIFEST_BYTES)):
-        anyio.run(fetch_manifest, f"{server.url}/update.json")
+    with pytest.raises(UpdateRefusedError, match=str(MAX_METADATA_BYTES)):
+        anyio.run(fetch_metadata, f"{server.url}/timestamp.json", 20.0)
 
 
-def test_a_manifest_that_does_not_come_is_no_refused_update(
-    server: HostileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "MANIFEST_SECONDS", 0.05)
-    server.files["update.json"] = b"{}"
+def test_metadata_that_do_not_come_are_no_refused_update(server: HostileServer) -> None:
+    server.files["timestamp.json"] = b"{}"
     server.default = server.stalls_after(0)
-    with pytest.raises(DataUnavailableError, match="did not arrive within"):
-        anyio.run(fetch_manifest, f"{server.url}/update.json")
+    with pytest.raises(DataUnavailableError, match="did not arrive in time"):
+        anyio.run(fetch_metadata, f"{server.url}/timestamp.json", 0.05)
 
 
 def test_what_to_do_about_a_redirect_elsewhere_is_what_helps_here(
@@ -108,13 +105,13 @@ def test_what_to_do_about_a_redirect_elsewhere_is_what_helps_here(
 ) -> None:
     monkeypatch.setattr(fetching, "ATTEMPTS", 1)
     server.default = answers(302, Location="http://localhost:9/elsewhere")
-    with pytest.raises(DataUnavailableError, match="redirects to localhost") as manifest:
-        anyio.run(fetch_manifest, f"{server.url}/update.json")
-    assert "update_url" in manifest.value.action
+    with pytest.raises(DataUnavailableError, match="redirects to localhost") as metadata:
+        anyio.run(fetch_metadata, f"{server.url}/timestamp.json", 20.0)
+    assert "update_url" in metadata.value.action
     with pytest.raises(DataUnavailableError, match="redirects to localhost") as archive:
         anyio.run(fetch_artefact, artefact(server), tmp_path / NAME)
     assert "publisher" in archive.value.action
-    assert "--genesis" not in f"{manifest.value} {archive.value}"
+    assert "--genesis" not in f"{metadata.value} {archive.value}"
 
 
 def test_an_archive_that_unpacks_to_more_than_signed_is_refused(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.settings import Settings, note_of
 from tests.worlds.api import SECRET, ServedNode
 from tests.worlds.file_servers import HostileServer
-from tests.worlds.releases import Computer, ReleasePlace, installed, publish
+from tests.worlds.publishers import Publisher, ReleasePlace
+from tests.worlds.releases import Computer, installed, publish
 from tests.worlds.statuses import training_status
 
 pytestmark = pytest.mark.process
 NOBODY = 65_534
 OWNER_SETTINGS = {key for key in Settings.model_fields if note_of(key).owner}
-TAKEOVER: dict[str, object] = {"update_url": "https://evil.example/update.json", "update_key": "ab" * 32}
+TAKEOVER: dict[str, object] = {"update_url": "https://evil.example", "update_check": True}
 # All that a user can try without a key: files, processes, and every request of the dashboard's page.
 ATTACK = """
 import encodings.idna, json, os, sys, urllib.error, urllib.request
@@ -58,7 +59,7 @@ print(json.dumps({"user": os.getuid(), "found": found}))
 
 
 class Evil(ReleasePlace):
-    """A publisher that the owner's environment does not name."""
+    """A publisher whose keys the program does not know, and whom the owner's environment does not name."""
 
     def variables(self) -> dict[str, str]:
         return {}
@@ -120,7 +121,6 @@ def test_the_second_step_fails_even_with_a_session(node: ServedNode, folder: Pat
         assert {
             "update_check",
             "update_url",
-            "update_key",
             "host",
             "genesis",
             "run",
@@ -139,16 +139,35 @@ def test_the_second_step_fails_even_with_a_session(node: ServedNode, folder: Pat
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in program is a script with a #! line")
 def test_the_third_step_fails_even_with_the_settings_stored(tmp_path: Path) -> None:
+    honest = Publisher()
     with HostileServer() as server:
-        computer = Computer(tmp_path, Evil(server), installed(tmp_path / "program"))
+        computer = Computer(tmp_path, Evil(server), installed(tmp_path / "program"), anchor=honest.anchor)
         publish(computer, "0.2.0")
         computer.data.mkdir()
-        key = computer.place.key.public_key.hex()
-        stored = f'update_url = "{computer.place.url}"\nupdate_key = "{key}"\n'
-        (computer.data / "config.toml").write_text(stored)
+        stored = computer.data / "config.toml"
+        stored.write_text(f'update_url = "{computer.place.url}"\n')
         done = computer.update("apply", "--yes")
-        assert done.returncode == 2, done.stderr
-        assert "A file is not enough" in done.stderr
+        assert done.returncode == 1, done.stderr
+        assert "not signed by enough of the publisher's keys" in done.stderr
         assert computer.working_version() == "0.1.0"
-        trusting = computer.update("apply", "--yes", NEUROSHARD_UPDATE_KEY=key)  # the owner's own word
-        assert trusting.returncode == 0, trusting.stderr
+        named = computer.update("apply", "--yes", NEUROSHARD_UPDATE_URL=computer.place.url)  # also by the owner's word
+        assert named.returncode == 1, named.stderr
+        assert computer.working_version() == "0.1.0"
+        assert not (computer.installation.root / "downloads").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in program is a script with a #! line")
+@pytest.mark.parametrize("as_variable", [False, True])
+def test_no_setting_names_another_root_of_trust(tmp_path: Path, as_variable: bool) -> None:
+    with HostileServer() as server:
+        computer = Computer(tmp_path, Evil(server), installed(tmp_path / "program"), anchor=Publisher().anchor)
+        publish(computer, "0.2.0")
+        computer.data.mkdir()
+        lines = f'update_url = "{computer.place.url}"\n' + ("" if as_variable else f'update_key = "{"ab" * 32}"\n')
+        (computer.data / "config.toml").write_text(lines)
+        variables = {"NEUROSHARD_UPDATE_KEY": "ab" * 32} if as_variable else {}
+        done = computer.update("apply", "--yes", **variables)
+        assert done.returncode == 2, done.stderr
+        assert "update_key is no longer a setting: remove it." in done.stderr
+        assert (computer.data / "config.toml").read_text() == lines  # nothing is lost
+        assert computer.working_version() == "0.1.0"

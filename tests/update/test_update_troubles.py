@@ -13,7 +13,8 @@ import pytest
 
 from neuroshard.config.instance_lock import InstanceLock, read_lock_owner
 from tests.worlds.file_servers import HostileServer
-from tests.worlds.releases import Computer, ReleasePlace, installed, program, publish, until
+from tests.worlds.publishers import ReleasePlace
+from tests.worlds.releases import Computer, installed, program, publish, until
 
 pytestmark = [
     pytest.mark.process,

@@ -15,23 +15,16 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from neuroshard.config.instance_lock import read_lock_owner
-from neuroshard.identity.signing import SigningKey
-from neuroshard.update.checking import platform_name
 from neuroshard.update.installation import Installation
-from neuroshard.update.manifest import Artefact, UpdateManifest
 from tests.worlds.commands import outcome_of
-from tests.worlds.file_servers import HostileServer
+from tests.worlds.publishers import ReleasePlace
 
-NOW = 1_800_000_000.0
-DAY = 86_400.0
-PUBLISHER = SigningKey.from_seed(bytes(range(32)))
 PROGRAM = Path(__file__).with_name("standin_node.py")
-MANIFEST = "update.json"
 
 
 def archive_of(files: Mapping[str, bytes], *, padding: int = 0) -> bytes:
@@ -66,51 +59,6 @@ def real_program(version: str) -> bytes:
     return "\n".join(lines).encode()
 
 
-def manifest_of(version: str, archive: bytes, url: str, **changes: object) -> UpdateManifest:
-    """A manifest for this platform, issued an hour ago; `changes` replace fields of it or of its artefact."""
-    of_artefact = {"url", "size", "unpacked_size", "sha256"}
-    artefact: dict[str, object] = {
-        "url": url,
-        "size": len(archive),
-        "unpacked_size": 10_000_000,
-        "sha256": sha256(archive).hexdigest(),
-    }
-    artefact |= {key: value for key, value in changes.items() if key in of_artefact}
-    fields: dict[str, object] = {
-        "version": version,
-        "minimal_version": "0.1.0",
-        "issued_at": NOW - 3600,
-        "expires_at": NOW + 30 * DAY,
-        "notes": f"What is new in {version}.",
-        "artefacts": {platform_name(): Artefact(**artefact)},  # type: ignore[arg-type]
-    }
-    return UpdateManifest(**(fields | {key: value for key, value in changes.items() if key not in of_artefact}))  # type: ignore[arg-type]
-
-
-@dataclass
-class ReleasePlace:
-    """A publisher's server."""
-
-    server: HostileServer
-    key: SigningKey = field(default=PUBLISHER)
-
-    @property
-    def url(self) -> str:
-        """Address of the manifest."""
-        return f"{self.server.url}/{MANIFEST}"
-
-    def publish(self, version: str, archive: bytes, *, signer: SigningKey = PUBLISHER, **changes: object) -> None:
-        """Put the archive and a signed manifest there."""
-        name = f"neuroshard-{version}.tar.gz"
-        self.server.files[name] = archive
-        manifest = manifest_of(version, archive, f"{self.server.url}/{name}", **changes)
-        self.server.files[MANIFEST] = manifest.signed(signer)
-
-    def variables(self) -> dict[str, str]:
-        """The environment of a program that trusts this publisher."""
-        return {"NEUROSHARD_UPDATE_URL": self.url, "NEUROSHARD_UPDATE_KEY": self.key.public_key.hex()}
-
-
 def installed(root: Path, version: str = "0.1.0", content: bytes | None = None) -> Installation:
     """An installation with one version, as an installer leaves it."""
     installation = Installation(root)
@@ -123,17 +71,17 @@ def installed(root: Path, version: str = "0.1.0", content: bytes | None = None) 
     return installation
 
 
-HERE = platform_name()
 UPDATE_PROGRAM = Path(__file__).with_name("update_program.py")
 
 
 @dataclass
 class Computer:
-    """One with an installation, a data folder, and a publisher within reach."""
+    """One with an installation, a data folder, and a publisher within reach. Its program has the root `anchor`."""
 
     home: Path
     place: ReleasePlace
     installation: Installation
+    anchor: bytes | None = None  # unset: the publisher's
 
     @property
     def data(self) -> Path:
@@ -163,7 +111,8 @@ class Computer:
 
     def _update_environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
-        return {**kept, **self.place.variables(), "HOME": str(self.home), **variables}
+        root = (self.anchor or self.place.publisher.anchor).decode()
+        return {**kept, **self.place.variables(), "HOME": str(self.home), "TEST_ROOT": root, **variables}
 
     def starts(self) -> list[str]:
         """What ran on the data folder so far."""
@@ -207,9 +156,7 @@ def until(holds: Callable[[], object], seconds: float = 30) -> None:
 def publish(computer: Computer, version: str, content: bytes | None = None, **changes: object) -> None:
     """Put a version of the stand-in, or of another program, where the computer looks."""
     archive = archive_of({"neuroshard": content or program(version)}, padding=200_000)
-    now = time.time()
-    times = {"issued_at": now, "expires_at": now + DAY}
-    computer.place.publish(version, archive, **{**times, **changes})  # type: ignore[arg-type]
+    computer.place.publish(version, archive, **changes)  # type: ignore[arg-type]
 
 
 BUILD = Path(__file__).parents[2] / "installers/build_tarball.py"
