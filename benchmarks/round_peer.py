@@ -110,7 +110,8 @@ class Peer:
         outcome = await self.actor.outcome()
         if not isinstance(outcome, Complete):
             raise SystemExit(outcome)
-        await anyio.to_thread.run_sync(work.decoded, outcome.aggregate)
+        if outcome.vector is None:
+            await anyio.to_thread.run_sync(work.decoded, outcome.aggregate)
         seconds = time.perf_counter() - start
         return {
             "seconds": seconds,

@@ -29,8 +29,8 @@ class Codec(Protocol):
         """Maximum number of bytes of `length` numbers: what a receiver allows before it reads."""
         ...
 
-    def encode(self, vector: Tensor) -> bytes:
-        """Bytes of the vector (d,). Raises ValueError unless it is an fp32 CPU vector.
+    def encode(self, vector: Tensor) -> bytes | memoryview:
+        """Bytes of the vector (d,), which must not change while they are used. Raises ValueError unless it is fp32.
 
         A lossy codec also raises it for numbers that are not finite.
         """
@@ -59,7 +59,7 @@ class Codec(Protocol):
 
         Sparse codecs have no excerpts.
         """
-        return self.encode(self.decode_range(data, start, start + EXCERPT, length))
+        return bytes(self.encode(self.decode_range(data, start, start + EXCERPT, length)))
 
     def decode_excerpts(self, data: bytes) -> Tensor:
         """Excerpts (n, EXCERPT) fp32 that follow one another. Raises MalformedVectorError for another number of bytes.
@@ -113,9 +113,9 @@ class Fp32Codec(Codec):
         """4 bytes per number."""
         return _FP32_BYTES * length
 
-    def encode(self, vector: Tensor) -> bytes:
-        """4 bytes per number, in order. Raises ValueError unless it is an fp32 CPU vector."""
-        return checked_vector(vector).numpy().astype("<f4", copy=False).tobytes()
+    def encode(self, vector: Tensor) -> memoryview:
+        """The memory of the vector: 4 bytes per number. Raises ValueError unless it is an fp32 CPU vector."""
+        return checked_vector(vector).numpy().astype("<f4", copy=False).view(np.uint8).data.toreadonly()
 
     def decode_range(
         self, data: bytes | memoryview, start: int, stop: int, length: int, *, out: Tensor | None = None

@@ -10,6 +10,8 @@ from math import inf
 from statistics import median
 from typing import Protocol, TypeAlias
 
+from torch import Tensor
+
 from neuroshard.aggregation import GateVerdict, MemberFacts, Reduction
 from neuroshard.consensus.chain import Step
 from neuroshard.consensus.committee import GroupMember
@@ -37,7 +39,7 @@ class Sign(Protocol):
 class EncodedContribution:
     """A member's contribution to a round, encoded in slices."""
 
-    parts: tuple[bytes, ...] = field(repr=False)  # the encoded slices
+    parts: tuple[Encoded, ...] = field(repr=False)  # the encoded slices
     sequences: int  # trained since the last round
     upload: int  # bytes per second
     seconds: int  # since this node adopted the last value with an aggregate
@@ -288,6 +290,7 @@ class Complete:
 
     certificate: Quorum
     aggregate: tuple[Encoded, ...] = field(repr=False)
+    vector: Tensor | None = field(default=None, repr=False, compare=False)  # the aggregate, if it was decoded to vote
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,7 @@ class GiveUp:
 
 Computation: TypeAlias = MakeStatistics | Judge | Reduce | CompareBlocks | CompareNorms
 Job: TypeAlias = Computation | Choose | Check
-JobResult: TypeAlias = Mapping[int, bytes] | Judged | frozenset[int] | Chosen | Checked | None
+JobResult: TypeAlias = Mapping[int, Encoded] | Judged | frozenset[int] | Chosen | Checked | None
 Effect: TypeAlias = Say | Persist | Job | Accuse | Complete | GiveUp
 
 

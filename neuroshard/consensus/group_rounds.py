@@ -476,7 +476,9 @@ class GroupRounds:
         value, number = complete.certificate.value, self._replica.outer.own_status().outer_step
         sent = None if self._sent is None or self._sent.step_id != value.step_id else self._sent
         work, own = self._work(number), self._replica.member.node_id
-        aggregate, count = await self._offload(partial(work.decoded, complete.aggregate)), len(value.members)
+        aggregate, count = complete.vector, len(value.members)
+        if aggregate is None:
+            aggregate = await self._offload(partial(work.decoded, complete.aggregate))
         decoded, is_accepted = None, own in value.accepted
         is_judged = is_accepted or any(own == node for node, _ in value.refused)
         if sent is not None and is_accepted:

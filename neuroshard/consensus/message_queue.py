@@ -31,7 +31,6 @@ PART_SECONDS = 1200.0  # four parts of 4 MiB at 110 kbit/s
 PARTS_AT_ONCE = 32
 LARGE_AT_ONCE = 4  # messages under way to a receiver: they fill the line while the answers to others are under way
 SMALL_AT_ONCE = 1  # so that they stay in order; a small message, such as a vote, waits for no large one
-MAX_PIECES = 16  # pieces per part: a part in more pieces is copied into one
 RETRY_SECONDS = 1.0
 MAX_TRIES = 5  # for a part whose receiver is unreachable; a receiver that returns asks again
 MEASURED_BYTES = 64 << 10  # smaller parts measure the delay rather than the bandwidth
@@ -43,7 +42,7 @@ OnRoundMessage: TypeAlias = Callable[[NodeId, Sequence[Encoded]], Awaitable[None
 
 
 class MessagePart(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a round's message. Its bytes are the tensors of the frame."""
+    """A part of a round's message. Its bytes are the one tensor of the frame."""
 
     stage: StageName
     number: Count  # of the message
@@ -143,15 +142,13 @@ class RoundMessageQueue:
         """Accept a part. Raises RequestRefusedError."""
         await anyio.lowlevel.checkpoint()
         part = frame.read(MessagePart)
-        data = list[memoryview]()
-        for tensor in frame.tensors:
-            if len(data) == MAX_PIECES or tensor.spec.dtype != "uint8":
-                raise RequestRefusedError(f"A part is bytes in at most {MAX_PIECES} pieces.")
-            data.append(memoryview(tensor.data))
+        if len(frame.tensors) != 1 or frame.tensors[0].spec.dtype != "uint8":
+            raise RequestRefusedError("A part is one tensor of bytes.")
+        data = memoryview(frame.tensors[0].data)
         if part.start == 0:
             self._begin(sender, part)
         arriving, start = self._arriving.get((sender, part.number)), part.start
-        stop = start + sum(map(len, data))
+        stop = start + len(data)
         if arriving is None or arriving.size != part.size:
             raise RequestRefusedError("The part does not follow the one before.")
         if stop <= arriving.length and (start < stop or arriving.is_over):
@@ -164,7 +161,7 @@ class RoundMessageQueue:
         if arriving.size > SMALL_BYTES and not self._has_memory(sender, stop - start):
             raise RequestRefusedError("There is no memory for this message now; try again later.")
         arriving.length, arriving.moved_at = stop, anyio.current_time()
-        arriving.pieces += data
+        arriving.pieces.append(data)
         self.received_bytes += stop - start
         if arriving.length == arriving.size:
             arriving.is_over, pieces, arriving.pieces = True, arriving.pieces, []
@@ -214,14 +211,11 @@ class RoundMessageQueue:
     async def _send(self, peer: NodeId, lane: _Lane, number: int, message: Sequence[Encoded]) -> None:
         start, size = 0, _size(message)
         for pieces in _parts_of(message):
-            part = MessagePart(self.stage, number, start, size)
-            tensors, length = list[TensorPart](), sum(map(len, pieces))
-            few = [memoryview(b"".join(pieces))] if len(pieces) > MAX_PIECES else pieces
-            for place, piece in enumerate(few):
-                tensors.append(TensorPart(TensorSpec(f"piece {place}", "uint8", (len(piece),)), piece))
+            part, length = MessagePart(self.stage, number, start, size), sum(map(len, pieces))
+            tensor = TensorPart(TensorSpec("part", "uint8", (length,)), pieces[0], tuple(pieces[1:]))
             lane.moving += length
             try:
-                if not await self._has_arrived(peer, Frame(PART, part, tuple(tensors)), length, lane.moving):
+                if not await self._has_arrived(peer, Frame(PART, part, (tensor,)), length, lane.moving):
                     return
             finally:
                 lane.moving -= length

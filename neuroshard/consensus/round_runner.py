@@ -6,12 +6,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
+from torch import Tensor
 
 from neuroshard.compression import MalformedVectorError, make_codec
 from neuroshard.consensus.chain import LogStart
@@ -134,6 +135,7 @@ class _Running:
     work: RoundWork
     number: int
     monitor: RoundMonitor | None = None  # of the round that this node has entered
+    decoded: tuple[Aggregate, Tensor] | None = None  # the aggregate that this node has decoded last
 
 
 class RoundRunner:
@@ -445,7 +447,9 @@ class RoundRunner:
         if present is None or present.member.setting.step.root == running.member.setting.step.root:
             self._running = None  # with all the memory of the round
             if effect.certificate.value.round_id is not None:
-                self.ended = effect
+                known = running.decoded
+                is_known = known is not None and known[0] == effect.aggregate
+                self.ended = replace(effect, vector=known[1]) if known is not None and is_known else effect
             else:
                 is_step = effect.certificate.value.outer_step > running.number
                 self._gave_up = "another node made the step alone" if is_step else "the committee has changed"
@@ -467,7 +471,9 @@ class RoundRunner:
     async def _check(self, running: _Running, job: Choose | Check) -> None:
         answer, work, replica = Chosen(0) if isinstance(job, Choose) else Checked(""), running.work, self._replica
         try:
-            aggregate = await self._offload(partial(work.decoded, job.aggregate))
+            if running.decoded is None or running.decoded[0] != job.aggregate:
+                running.decoded = job.aggregate, await self._offload(partial(work.decoded, job.aggregate))
+            _, aggregate = running.decoded
         except MalformedVectorError as error:
             _LOG.warning("An aggregate cannot be decoded: %s", error)
         else:

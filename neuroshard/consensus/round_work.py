@@ -53,7 +53,7 @@ class RoundWork:
             judges_direction=parameters.strategy != "averaging",
         )
 
-    def encoded(self, vector: Tensor) -> tuple[bytes, ...]:
+    def encoded(self, vector: Tensor) -> tuple[Encoded, ...]:
         """The encoded slices of a contribution (d,) fp32."""
         return tuple(map(self.codec.encode, torch.split(vector, self.plan.width)))
 
@@ -88,7 +88,7 @@ class RoundWork:
         sizes = list(map(self.plan.size, range(self.plan.count)))
         return max(sum(map(self.codec.encoded_size, sizes)), sum(map(self.results.encoded_size, sizes)))
 
-    def answer(self, job: Computation) -> Mapping[int, bytes] | Judged | frozenset[int] | None:
+    def answer(self, job: Computation) -> Mapping[int, Encoded] | Judged | frozenset[int] | None:
         """Compute the answer to a job."""
         match job:
             case MakeStatistics():
@@ -128,7 +128,7 @@ class RoundWork:
         except TooFewContributionsError as error:
             return Judged(verdict, None, str(error))
 
-    def reduced(self, job: Reduce) -> Mapping[int, bytes]:
+    def reduced(self, job: Reduce) -> Mapping[int, Encoded]:
         """Compute a Reduce job."""
         return {
             index: self.results.encode(reduce_slice(self._rows(index, parts), job.reduction))

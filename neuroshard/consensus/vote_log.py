@@ -42,7 +42,7 @@ from neuroshard.consensus.committee import Height
 from neuroshard.consensus.effects import Accuse, Complete, EncodedContribution, RoundProgress, VoteRecord
 from neuroshard.consensus.round_messages import MAX_VIEW, Quorum, Value
 from neuroshard.consensus.round_work import RoundWork
-from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, digest_of
+from neuroshard.consensus.slices import DIGEST_BYTES, MAX_SLICES, Encoded, digest_of
 from neuroshard.consensus.voting import Aggregate
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import StorageError
@@ -142,7 +142,7 @@ class SavedContribution:
 
     step_id: str
     sequences: int  # whose work is in it
-    parts: tuple[bytes, ...]
+    parts: tuple[Encoded, ...]
 
 
 class VoteLog(Protocol):

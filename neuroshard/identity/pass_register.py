@@ -2,13 +2,14 @@
 
 Every member keeps its own register: a wallet counts from the first pass that the member sees, and an invitation admits
 no more wallets than it has places. If several wallets took the last place at members that had no connection, these
-disagree. The owner's node decides: it signs that the places of the wallets that it saw last are void.
+disagree. The owner's node decides: it signs that the places of the wallets that it saw last are void. With that word
+the place goes to the wallet that waits for it.
 """
 
 from __future__ import annotations
 
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
-from neuroshard.identity.invitations import InvitationError, MemberPass, check_date, read_revocation
+from neuroshard.identity.invitations import InvitationError, InvitationGrant, MemberPass, check_date, read_revocation
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.types import RunId, WalletId
 
@@ -50,22 +51,34 @@ class PassRegister:
             raise InvitationError("A pass is dated in the future.", "Check the clocks of both computers.")
         if not is_vouched:
             check_date(member_pass.not_after, now)
-        for grant in member_pass.grants:
-            used = self._used.get(grant.invitation, set())
-            if wallet not in used and len(used) >= grant.uses:
-                if is_vouched:
-                    self._note_excess(member_pass)
-                wallets = "1 wallet" if grant.uses == 1 else f"{grant.uses:,} wallets"
-                raise InvitationError(f"The invitation is used up: it was for {wallets}.", ASK_FOR_ONE)
+        if (used_up := self._used_up(member_pass)) is not None:
+            if is_vouched:
+                self._note_excess(member_pass)
+            wallets = "1 wallet" if used_up.uses == 1 else f"{used_up.uses:,} wallets"
+            raise InvitationError(f"The invitation is used up: it was for {wallets}.", ASK_FOR_ONE)
         if len(self._passes) >= MAX_MEMBERS:
             raise InvitationError(f"The run has {MAX_MEMBERS:,} members, the most that a node keeps.")
-        for grant in member_pass.grants:
-            self._used.setdefault(grant.invitation, set()).add(wallet)
-        self._passes[wallet] = member_pass
+        self._record(member_pass)
         return member_pass
 
+    def _used_up(self, member_pass: MemberPass) -> InvitationGrant | None:
+        """The invitation of a pass that has no place for its wallet, if there is one."""
+        for grant in member_pass.grants:
+            used = self._used.get(grant.invitation, set())
+            if member_pass.wallet_id not in used and len(used) >= grant.uses:
+                return grant
+        return None
+
+    def _record(self, member_pass: MemberPass) -> None:
+        for grant in member_pass.grants:
+            self._used.setdefault(grant.invitation, set()).add(member_pass.wallet_id)
+        self._passes[member_pass.wallet_id] = member_pass
+
     def revoke(self, data: bytes) -> bool:
-        """Record a revocation that the owner signed; return whether it is new. Raises InvitationError."""
+        """Record a revocation that the owner signed; return whether it is new. Raises InvitationError.
+
+        Wallets that wait for a place which it makes free have it from now on.
+        """
         revocation = read_revocation(data, self.run_id, self.owner)
         if revocation.key in self._revocations or len(self._revocations) >= MAX_REVOCATIONS:
             return False
@@ -75,6 +88,9 @@ class PassRegister:
             if known.place == revocation.key:  # another wallet has this place
                 for grant in known.grants:
                     self._used[grant.invitation].discard(known.wallet_id)
+        for waiting in self.excess:
+            if self._used_up(waiting) is None and len(self._passes) < MAX_MEMBERS:
+                self._record(waiting)
         return True
 
     @property

@@ -115,12 +115,8 @@ class Handshaker:
 
     @property
     def news(self) -> int:
-        """Number of changes that all peers should hear of at once: revocations, in a run that is open to strangers.
-
-        Among friends the gossip of passes carries them.
-        """
-        members = self._members
-        return 0 if members is None or members.named is None else members.changed.count
+        """Number of reasons to exchange papers with all peers at once."""
+        return 0 if self._members is None else self._members.news
 
     def announcement(self) -> Announcement:
         """Return this node's announcement as of now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Annotated
 
@@ -28,6 +29,9 @@ from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import Signal
 
 MAX_NODES = 8192
+MOST_NEWEST = 4  # papers of a kind that every handshake contains: the other side may not have heard of them
+PASS_SECONDS = 5.0  # in which the pass of a newcomer comes after its first report
+MOST_UNKNOWN = 64  # wallets for which peers are greeted again, so that no number of free names causes more handshakes
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,12 +43,13 @@ class Papers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     revoked_nodes: Annotated[tuple[NodeRevocationBytes, ...], Meta(max_length=MAX_NODE_REVOCATIONS)] = ()
 
     def part(self, max_bytes: int, random: Random) -> Papers:
-        """Random papers of at most `max_bytes`, revocations first."""
+        """Papers of at most `max_bytes`, revocations first: of each kind the newest ones, and random others."""
         left = max_bytes
         chosen: list[list[bytes]] = []
         for papers in (self.revocations, self.revoked_nodes, self.passes):
             chosen.append([])
-            for paper in random.sample(papers, len(papers)):
+            older, newest = papers[:-MOST_NEWEST], papers[-MOST_NEWEST:]
+            for paper in (*newest, *random.sample(older, len(older))):
                 if len(paper) > left:
                     break
                 chosen[-1].append(paper)
@@ -68,6 +73,9 @@ class RunMembers:
     # the wallets that the owner has named, in a run that is open to strangers; None among friends
     named: Callable[[], Collection[WalletId]] | None = None
     changed: Signal = field(default_factory=Signal, init=False)  # a revocation became known
+    _disputes: int = field(default=0, init=False)
+    # wallets without a pass, since when members pass their reports on; infinite once that is a dispute
+    _unknown: dict[WalletId, float] = field(default_factory=dict[WalletId, float], init=False)
     _wallets: dict[NodeId, tuple[WalletId, float]] = field(
         default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
     )
@@ -99,6 +107,10 @@ class RunMembers:
         reason = self._lacks_pass(wallet)
         if reason and shown is not None:
             reason = self._admit(wallet, shown, is_vouched=node in self.trusted)
+        elif reason:
+            self._note_unknown(wallet)
+        if not reason:
+            self._unknown.pop(wallet, None)
         known = self._wallets.pop(node, None)
         if known is None and len(self._wallets) >= MAX_NODES:
             del self._wallets[next(iter(self._wallets))]
@@ -122,6 +134,22 @@ class RunMembers:
         if self._endings > before:
             self.changed.notify()
 
+    def _note_unknown(self, wallet: WalletId) -> None:
+        if wallet in self._unknown or len(self._unknown) < MOST_UNKNOWN:
+            since = self._unknown.setdefault(wallet, self.now())
+            if self.now() - since > PASS_SECONDS:
+                self._disputes += 1
+                self._unknown[wallet] = inf
+
+    @property
+    def news(self) -> int:
+        """Number of reasons to greet all connected peers again, with all papers.
+
+        Among friends such a reason is a wallet without a pass whose reports members pass on: they know another pass,
+        or other words of the owner. In a run that is open to strangers it is a revocation, which has no gossip there.
+        """
+        return self._disputes if self.named is None else self.changed.count
+
     @property
     def _endings(self) -> int:
         return len(self.register.revocations()) + self.revoked_nodes.count
@@ -137,8 +165,8 @@ class RunMembers:
         return Papers(passes, self.register.revocations(), self.revoked_nodes.statements())
 
     def knows(self, data: bytes) -> bool:
-        """Whether a pass is recorded."""
-        return any(known.encoded == data for known in self.register.passes())
+        """Whether a pass is recorded, or waits for the owner's word, which must hear of it."""
+        return any(known.encoded == data for known in (*self.register.passes(), *self.register.excess))
 
     def refused_nodes(self) -> list[NodeId]:
         """The known nodes that may not take part: of such wallets, or revoked."""

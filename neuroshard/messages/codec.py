@@ -7,9 +7,10 @@ before it counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from blake3 import blake3
@@ -59,7 +60,7 @@ def encode(frame: Frame) -> EncodedFrame:
 
     Raises MalformedFrameError for a kind, header or tensor that cannot be sent, FrameTooLargeError for a long header.
     """
-    body = tuple(view for part in frame.tensors if (view := _bytes_of(part)))
+    body = tuple(chain.from_iterable(map(_bytes_of, frame.tensors)))
     chunks = tuple(_chunks(body))
     digests = [_digest(chunk) for chunk in chunks]
     head = encode_head(frame, digests, sum(map(len, body)))
@@ -68,21 +69,29 @@ def encode(frame: Frame) -> EncodedFrame:
 
 def as_received(frame: Frame, limits: FrameLimits) -> Frame:
     """Return a frame as a receiver with these limits would decode it. Raises the same WireError."""
-    views = [_bytes_of(part) for part in frame.tensors]
-    check_sizes(frame.kind, len(encode_header(frame)), sum(map(len, views)), limits)
+    views = list(map(_bytes_of, frame.tensors))
+    check_sizes(frame.kind, len(encode_header(frame)), sum(map(len, chain(*views))), limits)
     check_specs(frame.kind, tuple(part.spec for part in frame.tensors), limits)
-    return Frame(frame.kind, unpack(pack(frame.message), limits.message), frame.tensors)
+    tensors = tuple(
+        TensorPart(part.spec, b"".join(some)) if part.more else part
+        for part, some in zip(frame.tensors, views, strict=True)
+    )
+    return Frame(frame.kind, unpack(pack(frame.message), limits.message), tensors)
 
 
-def _bytes_of(part: TensorPart) -> memoryview:
-    view = memoryview(part.data)
-    if view.nbytes != part.spec.byte_count:
+def _bytes_of(part: TensorPart) -> Sequence[memoryview]:
+    views = list[memoryview]()
+    for view in map(memoryview, (part.data, *part.more)):
+        if not view.c_contiguous:
+            raise MalformedFrameError(f"The bytes of the tensor {part.spec.name!r} have gaps.")
+        if view.nbytes:
+            views.append(view.cast("B").toreadonly())
+    count = sum(map(len, views))
+    if count != part.spec.byte_count:
         raise MalformedFrameError(
-            f"The tensor {part.spec.name!r} has {view.nbytes} bytes; its shape needs {part.spec.byte_count}."
+            f"The tensor {part.spec.name!r} has {count} bytes; its shape needs {part.spec.byte_count}."
         )
-    if not view.c_contiguous:
-        raise MalformedFrameError(f"The bytes of the tensor {part.spec.name!r} are not in one piece.")
-    return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
+    return views
 
 
 def _chunks(body: tuple[memoryview, ...]) -> Iterator[tuple[memoryview, ...]]:

@@ -101,10 +101,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A tensor as its spec and raw little-endian bytes."""
+    """A tensor as its spec and raw little-endian bytes, spec.byte_count of them."""
 
     spec: TensorSpec
-    data: bytes | memoryview = field(repr=False)  # spec.byte_count bytes
+    data: bytes | memoryview = field(repr=False)  # all bytes of a received tensor
+    more: tuple[bytes | memoryview, ...] = field(default=(), repr=False)  # what follows `data` where a sender has it
 
 
 @dataclass(frozen=True)

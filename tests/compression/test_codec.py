@@ -24,6 +24,16 @@ def test_fp32_loses_nothing_and_is_little_endian(numbers: list[float]) -> None:
     assert codec.round_trip(vector) is vector
 
 
+def test_an_encoded_fp32_vector_is_its_memory_and_keeps_it() -> None:
+    vector = torch.ones(3)
+    data = Fp32Codec().encode(vector)
+    vector[0] = 2
+    assert data == struct.pack("<3f", 2, 1, 1)
+    assert data.readonly
+    del vector
+    assert Fp32Codec().decode(data, 3).tolist() == [2, 1, 1]
+
+
 def test_a_decoded_vector_has_memory_of_its_own() -> None:
     data = Fp32Codec().encode(torch.ones(3))
     Fp32Codec().decode(data, 3).zero_()

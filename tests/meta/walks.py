@@ -321,7 +321,7 @@ class Budget:
 BUDGETS = {
     "step": Budget(one_lone_step, Size(files=23, functions=152, climbing=0), goal=Size(22, 130, 0)),
     "hop": Budget(one_remote_hop, Size(files=16, functions=132, climbing=4), goal=Size(14, 100, 0)),
-    "round": Budget(one_certified_round, Size(files=54, functions=559, climbing=11), goal=Size(55, 480, 0)),
+    "round": Budget(one_certified_round, Size(files=54, functions=558, climbing=11), goal=Size(55, 480, 0)),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,8 @@ async def no_answer(_sender: NodeId, _frame: Frame) -> Frame:
 
 async def pretender(world: StageWorld, stage: int, state: NodeState, *, answers: bool = True) -> StageNode:
     node = world.add()
+    # A copy that it fetched before its first lie would be as good as the one of an honest node, which then keeps none.
+    node.copies.times = replace(node.copies.times, ranks=0)
     if not answers:
         node.swarm.donor.give_status = no_answer  # type: ignore[method-assign]
     world.tasks.start_soon(lambda: node.live(None, moves=False))

@@ -31,7 +31,7 @@ from neuroshard.membership.claim_intake import (
 )
 from neuroshard.membership.clock_skew import CLOCK_WITNESSES, WITNESS_SECONDS
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
-from neuroshard.membership.run_members import RunMembers
+from neuroshard.membership.run_members import MOST_UNKNOWN, PASS_SECONDS, RunMembers
 from neuroshard.network import ScoreReason
 from tests.worlds.claims import (
     DAY,
@@ -430,3 +430,24 @@ def test_who_may_not_take_part_does_not_show_a_clock() -> None:
     assert intake.clock_skew.warning is None
     intake.take(signed_announcement(ALICE, announcement_of(ALICE), EPOCH + DAY), ALICE.node_id)  # the owner's node
     assert "differ by 24 hours" in (intake.clock_skew.warning or "")
+
+
+def test_reports_without_a_pass_that_keep_coming_are_a_reason_to_greet_the_peers_again() -> None:
+    """The members that pass them on know a pass that this node does not know. Free names cause a bounded number."""
+    time = EPOCH
+    members = RunMembers(PassRegister(RUN, ALICE.delegation.grant.wallet_public_key), BOB, None, lambda: time)
+
+    def reported(number: int) -> int:
+        one = identity_of(number)
+        assert members.introduce(one.node_id, one.wallet_id, EPOCH + DAY)
+        return members.news
+
+    assert reported(20) == 0  # its pass may be under way
+    time += PASS_SECONDS + 1
+    assert [reported(20) for _ in range(3)] == [1, 1, 1]
+    for number in range(30, 30 + 2 * MOST_UNKNOWN):
+        reported(number)
+    time += PASS_SECONDS + 1
+    for number in range(30, 30 + 2 * MOST_UNKNOWN):
+        reported(number)
+    assert members.news == MOST_UNKNOWN

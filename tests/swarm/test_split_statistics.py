@@ -17,8 +17,11 @@ from neuroshard.consensus.effects import Effect, Judge, Reduce, Say
 from neuroshard.consensus.round_messages import ResultDigests, ResultSaid, StatementSaid, StatisticsDigests
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.slices import SlicePlan, digest_of, draw
+from neuroshard.consensus.vote_log import InMemoryVoteLog
+from neuroshard.network import InMemoryNetwork
 from neuroshard.types import NodeId
 from tests.swarm.test_round_audits import colluders, lies_about_first_slice, truth_of, value_at
+from tests.worlds.replicas import DUE_SECONDS, IDENTITIES, NAMES, SimulatedReplica, for_seconds, play
 from tests.worlds.rounds import TIMING, Liar, Twist, World
 
 SEVEN = [NodeId(name) for name in "abcdefg"]
@@ -29,27 +32,32 @@ def exchange_of(one: Liar) -> AllReduce:
     return cast("AllReduce", machine._exchange)  # pyright: ignore[reportPrivateUsage]
 
 
-def shows_two_faces(world: World, deceived: frozenset[NodeId]) -> Twist:
-    """The deceived see other dot products of the first slice, with the results that follow from them: no norm is false,
-    so no contributor notices anything.
-    """
+def false_dot_products(true: bytes, members: int) -> bytes:
+    """No norm is false, so no contributor notices anything."""
+    known = read_statistics(true, members, with_gram=False)
+    return statistics_bytes(replace(known, center_dots=(*known.center_dots[:-1], -1e7)))
 
-    def false(true: bytes, members: int) -> bytes:
-        known = read_statistics(true, members, with_gram=False)
-        return statistics_bytes(replace(known, center_dots=(*known.center_dots[:-1], -1e7)))
+
+def with_false_statistics(one: Liar, said: StatementSaid) -> StatementSaid:
+    """The liar's signed statement with other statistics of the first slice."""
+    lies = dict(said.statistics)
+    lies[0] = false_dot_products(bytes(lies[0]), len(exchange_of(one).members))
+    digests = tuple((index, digest_of(made).hex()) for index, made in sorted(lies.items()))
+    return StatementSaid(one.signed(StatisticsDigests(said.signed.body.round_id, digests)), lies)
+
+
+def shows_two_faces(world: World, deceived: frozenset[NodeId]) -> Twist:
+    """The deceived see other dot products of the first slice, with the results that follow from them."""
 
     def lie(one: Liar, effect: Effect) -> list[Effect]:
         match effect:
-            case Say(to, StatementSaid(signed, statistics)) if 0 in statistics:
-                lies = {**statistics, 0: false(bytes(statistics[0]), len(exchange_of(one).members))}
-                digests = tuple((index, digest_of(made).hex()) for index, made in sorted(lies.items()))
-                said = StatementSaid(one.signed(StatisticsDigests(signed.body.round_id, digests)), lies)
-                return [Say(to - deceived, effect.message), Say(to & deceived, said)]
+            case Say(to, StatementSaid(statistics=statistics) as said) if 0 in statistics:
+                return [Say(to - deceived, said), Say(to & deceived, with_false_statistics(one, said))]
             case Say(to, ResultSaid(signed, slices)):
                 exchange = exchange_of(one)
                 judged_on = exchange._judged_on  # pyright: ignore[reportPrivateUsage]
                 statistics = [bytes(judged_on[index]) for index in range(world.plan.count)]
-                statistics[0] = false(statistics[0], len(exchange.members))
+                statistics[0] = false_dot_products(statistics[0], len(exchange.members))
                 work = cast("RoundWork", world.work)
                 reduction = work.judged(Judge(exchange.round_id, statistics, exchange.facts)).reduction
                 assert reduction is not None
@@ -138,3 +146,41 @@ def test_false_results_are_found_whatever_their_authors_say_about_the_statistics
     world.check_safety(liars)
     for name in honest:
         assert value_at(world, name).aggregate == truth_of(world, value_at(world, name))
+
+
+def test_a_liar_hides_nothing_by_the_revocation_of_its_node() -> None:
+    """The revocation arrives before the others show each other what it has signed."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        names = NAMES[:7]
+        replicas = [SimulatedReplica(name, network, seed, seats=names, is_open=True) for seed, name in enumerate(names)]
+        liars, shown = set[NodeId](), list[NodeId]()
+
+        def lie(one: Liar, effect: Effect) -> list[Effect]:
+            (machine,) = one.machines.values()
+            match effect:
+                case Say(to, StatementSaid() as said) if machine.setting.step.number == 0:
+                    author = said.signed.member.node_id
+                    if author == one.member.node_id and said.statistics and not shown:
+                        liars.add(author)
+                        deceived = frozenset({max(to - {*exchange_of(one)._slices[0].reducers})})  # pyright: ignore[reportPrivateUsage]
+                        return [Say(to - deceived, said), Say(deceived, with_false_statistics(one, said))]
+                    if author != one.member.node_id:
+                        shown.append(author)
+                        for each in replicas:
+                            each.revoked = frozenset((IDENTITIES[name].wallet_id, name) for name in liars)
+                case _:
+                    pass
+            return [effect]
+
+        for each in replicas:
+            each.lie = lie
+        await for_seconds(2 * DUE_SECONDS, *replicas)
+        assert len(liars) == 2  # of seven seats, two may lie
+        assert liars <= set(shown)
+        for each in replicas:
+            book = cast("InMemoryVoteLog", each.book)
+            proven = {one.node for one in book.proofs if "has signed two" in one.what and len(one.proof) == 2}
+            assert proven == liars or each.name in liars
+
+    play(scenario)

@@ -38,6 +38,10 @@ def everybody(_node: NodeId) -> bool:
     return True
 
 
+def tensor_of(data: bytes, name: str = "part") -> TensorPart:
+    return TensorPart(TensorSpec(name, "uint8", (len(data),)), data)
+
+
 class Post:
     """A receiver of messages up to so many bytes, with those that have come."""
 
@@ -49,11 +53,10 @@ class Post:
         await anyio.lowlevel.checkpoint()
         self.come.append((sender, b"".join(pieces)))
 
-    async def take(self, sender: NodeId, number: int, total: int, start: int, *pieces: bytes) -> None:
+    async def take(self, sender: NodeId, number: int, total: int, start: int, data: bytes) -> None:
         """A part of a message of `total` bytes."""
-        specs = [TensorSpec(f"piece {place}", "uint8", (len(piece),)) for place, piece in enumerate(pieces)]
         part = MessagePart(STAGE, number, start, total)
-        await self.mail.take(sender, Frame(PART, part, tuple(map(TensorPart, specs, pieces))))
+        await self.mail.take(sender, Frame(PART, part, (tensor_of(data),)))
 
 
 def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
@@ -81,21 +84,36 @@ def test_parts_out_of_order_or_of_too_large_a_message_are_refused() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("pieces", [(), (b"",) * 16, (b"x",), (PIECE[:-1],)], ids=["none", "empty", "tiny", "short"])
-def test_only_the_last_part_of_a_message_may_be_small(pieces: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize(
+    "tensors",
+    [(), (tensor_of(b"x"), tensor_of(b"x", "more")), (TensorPart(TensorSpec("part", "int8", (1,)), b"x"),)],
+    ids=["none", "two", "numbers"],
+)
+def test_a_part_is_one_tensor_of_bytes(tensors: tuple[TensorPart, ...]) -> None:
+    async def scenario(network: InMemoryNetwork) -> None:
+        post = Post(network, PART_BYTES)
+        with pytest.raises(RequestRefusedError, match="one tensor"):
+            await post.mail.take(B, Frame(PART, MessagePart(STAGE, 1, 0, max(1, len(tensors))), tensors))
+        assert not post.come
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", PIECE[:-1]], ids=["empty", "tiny", "short"])
+def test_only_the_last_part_of_a_message_may_be_small(data: bytes) -> None:
     """Else a member could have any number of pieces kept here, which take memory and are no bytes."""
 
     async def scenario(network: InMemoryNetwork) -> None:
-        total = PART_BYTES + sum(map(len, pieces))
+        total = PART_BYTES + len(data)
         post = Post(network, 2 * PART_BYTES)
         for start in (0, PART_BYTES):
             if start:
                 await post.take(B, 1, 2 * PART_BYTES, 0, PIECE)
             with pytest.raises(RequestRefusedError, match="Only the last part"):
-                await post.take(B, 1, 2 * PART_BYTES, start, *pieces)
+                await post.take(B, 1, 2 * PART_BYTES, start, data)
         await post.take(C, 1, total, 0, PIECE)
         if total > PART_BYTES:
-            await post.take(C, 1, total, PART_BYTES, *pieces)
+            await post.take(C, 1, total, PART_BYTES, data)
         assert [sender for sender, _ in post.come] == [C]
         assert post.mail.received_bytes == PART_BYTES + total
 

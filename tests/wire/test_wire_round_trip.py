@@ -123,6 +123,19 @@ def test_the_body_is_not_copied_by_the_encoder() -> None:
     assert all(view.readonly for view in encoded.body)
 
 
+@given(frames(), st.data())
+def test_a_tensor_in_several_places_arrives_in_one(frame: Frame, data: st.DataObject) -> None:
+    scattered = list[TensorPart]()
+    for part in frame.tensors:
+        whole = bytes(part.data)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=4)))
+        first, *more = (whole[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True))
+        scattered.append(TensorPart(part.spec, first, tuple(more)))
+    sent = Frame(frame.kind, frame.message, tuple(scattered))
+    assert wire_bytes(sent) == wire_bytes(frame)
+    assert decode(wire_bytes(sent), large_limits) == as_received(sent, large_limits("")) == frame
+
+
 def test_frames_follow_each_other_on_one_stream() -> None:
     sent = b"".join(wire_bytes(bytes_frame(size, f"kind/{size}")) for size in (0, 10, CHUNK_BYTES + 1))
     received: list[Frame] = []
