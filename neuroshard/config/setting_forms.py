@@ -83,7 +83,9 @@ FORMS: dict[str, SettingForm] = {
     ),
     "gpu_max_power": SettingForm(_WORK, "GPU power", "Slow down above this power.", "W", _MORE, "no limit"),
     "device": SettingForm(_USE, "Compute on", "The processor or the GPU that trains.", level=_MORE),
-    "memory": SettingForm(_USE, "Memory", "Training never uses more than this.", "MB", unset="measured"),
+    "memory": SettingForm(
+        _USE, "Memory", "Training never uses more. A change needs a restart.", "MB", unset="measured"
+    ),
     "cpu_threads": SettingForm(_USE, "CPU threads", "Number of threads that train.", "threads", unset="measured"),
     "max_storage": SettingForm(_USE, "Training text on disk", "Space for training text.", "MB"),
     "max_checkpoint_storage": SettingForm(_USE, "Saved work on disk", "Space for checkpoints and copies.", "MB"),
