@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -153,7 +154,7 @@ FORMS: dict[str, SettingForm] = {
 def control_of(key: str) -> SettingControl:
     """The control for a setting, from its type and limits. Raises KeyError for an unknown name."""
     field, note = Settings.model_fields[key], note_of(key)
-    kinds, bounds = _kinds(get_type_hints(Settings, include_extras=True)[key])
+    kinds, bounds = _kinds(_hints()[key])
     may_be_unset = NoneType in kinds or field.default == ()
     choices = tuple(choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
     if note.owner or note.applies is Applies.NOT_STORED or key in SECRET_KEYS:
@@ -171,6 +172,11 @@ def control_of(key: str) -> SettingControl:
     if kind is not InputKind.NUMBER:
         return SettingControl(kind, choices, may_be_unset=may_be_unset)
     return SettingControl(kind, (), *bounds, is_whole=int in kinds, may_be_unset=may_be_unset)
+
+
+@cache  # the annotations are texts: evaluating them for each setting took 90 ms in every answer
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Settings, include_extras=True)
 
 
 def _kinds(hint: Any) -> tuple[list[Any], tuple[float | None, float | None]]:
