@@ -246,7 +246,7 @@ FAULTS: Mapping[str, str] = {
 
 
 def _fault(entry: Mapping[str, Any]) -> str:
-    """What is wrong about one member of a request, in words that the dashboard shows next to a field."""
+    """Describe the fault of one member of a request in words that the dashboard shows next to a field."""
     words = FAULTS.get(entry["type"])
     return str(entry["msg"]) if words is None else words.format_map(entry.get("ctx", {}))
 
