@@ -107,6 +107,7 @@ HOW_TO_AUTHORISE = (
     "Send `Authorization: Bearer SECRET`; the secret is in the file api-secret in the node's data folder. "
     "In a browser, run `neuroshard open`."
 )
+HOW_TO_ASK_THE_MODEL = "`neuroshard token model NAME` makes a model token. Send `Authorization: Bearer TOKEN`."
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ class RequestFacts:
     def reads_only(self) -> bool:
         """Whether the method is one that changes nothing."""
         return self.method in READING_METHODS
+
+    @property
+    def is_for_model(self) -> bool:
+        """Whether the path is one that programs call to use the model."""
+        return self.path in MODEL_PATHS or self.path.startswith(MODEL_PATH_PREFIX)
 
     @property
     def bearer(self) -> str | None:
@@ -204,7 +210,7 @@ class AccessPolicy:
             is_reader = self._is_reader(request) and request.path not in OWNERS_READING
             may_read = is_reader or self.is_owner(request, now)
             if not (may_read or self._is_public(request)):
-                raise MissingSecretError("This call needs a session or the API secret.", HOW_TO_AUTHORISE)
+                raise _refused_key(request)
             return may_read
         if request.path == SESSION_PATH:
             self._refuse_form(request)
@@ -231,8 +237,7 @@ class AccessPolicy:
 
     def _is_model_program(self, request: RequestFacts) -> bool:
         """Whether the request is for the model and has a model token."""
-        is_for_model = request.path in MODEL_PATHS or request.path.startswith(MODEL_PATH_PREFIX)
-        return is_for_model and request.bearer is not None and self.is_model_token(request.bearer)
+        return request.is_for_model and request.bearer is not None and self.is_model_token(request.bearer)
 
     def _is_public(self, request: RequestFacts) -> bool:
         """Whether everybody who reaches the server may read this path, or every program of this computer."""
@@ -265,18 +270,30 @@ class AccessPolicy:
         """Raise unless the request has the secret, or comes from the dashboard's own page in a valid session."""
         if request.bearer is not None:
             if not self.sessions.is_secret(request.bearer):
-                raise MissingSecretError("The API secret is wrong.", HOW_TO_AUTHORISE)
+                raise _refused_key(request)
             return
         self._refuse_form(request)
         cookie = request.cookie(self.sessions.cookie_name)
         if cookie is None:
-            raise MissingSecretError("This call needs the API secret.", HOW_TO_AUTHORISE)
+            raise _refused_key(request)
         if request.one("origin") is None:
             raise AccessDeniedError("A session works only in the dashboard's own page.", HOW_TO_AUTHORISE)
         if not self.sessions.accepts(cookie, origin, now):
             raise MissingSecretError("The session is not valid or has ended.", HOW_TO_ENTER)
         if not self.sessions.accepts_csrf(cookie, request.one(CSRF_HEADER) or ""):
             raise AccessDeniedError("The X-NeuroShard-CSRF header is missing or wrong.", "Reload the dashboard.")
+
+
+def _refused_key(request: RequestFacts) -> MissingSecretError:
+    """Make the answer to a request whose key is missing or does not open the call, in words that fit what it sent."""
+    if request.is_for_model:
+        if request.bearer is None:
+            return MissingSecretError("This call needs a model token or the API secret.", HOW_TO_ASK_THE_MODEL)
+        sent = "The key of this call is not a model token or the API secret: it is wrong, or was removed."
+        return MissingSecretError(sent, HOW_TO_ASK_THE_MODEL)
+    if request.bearer is None:
+        return MissingSecretError("This call needs a session or the API secret.", HOW_TO_AUTHORISE)
+    return MissingSecretError("The key of this call is wrong, or does not open this call.", HOW_TO_AUTHORISE)
 
 
 SECRET_BYTES = 32

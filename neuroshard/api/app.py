@@ -37,14 +37,15 @@ from neuroshard.api.setup import SetupDraft, setup_routes
 DESCRIPTION: Final = (
     "Read-only routes answer from an immutable snapshot of the node. Every call needs `Authorization: Bearer SECRET` "
     "with the secret from the file `api-secret` in the node's data folder, or a session of the dashboard; read-only "
-    "calls also accept the token that `neuroshard token read` prints. Public are `/health` and, from this computer, "
+    "calls also accept the token that `neuroshard token read` prints, and calls below `/v1` a token of "
+    "`neuroshard token model NAME`. Public are `/health` and, from this computer, "
     "`/api/training/verify` and the totals of `/api/training/global`. "
     "Numbers that are not finite are null. Errors are RFC 9457 problem documents."
 )
 
 WORDS: Final[dict[int, str]] = {
     400: "The request cannot be read",
-    401: "The key is missing, wrong or expired",
+    401: "The key is missing, wrong, expired or removed",
     403: "The request comes from a foreign page or names another host",
     404: "Not found",
     405: "The route does not support this method",

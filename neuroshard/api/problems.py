@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -156,7 +157,7 @@ def problem_of(error: Exception) -> Problem:
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=error.headers or {})
         case RequestValidationError():
-            errors = tuple((_location(entry["loc"]), str(entry["msg"])) for entry in error.errors()[:MOST_ERRORS])
+            errors = tuple((_location(entry["loc"]), _fault(entry)) for entry in error.errors()[:MOST_ERRORS])
             return Problem(422, "; ".join(f"{where}: {what}" for where, what in errors), errors=errors)
         case _:
             return Problem(500, "The node met an unexpected error.", "The log has more information.")
@@ -224,6 +225,30 @@ def _kind(error: NeuroShardError) -> str:
     name = type(error).__name__.removesuffix("Error")
     words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)
     return f"{KIND_PREFIX}{words.lstrip('-')}"
+
+
+# type of a fault in pydantic -> sentence about it, with its limits
+FAULTS: Mapping[str, str] = {
+    "string_too_long": "Use at most {max_length} characters.",
+    "string_too_short": "Use at least {min_length} characters.",
+    "greater_than": "Use more than {gt:g}.",
+    "greater_than_equal": "Use at least {ge:g}.",
+    "less_than": "Use less than {lt:g}.",
+    "less_than_equal": "Use at most {le:g}.",
+    "int_type": "Use a whole number.",
+    "int_parsing": "Use a whole number.",
+    "int_from_float": "Use a whole number.",
+    "float_type": "Use a number.",
+    "float_parsing": "Use a number.",
+    "finite_number": "Use a number.",
+    "missing": "This member is missing.",
+}
+
+
+def _fault(entry: Mapping[str, Any]) -> str:
+    """Describe the fault of one member of a request in words that the dashboard shows next to a field."""
+    words = FAULTS.get(entry["type"])
+    return str(entry["msg"]) if words is None else words.format_map(entry.get("ctx", {}))
 
 
 def _location(parts: tuple[int | str, ...]) -> str:

@@ -156,6 +156,8 @@ def entered_wallet(text: str, *, is_text: bool, origin: WalletOrigin = "entered"
 
     Raises WrongFieldsError for the field `phrase`.
     """
+    if not text.strip():
+        raise WrongFieldsError(("phrase", "Enter the words of your wallet, or choose to make a new one."))
     try:
         secret = parse_token(text)
     except TokenError as error:
@@ -373,7 +375,7 @@ class SetupDraft:
         try:
             check_settings({key: value}, {key: "default"})
         except UsageError:
-            return (key, f"Allowed is {note_of(key).allowed}.")
+            return (key, f"Allowed: {note_of(key).allowed}.")
         return None
 
 

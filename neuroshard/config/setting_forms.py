@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -83,7 +84,9 @@ FORMS: dict[str, SettingForm] = {
     ),
     "gpu_max_power": SettingForm(_WORK, "GPU power", "Slow down above this power.", "W", _MORE, "no limit"),
     "device": SettingForm(_USE, "Compute on", "The processor or the GPU that trains.", level=_MORE),
-    "memory": SettingForm(_USE, "Memory", "Training never uses more than this.", "MB", unset="measured"),
+    "memory": SettingForm(
+        _USE, "Memory", "Training never uses more. A change needs a restart.", "MB", unset="measured"
+    ),
     "cpu_threads": SettingForm(_USE, "CPU threads", "Number of threads that train.", "threads", unset="measured"),
     "max_storage": SettingForm(_USE, "Training text on disk", "Space for training text.", "MB"),
     "max_checkpoint_storage": SettingForm(_USE, "Saved work on disk", "Space for checkpoints and copies.", "MB"),
@@ -148,7 +151,7 @@ FORMS: dict[str, SettingForm] = {
 def control_of(key: str) -> SettingControl:
     """The control for a setting, from its type and limits. Raises KeyError for an unknown name."""
     field, note = Settings.model_fields[key], note_of(key)
-    kinds, bounds = _kinds(get_type_hints(Settings, include_extras=True)[key])
+    kinds, bounds = _kinds(_hints()[key])
     may_be_unset = NoneType in kinds or field.default == ()
     choices = tuple(choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
     if note.owner or note.applies is Applies.NOT_STORED or key in SECRET_KEYS:
@@ -166,6 +169,11 @@ def control_of(key: str) -> SettingControl:
     if kind is not InputKind.NUMBER:
         return SettingControl(kind, choices, may_be_unset=may_be_unset)
     return SettingControl(kind, (), *bounds, is_whole=int in kinds, may_be_unset=may_be_unset)
+
+
+@cache  # the annotations are texts: evaluating them for each setting took 90 ms in every answer
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Settings, include_extras=True)
 
 
 def _kinds(hint: Any) -> tuple[list[Any], tuple[float | None, float | None]]:

@@ -145,7 +145,7 @@ def networkmanager_is_metered() -> bool | Unknown:
         )
     )
     if isinstance(text, Unknown):
-        return Unknown(f"whether it is metered is not known; NetworkManager does not answer: {text.why}")
+        return Unknown(f"NetworkManager does not answer ({text.why})")
     return metered_from_networkmanager(text)
 
 

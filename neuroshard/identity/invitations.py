@@ -422,6 +422,8 @@ def read_invitation(text: str) -> Invitation:
     """
     if len(text) > 2 * MAX_CODE_CHARACTERS:
         raise _too_long(len(text))
+    if not text.strip():
+        raise InvitationError("There is no invitation.", "Paste its link or its code.")
     code = _code_in(text.strip())
     if len(code) > MAX_CODE_CHARACTERS:
         raise _too_long(len(code))

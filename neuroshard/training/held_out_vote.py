@@ -126,7 +126,7 @@ class HeldOutVote:
         outer = self._outer
         before, root, strategy = outer.state, outer.progress.state_root, outer.strategy
         if outer.is_dropped:  # since the root was computed; the aggregate is not to blame
-            return self._voted("not measured: the node is paused", is_no=False)
+            return self._voted("not measured, because the node is paused", is_no=False)
         if len(aggregate) != strategy.length:
             return self._voted("it is of another step", is_no=True)
         choice = before.line.choice if choice is None else choice
@@ -137,7 +137,7 @@ class HeldOutVote:
         if after.anchor is before.anchor:
             return self._voted("the weights stay", is_no=False)
         obstacle = self._obstacle(None if self._held_out is None else self._held_out.sequences)
-        obstacle = obstacle or ("not measured: the last measurement is recent" if self._rests else "")
+        obstacle = obstacle or ("not measured, because the last measurement is recent" if self._rests else "")
         if obstacle:
             return self._voted(obstacle, is_no=False)
         del after  # as large as the weights
@@ -171,9 +171,9 @@ class HeldOutVote:
         """Reason why the loss of sequences cannot be measured here; "" if it can."""
         model = self._executor.model
         if not (model.is_first and model.is_last):
-            return "not measured: this node holds a part of the model only"
+            return "not measured, because this node holds a part of the model only"
         if rows is None or len(rows) < self._rule.least_sequences:
-            return "not measured: the held-out sequences are not here"
+            return "not measured, because the held-out sequences are not here"
         return ""
 
     @property
@@ -230,7 +230,7 @@ class HeldOutVote:
     def _judged(self, before: tuple[float, ...], after: tuple[float, ...]) -> str:
         count, rule = min(len(before), len(after)), self._rule
         if count < rule.least_sequences:
-            return self._voted(f"not measured: there was time for {count} sequences", is_no=False)
+            return self._voted(f"not measured, because there was time for only {count} sequences", is_no=False)
         before, after = before[:count], after[:count]
         was_finite = all(map(isfinite, before))
         if not all(map(isfinite, after)):

@@ -127,7 +127,7 @@ def _verified_reason(evidence: Evidence) -> str:
     return (
         f"On text it never trains on, the loss fell from {first.mean:.2f} to "
         f"{comparable_mean(first, evidence.evaluations[-1]):.2f} nats per token: {difference.mean:.2f} "
-        f"+- {difference.standard_error:.2f} better than at the start, in two evaluations running."
+        f"± {difference.standard_error:.2f} better than at the start, in two evaluations running."
     )
 
 

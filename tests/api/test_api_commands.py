@@ -72,6 +72,25 @@ def test_a_body_that_says_something_else_is_refused(api: Api, method: str, path:
     assert api.node.taken == []
 
 
+@pytest.mark.parametrize(
+    ("member", "value", "words"),
+    [
+        ("label", "x" * 41, "Use at most 40 characters."),
+        ("uses", 0, "Use at least 1."),
+        ("uses", 10_001, "Use at most 10000."),
+        ("uses", 1.5, "Use a whole number."),
+        ("uses", None, "Use a whole number."),
+        ("days", "soon", "Use a number."),
+        ("days", 0, "Use at least 0.01."),
+    ],
+)
+def test_a_wrong_member_is_explained_in_words(api: Api, member: str, value: object, words: str) -> None:
+    problem = api.command("POST", "/api/invitations", {member: value}).json()
+    assert problem["errors"] == [{"location": f"body.{member}", "message": words}]
+    assert problem["detail"] == f"body.{member}: {words}"
+    assert api.node.taken == []
+
+
 @pytest.mark.parametrize("state", [NodeState.STARTING, NodeState.STOPPING, NodeState.FAILED])
 def test_a_node_that_is_not_ready_says_so(api: Api, state: NodeState) -> None:
     api.node.board.publish(replace(training_status(), state=state, state_reason="Reading the manifest."))

@@ -75,6 +75,26 @@ def test_a_removed_token_opens_nothing_and_the_others_stay(api: Api) -> None:
     assert api.command("POST", "/api/model-tokens", {"name": "second"}).status_code == 409
 
 
+@pytest.mark.parametrize(("method", "path"), sorted(FOR_THE_MODEL))
+def test_a_refused_call_to_the_model_says_how_to_get_a_token(api: Api, method: str, path: str) -> None:
+    removed = made(api)
+    api.command("POST", "/api/model-tokens/remove", {"name": "program"})
+    for headers, sent in ((removed, "it is wrong, or was removed"), ({}, "needs a model token or the API secret")):
+        refused = api.call(method.upper(), path, headers=headers, json={}).json()
+        assert sent in refused["detail"]
+        assert "`neuroshard token model NAME`" in refused["action"]
+        assert refused["error"]["message"] == f"{refused['detail']} {refused['action']}"  # what client libraries show
+
+
+def test_a_refused_call_to_another_route_names_no_model_token(api: Api) -> None:
+    for method, path in (("GET", "/api/status"), ("POST", "/api/training/pause")):
+        for headers, sent in ((made(api, path), "The key of this call is wrong, or does not"), ({}, "needs a session")):
+            refused = api.call(method, path, headers=headers, json={}).json()
+            assert sent in refused["detail"]
+            assert "api-secret" in refused["action"]
+            assert "token model" not in refused["action"]
+
+
 def test_the_file_is_private_and_contains_no_token(tmp_path: Path) -> None:
     tokens = ModelTokens(tmp_path)
     token = tokens.add(" lm-eval ", 1_000.5)

@@ -126,7 +126,9 @@ def among(count: int) -> NodeStatus:
     return replace(
         status,
         state_reason=f"Training with {count} others.",
-        run=RunStatus(RunId("4b" * 32), is_own=False, is_demo=True, explanation="It serves the run it was invited to."),
+        run=RunStatus(
+            RunId("4b" * 32), is_own=False, is_demo=False, explanation="It serves the run it was invited to."
+        ),
         peers=peers,
         network=network,
         swarm=swarm,
@@ -144,7 +146,10 @@ def alone(*addresses: str) -> NodeStatus:
         addresses or ("/ip4/203.0.113.7/tcp/43817/p2p/12D3KooWQb1pUWp2vWm3zZ6i8kQ1y6r4P8sPpZ4nE8vK1tq9b7Zc",),
         join_line=JOIN_LINE,
     )
-    return replace(snapshots.training(), network=network, swarm=SwarmStatus(training_nodes=1, global_loss=3.605))
+    run = RunStatus(RunId("4b" * 32), is_own=True, is_demo=False, explanation="It trains a run of its own.")
+    return replace(
+        snapshots.training(), run=run, network=network, swarm=SwarmStatus(training_nodes=1, global_loss=3.605)
+    )
 
 
 def later(status: NodeStatus) -> NodeStatus:

@@ -14,7 +14,7 @@ import snapshots
 from dashboard_session import OpenPage, StartNode
 from playwright.sync_api import Page, expect
 
-from neuroshard.status.board import Pause
+from neuroshard.status.board import Pause, Resume
 from neuroshard.status.owner_policy import OwnerPolicyStatus, SensorReading, TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import NodeState
 from tests.worlds.api import SECRET
@@ -150,13 +150,33 @@ def test_a_pause_can_have_an_end(start_node: StartNode, open_page: OpenPage) -> 
     expect(page.get_by_role("button", name="1 hour")).to_be_hidden()
     expect(page.get_by_text("For a while…")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="1 hour")).to_be_enabled()  # Tab passes over a button without an effect
+    expect(page.get_by_role("button", name="1 hour")).to_be_enabled()
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="1 hour")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_text("Training rests for another 60 min.")).to_be_visible()
-    assert node.taken == [Pause(3_600.0)]
+    expect(page.get_by_role("button", name="Resume")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Pause")).to_be_focused()
+    assert node.taken == [Pause(3_600.0), Resume()]
+
+
+def test_the_list_of_pauses_keeps_the_focus_while_the_node_is_away(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url, excused="Failed to load resource")
+    page.get_by_text("For a while…").click()
+    hour = page.get_by_role("button", name="1 hour")
+    expect(hour).to_be_enabled()
+    node.stop()
+    expect(hour).to_be_disabled()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(hour).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="4 hours")).to_be_focused()
+    assert node.taken == []
 
 
 def test_a_page_that_is_not_there_offers_those_that_are(start_node: StartNode, open_page: OpenPage) -> None:

@@ -68,7 +68,7 @@ def choose_own_limits(page: Page) -> None:
     page.get_by_label("Own limits").check()
     page.get_by_label("Memory (MB)").fill("lots")
     press(page, "Next")
-    expect(page.get_by_role("alert")).to_contain_text("Allowed is megabytes, at least 1")
+    expect(page.get_by_role("alert")).to_contain_text("Allowed: megabytes, at least 1")
     expect(page.get_by_label("Memory (MB)")).to_be_focused()
     page.get_by_label("Memory (MB)").fill("800")
 

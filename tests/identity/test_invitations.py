@@ -147,9 +147,15 @@ def test_every_damage_of_one_character_is_found() -> None:
 
 def test_a_cut_or_joined_code_is_damaged() -> None:
     code = to_code(made())
-    for text in ("", code[:40], code[40:], code + "A", code[:-1], code.replace(code[5], "é", 1)):
+    for text in (code[:40], code[40:], code + "A", code[:-1], code.replace(code[5], "é", 1)):
         with pytest.raises(InvitationError, match="damaged"):
             read_invitation(text)
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_no_code_is_not_called_damaged(text: str) -> None:
+    with pytest.raises(InvitationError, match=r"There is no invitation\. Paste"):
+        read_invitation(text)
 
 
 def coded(content: bytes) -> str:

@@ -137,7 +137,7 @@ def test_the_connection_is_asked_about_once_a_minute(tmp_path: Path, monkeypatch
     now[0] = 200
     reading = sensors.look(Rules(), None).metered
     assert isinstance(reading, Unknown)
-    assert reading.why == "whether it is metered is not known; NetworkManager does not answer: no such service"
+    assert reading.why == "NetworkManager does not answer (no such service)"
 
 
 def test_windows_ticks_begin_again_after_49_days() -> None:

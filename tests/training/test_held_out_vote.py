@@ -91,7 +91,7 @@ def test_a_state_that_left_the_memory_is_no_objection(
     outer.drop_tensors()
     vote = vote_of(compute, stage, outer)
     assert trio.run(vote.objection, -gained, ROOT) == ""
-    assert vote.explanation == "No objection: not measured: the node is paused."
+    assert vote.explanation == "No objection: not measured, because the node is paused."
 
 
 def test_a_loss_that_is_no_number_is_an_objection_unless_it_was_none_before(
@@ -149,7 +149,7 @@ def test_without_held_out_data_or_time_it_says_why_nothing_was_measured(
     stage, outer, gained = learned
     vote = vote_of(compute, stage, outer, VoteRule(seconds=0.0))
     assert trio.run(vote.objection, -gained, ROOT) == ""
-    assert "there was time for 0 sequences" in vote.explanation
+    assert "there was time for only 0 sequences" in vote.explanation
     vote = HeldOutVote(compute, stage.executor, outer, PARAMETERS.batch_size)
     assert trio.run(vote.objection, -gained, ROOT) == ""
     assert "the held-out sequences are not here" in vote.explanation
@@ -291,7 +291,7 @@ def test_among_friends_a_measurement_rests_for_many_times_its_cost(
     assert trio.run(vote.objection, -gained, OTHER_ROOT) == ""
     with caplog.at_level("INFO"):
         assert trio.run(vote.objection, -gained, OTHER_ROOT) == ""
-    assert vote.explanation == "No objection: not measured: the last measurement is recent."
+    assert vote.explanation == "No objection: not measured, because the last measurement is recent."
     assert "not measured" not in caplog.text  # said in the vote before
     spoilt = torch.full_like(gained, float("nan"))
     assert trio.run(vote.objection, spoilt, OTHER_ROOT) == "the weights it leads to are not finite"  # always looked at

@@ -128,7 +128,7 @@ function ViewOf({ view, dashboard, status, nodeNow, reachable, actions, say }: V
     case "Talk":
       return <Talk {...{ status, nodeNow, reachable, actions }} />;
     case "Friends":
-      return <Friends {...{ reachable, actions }} startedAt={status.started_at} />;
+      return <Friends {...{ status, reachable, actions }} />;
     case "Model":
       return <Model {...inside} />;
     case "Network":

@@ -24,7 +24,7 @@ export function NearbyRuns({ heading: Heading, runs, busy, onJoin }: Props) {
               <span>
                 <strong>{NEARBY.name(run)}</strong> <span class="muted">({plural(run.computers, "computer")})</span>
               </span>
-              <button type="button" class="button button-primary" aria-label={`${NEARBY.join} ${NEARBY.name(run)}`} disabled={busy} onClick={() => onJoin(run.run_id)}>
+              <button type="button" class="button button-primary" aria-label={`${NEARBY.join} ${NEARBY.name(run)}`} aria-disabled={busy} onClick={() => onJoin(run.run_id)}>
                 {NEARBY.join}
               </button>
             </li>

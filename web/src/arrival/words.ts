@@ -1,6 +1,7 @@
 // The strings of invitations and of the first question, in the wizard and in the dashboard.
 
 import type { InvitationBody, InvitedModelBody, NearbyRunBody, TextFolderBody } from "../api/bodies";
+import type { NodeStatus } from "../api/status";
 import { bigCount, bytes, count, dateAndTime, plural } from "../format";
 
 export const BEGIN = {
@@ -122,7 +123,10 @@ export const INVITE = {
   once: "Copy the link or save the file now: this computer does not keep it.",
   save: "Save as a file",
   qr: "QR code of the invitation",
-  alone: "This computer trains alone, so there is no run to invite to. Make one with `neuroshard run create`, and start the node with it.",
+  demo: "Nobody can join a demo. Stop it, start NeuroShard again, and choose to join with an invitation or to train on your own text.",
+  open: "Anyone may join this run, so it needs no invitation. Give others the line on the page Network.",
+  off: "This computer trains without the network, so nobody can join. Turn on Network in the settings, and restart.",
+  noRun: "This computer has no run yet that others could join.",
   guest: "Only the owner of the run can invite, and members that were invited to do so.",
   none: "No invitation yet.",
   revoke: "Revoke",
@@ -155,6 +159,13 @@ export const OTHER_RUN = {
   current: "now",
   leaving: "The node saves a checkpoint and starts again. This page continues by itself.",
 };
+
+/** Why this node can make no invitations. */
+export function noInvitations({ run, network }: NodeStatus): string {
+  if (run?.is_demo) return INVITE.demo;
+  if (network.state === "off") return INVITE.off;
+  return network.join_line ? INVITE.open : INVITE.noRun;
+}
 
 export function placesLeft(left: number, uses: number): string {
   return `${count(left)} of ${plural(uses, "place")} left`;

@@ -1,7 +1,7 @@
 // Pause, resume, the preset of limits, and stop, with the result in words.
 
 import type { NodeStatus } from "../api/status";
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { isPausedByRule } from "../state/ownerPolicy";
 import { Icon } from "./parts";
@@ -19,6 +19,7 @@ interface Props {
 export function Controls({ status, reachable, actions, onMessage }: Props) {
   const [busy, setBusy] = useState(false);
   const [asking, setAsking] = useState(false);
+  const pauseButton = useRef<HTMLButtonElement>(null);
   const run = async (action: () => Promise<string>) => {
     setBusy(true);
     try {
@@ -32,18 +33,25 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
   const paused = status.state === "paused" && !isPausedByRule(status.owner_policy); // nobody can resume a pause by a rule
   const ending = status.state === "stopping";
   const cannotPause = busy || !reachable || ending || status.state === "starting";
+  const pauseFor = (seconds: number) => {
+    pauseButton.current?.focus(); // the list disappears with the pause, and this button then resumes
+    void run(() => actions.pause(seconds));
+  };
   return (
     <div class="controls">
       <button
+        ref={pauseButton}
         type="button"
         class={`button ${paused ? "button-primary" : ""}`}
-        disabled={cannotPause}
-        onClick={() => void run(() => (paused ? actions.resume() : actions.pause()))}
+        aria-disabled={cannotPause} // not `disabled`, which takes the focus away while the command runs
+        onClick={() => {
+          if (!cannotPause) void run(() => (paused ? actions.resume() : actions.pause()));
+        }}
       >
         <Icon name={paused ? "play" : "pause"} />
         {paused ? "Resume" : "Pause"}
       </button>
-      {!paused && <PauseMenu disabled={cannotPause} onPause={(seconds) => void run(() => actions.pause(seconds))} />}
+      {!paused && <PauseMenu disabled={cannotPause} onPause={pauseFor} />}
       <PresetChoice startedAt={status.started_at} actions={actions} disabled={busy || !reachable || ending} run={run} />
       <button type="button" class="button" disabled={busy || !reachable || ending} onClick={() => setAsking(true)}>
         <Icon name="stop" />

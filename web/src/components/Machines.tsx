@@ -27,17 +27,16 @@ export function Machines({ nodeNow, reachable, actions }: Props) {
       setResult(null);
       setResult(await actions.orderMachines(step, nodeId));
     });
-  const cannot = busy || !reachable;
   const outcomes = new Map(result?.machines.map((one) => [one.node_id, one]));
   return (
     <Section title="Machines">
       <Card title={MACHINES.title} hint={MACHINES.about} wide>
         <div class="machine-buttons">
-          <button type="button" class="button" disabled={cannot} onClick={() => order("pause")}>
+          <button type="button" class="button" disabled={!reachable} aria-disabled={busy} onClick={() => order("pause")}>
             <Icon name="pause" />
             {MACHINES.pauseAll}
           </button>
-          <button type="button" class="button" disabled={cannot} onClick={() => order("resume")}>
+          <button type="button" class="button" disabled={!reachable} aria-disabled={busy} onClick={() => order("resume")}>
             <Icon name="play" />
             {MACHINES.resumeAll}
           </button>
@@ -48,7 +47,7 @@ export function Machines({ nodeNow, reachable, actions }: Props) {
         <Fault id="machines-fault" text={faults.other} />
         <ul class="members">
           {listed.machines.map((one) => (
-            <Row key={one.node_id} machine={one} outcome={outcomes.get(one.node_id)} nodeNow={nodeNow} disabled={cannot} order={order} />
+            <Row key={one.node_id} machine={one} outcome={outcomes.get(one.node_id)} nodeNow={nodeNow} reachable={reachable} busy={busy} order={order} />
           ))}
         </ul>
         {listed.machines.some((one) => !one.is_reachable) && <p class="muted small">{MACHINES.away}</p>}
@@ -61,11 +60,12 @@ interface RowProps {
   machine: Machine;
   outcome: Machine | undefined;
   nodeNow: number;
-  disabled: boolean;
+  reachable: boolean;
+  busy: boolean;
   order: (step: MachineStep, nodeId?: string) => void;
 }
 
-function Row({ machine, outcome, nodeNow, disabled, order }: RowProps) {
+function Row({ machine, outcome, nodeNow, reachable, busy, order }: RowProps) {
   const step = nextStep(machine);
   const words = step === "pause" ? "Pause" : "Resume";
   const failed = outcome?.has_obeyed === false ? outcome.message : "";
@@ -88,7 +88,8 @@ function Row({ machine, outcome, nodeNow, disabled, order }: RowProps) {
       <button
         type="button"
         class="button"
-        disabled={disabled || !machine.is_reachable}
+        disabled={!reachable || !machine.is_reachable}
+        aria-disabled={busy}
         aria-label={`${words}: ${nameOf(machine)}, ${placeOf(machine)}`}
         onClick={() => order(step, machine.node_id)}
       >

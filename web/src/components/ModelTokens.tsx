@@ -9,11 +9,13 @@ import { TOKENS } from "../words/tokens";
 import { CopyLine } from "./CopyLine";
 import { Card } from "./parts";
 
+const NAME_FIELD = "token-name";
+
 export function ModelTokens({ reachable, actions }: { reachable: boolean; actions: NodeActions }) {
   const [body, setBody] = useState<ModelTokensBody | null>(null);
   const [name, setName] = useState("");
   const [made, setMade] = useState<NewTokenBody | null>(null);
-  const { busy, faults, send } = useSending();
+  const { busy, faults, send } = useSending(["name"]);
   const read = async () => setBody(await actions.readModelTokens());
   useEffect(() => {
     if (reachable) read().catch(() => setBody(null));
@@ -27,6 +29,7 @@ export function ModelTokens({ reachable, actions }: { reachable: boolean; action
     await actions.removeModelToken(one);
     if (made?.name === one) setMade(null);
     await read();
+    document.getElementById(NAME_FIELD)?.focus(); // the button is gone
   };
   return (
     <Card title={TOKENS.title} hint={TOKENS.hint} wide>
@@ -39,8 +42,8 @@ export function ModelTokens({ reachable, actions }: { reachable: boolean; action
           send(make);
         }}
       >
-        <Field id="token-name" label={TOKENS.name} value={name} onInput={setName} placeholder="openai" fault={faults.fields.name} />
-        <button type="submit" class="button" disabled={busy || !reachable}>
+        <Field id={NAME_FIELD} label={TOKENS.name} value={name} onInput={setName} placeholder="openai" fault={faults.fields.name} />
+        <button type="submit" class="button" aria-disabled={busy || !reachable}>
           {TOKENS.make}
         </button>
       </form>
@@ -58,7 +61,7 @@ export function ModelTokens({ reachable, actions }: { reachable: boolean; action
               <span>
                 <strong>{one.name}</strong> <span class="muted small">{TOKENS.since(dateAndTime(one.made_at))}</span>
               </span>
-              <button type="button" class="button" disabled={busy || !reachable} aria-label={`${TOKENS.remove}: ${one.name}`} onClick={() => send(remove(one.name))}>
+              <button type="button" class="button" aria-disabled={busy || !reachable} aria-label={`${TOKENS.remove}: ${one.name}`} onClick={() => send(remove(one.name))}>
                 {TOKENS.remove}
               </button>
             </li>

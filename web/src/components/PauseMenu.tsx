@@ -44,8 +44,9 @@ export function PauseMenu({ disabled, onPause }: Props) {
             <button
               type="button"
               class="button"
-              disabled={disabled}
+              aria-disabled={disabled} // not `disabled`: Tab would pass over the list, which closes without the focus
               onClick={() => {
+                if (disabled) return;
                 close();
                 onPause(seconds);
               }}

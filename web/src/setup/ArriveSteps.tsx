@@ -40,7 +40,7 @@ export function ArriveStep({ setup, calls, go, onChange }: StepProps) {
 
 function Answer({ name, about, busy, onPick }: { name: string; about: string; busy: boolean; onPick: () => void }) {
   return (
-    <button type="button" class="setup-answer" disabled={busy} onClick={onPick}>
+    <button type="button" class="setup-answer" aria-disabled={busy} onClick={() => busy || onPick()}>
       <strong>{name}</strong>
       <span class="muted small">{about}</span>
     </button>

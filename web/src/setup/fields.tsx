@@ -11,8 +11,13 @@ export interface Faults {
 
 const NONE: Faults = { fields: {}, other: "" };
 
-/** Sends something, at most one thing at a time, and keeps what the node found wrong about it. */
-export function useSending(): { busy: boolean; faults: Faults; clear: () => void; send: (work: () => Promise<void>) => void } {
+/**
+ * Sends something, at most one thing at a time, and keeps what the node found wrong about it.
+ *
+ * `named` are members of the sent body that have a field of the same name. While `busy`, buttons are `aria-disabled`: a
+ * disabled one would lose the focus.
+ */
+export function useSending(named: readonly string[] = []): { busy: boolean; faults: Faults; clear: () => void; send: (work: () => Promise<void>) => void } {
   const [busy, setBusy] = useState(false);
   const [faults, setFaults] = useState<Faults>(NONE);
   const running = useRef(false);
@@ -25,7 +30,7 @@ export function useSending(): { busy: boolean; faults: Faults; clear: () => void
     setBusy(true);
     setFaults(NONE);
     work()
-      .catch((error: unknown) => setFaults(faultsOf(error)))
+      .catch((error: unknown) => setFaults(faultsOf(error, named)))
       .finally(() => {
         running.current = false;
         setBusy(false);
@@ -34,11 +39,12 @@ export function useSending(): { busy: boolean; faults: Faults; clear: () => void
   return { busy, faults, clear: () => setFaults(NONE), send };
 }
 
-export function faultsOf(error: unknown): Faults {
-  // a place such as "body.phrase" is none of a field here: the node could not even read what was sent
-  const places = error instanceof NodeError ? Object.keys(error.fields) : [];
-  if (error instanceof NodeError && places.length > 0 && !places.some((place) => place.startsWith("body"))) return { fields: error.fields, other: "" };
-  return { fields: {}, other: error instanceof Error ? error.message : String(error) };
+export function faultsOf(error: unknown, named: readonly string[] = []): Faults {
+  const other = error instanceof Error ? error.message : String(error);
+  if (!(error instanceof NodeError) || Object.keys(error.fields).length === 0) return { fields: {}, other };
+  // a place such as "body.phrase" is of a field only if the form names it: the node could not even read what was sent
+  const places = Object.entries(error.fields).map(([place, what]) => [named.includes(place.replace("body.", "")) ? place.replace("body.", "") : place, what] as const);
+  return places.some(([place]) => place.startsWith("body")) ? { fields: {}, other } : { fields: Object.fromEntries(places), other: "" };
 }
 
 export function Field(props: {
@@ -126,7 +132,7 @@ export function Choice(props: {
 export function Buttons(props: { next: string; busy: boolean; back?: (() => void) | undefined; backLabel?: string }) {
   return (
     <div class="setup-buttons">
-      <button type="submit" class="button button-primary" disabled={props.busy}>
+      <button type="submit" class="button button-primary" aria-disabled={props.busy}>
         {props.next}
       </button>
       {props.back && (

@@ -19,6 +19,7 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
   const [busy, setBusy] = useState(false);
   const { checkpoints } = status;
   const save = async () => {
+    if (busy) return;
     setBusy(true);
     try {
       onMessage(await actions.saveCheckpoint(), false);
@@ -34,7 +35,7 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
         <CheckpointCard status={status} nodeNow={nodeNow} />
         <Card title="Save now" hint={`It saves by itself about every ${duration(checkpoints.interval_seconds)}.`}>
           <p>
-            <button type="button" class="button button-primary" disabled={busy || !reachable || !status.model} onClick={() => void save()}>
+            <button type="button" class="button button-primary" disabled={!reachable || !status.model} aria-disabled={busy} onClick={() => void save()}>
               Save a checkpoint now
             </button>
           </p>

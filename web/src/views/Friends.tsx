@@ -1,11 +1,12 @@
 // The members of the run: invite, revoke, name a deputy; and join another run.
 
 import type { IssuedBody, KnockBody, MadeInvitationBody, MembersBody, RunMembersBody } from "../api/bodies";
-import { useEffect, useState } from "preact/hooks";
+import type { NodeStatus } from "../api/status";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { InvitationFacts, InvitationField } from "../arrival/Invitation";
 import { NearbyRuns } from "../arrival/NearbyRuns";
-import { DEPUTY, INVITE, KNOCK, OTHER_RUN, PASTE, placesLeft, SHOWN } from "../arrival/words";
+import { DEPUTY, INVITE, KNOCK, noInvitations, OTHER_RUN, PASTE, placesLeft, SHOWN } from "../arrival/words";
 import { CopyLine } from "../components/CopyLine";
 import { Card } from "../components/parts";
 import { dateAndTime } from "../format";
@@ -15,12 +16,12 @@ const READ_MS = 4_000;
 const QUIET = 4; // modules around a QR code
 
 interface Props {
-  startedAt: number; // of the node; it changes when the node has another run
+  status: NodeStatus;
   reachable: boolean;
   actions: NodeActions;
 }
 
-export function Friends({ startedAt, reachable, actions }: Props) {
+export function Friends({ status, reachable, actions }: Props) {
   const [members, setMembers] = useState<MembersBody | null>(null);
   const [trouble, setTrouble] = useState("");
   const read = async () => {
@@ -46,8 +47,8 @@ export function Friends({ startedAt, reachable, actions }: Props) {
           {members.knocks.map((one) => (
             <Knock key={one.wallet_id} one={one} actions={actions} onChange={read} />
           ))}
-          {members.shown.invitation !== null || members.shown.fault !== null ? null : <Invite run={members.run} actions={actions} onChange={read} />}
-          <JoinAnother startedAt={startedAt} members={members} actions={actions} onChange={read} />
+          {members.shown.invitation !== null || members.shown.fault !== null ? null : <Invite status={status} run={members.run} actions={actions} onChange={read} />}
+          <JoinAnother startedAt={status.started_at} members={members} actions={actions} onChange={read} />
           {members.run?.is_owner && members.run.invitations.length > 0 && <Deputies run={members.run} actions={actions} onChange={read} />}
         </div>
       )}
@@ -61,16 +62,17 @@ function Knock({ one, actions, onChange }: { one: KnockBody; actions: NodeAction
     send(async () => {
       await actions.answerKnock(one.wallet_id, isAllowed);
       await onChange();
+      document.querySelector("main")?.focus(); // the card is gone
     });
   return (
     <Card title={KNOCK.title(one.name)} hint={KNOCK.about} wide>
       <p class="mono">{one.words}</p>
       <Fault id="knock-fault" text={faults.other} />
       <div class="row-actions">
-        <button type="button" class="button button-primary" disabled={busy} onClick={answer(true)}>
+        <button type="button" class="button button-primary" aria-disabled={busy} onClick={answer(true)}>
           {KNOCK.allow}
         </button>
-        <button type="button" class="button" disabled={busy} onClick={answer(false)}>
+        <button type="button" class="button" aria-disabled={busy} onClick={answer(false)}>
           {KNOCK.refuse}
         </button>
       </div>
@@ -78,17 +80,24 @@ function Knock({ one, actions, onChange }: { one: KnockBody; actions: NodeAction
   );
 }
 
-function Invite({ run, actions, onChange }: { run: RunMembersBody | null; actions: NodeActions; onChange: () => Promise<void> }) {
+interface InviteProps {
+  status: NodeStatus;
+  run: RunMembersBody | null;
+  actions: NodeActions;
+  onChange: () => Promise<void>;
+}
+
+function Invite({ status, run, actions, onChange }: InviteProps) {
   const [label, setLabel] = useState("");
   const [uses, setUses] = useState("1");
   const [days, setDays] = useState("7");
   const [mayInvite, setMayInvite] = useState(false);
   const [made, setMade] = useState<MadeInvitationBody | null>(null);
-  const { busy, faults, send } = useSending();
+  const { busy, faults, send } = useSending(["label", "uses", "days"]);
   if (run === null || !run.may_invite) {
     return (
       <Card title={INVITE.title}>
-        <p>{run === null ? INVITE.alone : INVITE.guest}</p>
+        <p>{run === null ? noInvitations(status) : INVITE.guest}</p>
       </Card>
     );
   }
@@ -106,17 +115,17 @@ function Invite({ run, actions, onChange }: { run: RunMembersBody | null; action
           send(make);
         }}
       >
-        <Field id="label" label={INVITE.label} value={label} onInput={setLabel} placeholder="Ada" />
-        <Field id="uses" label={INVITE.uses} numeric value={uses} onInput={setUses} />
-        <Field id="days" label={INVITE.days} numeric value={days} onInput={setDays} />
+        <Field id="label" label={INVITE.label} value={label} onInput={setLabel} placeholder="Ada" fault={faults.fields.label} />
+        <Field id="uses" label={INVITE.uses} numeric value={uses} onInput={setUses} fault={faults.fields.uses} />
+        <Field id="days" label={INVITE.days} numeric value={days} onInput={setDays} fault={faults.fields.days} />
         <Choice type="checkbox" name="may-invite" label={INVITE.mayInvite} about={INVITE.mayInviteAbout} checked={mayInvite} onChange={setMayInvite} />
         <div>
-          <button type="submit" class="button button-primary" disabled={busy}>
+          <button type="submit" class="button button-primary" aria-disabled={busy}>
             {INVITE.make}
           </button>
         </div>
       </form>
-      <Fault id="invite-fault" text={faults.other || Object.values(faults.fields)[0]} />
+      <Fault id="invite-fault" text={faults.other} />
       {made && <Made made={made} />}
       <ul class="members">
         {run.invitations.map((one) => (
@@ -167,17 +176,19 @@ function QrCode({ rows }: { rows: string[] }) {
 function Issued({ one, mayRevoke, actions, onChange }: { one: IssuedBody; mayRevoke: boolean; actions: NodeActions; onChange: () => Promise<void> }) {
   const { busy, faults, send } = useSending();
   const state = one.state === "valid" ? `${placesLeft(one.left, one.uses)}, until ${dateAndTime(one.not_after)}` : INVITE[one.state];
+  const item = useRef<HTMLLIElement>(null);
   const revoke = async () => {
     await actions.revoke(one.key);
     await onChange();
+    item.current?.focus(); // the button is gone
   };
   return (
-    <li>
+    <li ref={item} tabIndex={-1}>
       <span>
         <strong>{one.label}</strong> <span class="muted small">{state}</span>
       </span>
       {mayRevoke && one.state !== "revoked" && (
-        <button type="button" class="button" disabled={busy} aria-label={`${INVITE.revoke}: ${one.label}`} onClick={() => send(revoke)}>
+        <button type="button" class="button" aria-disabled={busy} aria-label={`${INVITE.revoke}: ${one.label}`} onClick={() => send(revoke)}>
           {INVITE.revoke}
         </button>
       )}
@@ -206,7 +217,7 @@ function Deputies({ run, actions, onChange }: { run: RunMembersBody; actions: No
             {run.deputies.includes(member.wallet_id) ? (
               <span class="muted small">{DEPUTY.is}</span>
             ) : (
-              <button type="button" class="button" disabled={busy} aria-label={`${DEPUTY.name}: ${member.label}`} onClick={trust(member.wallet_id)}>
+              <button type="button" class="button" aria-disabled={busy} aria-label={`${DEPUTY.name}: ${member.label}`} onClick={trust(member.wallet_id)}>
                 {DEPUTY.name}
               </button>
             )}
@@ -218,10 +229,12 @@ function Deputies({ run, actions, onChange }: { run: RunMembersBody; actions: No
   );
 }
 
+/** `startedAt` is of the node; it changes when the node has another run. */
 function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: number; members: MembersBody; actions: NodeActions; onChange: () => Promise<void> }) {
   const { invitation, fault } = members.shown;
   const [text, setText] = useState("");
   const [left, setLeft] = useState<number | null>(null); // start of the node that is leaving its run
+  const facts = useRef<HTMLDivElement>(null);
   const { busy, faults, send } = useSending();
   const join = (runId: string | null) =>
     send(async () => {
@@ -232,6 +245,7 @@ function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: num
     send(async () => {
       await work;
       await onChange();
+      (facts.current ?? document.getElementById("invitation"))?.focus(); // the button is gone
     });
   const wrong = faults.other || faults.fields.run_id;
   if (left === startedAt) {
@@ -244,14 +258,16 @@ function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: num
   if (invitation !== null) {
     return (
       <Card title={SHOWN.title(invitation.name)} hint={SHOWN.about} wide>
-        <InvitationFacts invitation={invitation} />
+        <div ref={facts} tabIndex={-1}>
+          <InvitationFacts invitation={invitation} />
+        </div>
         <p class="muted small">{OTHER_RUN.hint}</p>
         <Fault id="join-fault" text={wrong} />
         <div class="row-actions">
-          <button type="button" class="button button-primary" disabled={busy} onClick={() => join(invitation.run_id)}>
+          <button type="button" class="button button-primary" aria-disabled={busy} onClick={() => join(invitation.run_id)}>
             {SHOWN.join}
           </button>
-          <button type="button" class="button" disabled={busy} onClick={() => change(actions.closeInvitation())}>
+          <button type="button" class="button" aria-disabled={busy} onClick={() => change(actions.closeInvitation())}>
             Cancel
           </button>
         </div>
@@ -268,7 +284,7 @@ function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: num
       >
         <InvitationField value={text} onInput={setText} fault={faults.fields.invitation ?? (text === "" ? (fault ?? undefined) : undefined)} />
         <Fault id="other-fault" text={wrong} />
-        <button type="submit" class="button" disabled={busy}>
+        <button type="submit" class="button" aria-disabled={busy}>
           {PASTE.show}
         </button>
       </form>
@@ -283,7 +299,7 @@ function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: num
                   <strong>{run.name || run.run_id.slice(0, 8)}</strong> <span class="muted small">{run.is_current ? OTHER_RUN.current : ""}</span>
                 </span>
                 {!run.is_current && (
-                  <button type="button" class="button" disabled={busy} onClick={() => join(run.run_id)}>
+                  <button type="button" class="button" aria-disabled={busy} onClick={() => join(run.run_id)}>
                     {OTHER_RUN.back}
                   </button>
                 )}
@@ -291,7 +307,7 @@ function JoinAnother({ startedAt, members, actions, onChange }: { startedAt: num
             ))}
           </ul>
           {members.runs.some((run) => run.is_current) && (
-            <button type="button" class="button" disabled={busy} onClick={() => join(null)}>
+            <button type="button" class="button" aria-disabled={busy} onClick={() => join(null)}>
               {OTHER_RUN.own}
             </button>
           )}

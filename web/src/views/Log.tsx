@@ -68,6 +68,7 @@ export function Log({ logs, reachable, actions, onMessage }: Props) {
 function Report({ reachable, actions, onMessage }: Omit<Props, "logs">) {
   const [busy, setBusy] = useState(false);
   const download = async () => {
+    if (busy) return;
     setBusy(true);
     try {
       const { name, content } = await actions.downloadReport();
@@ -86,7 +87,7 @@ function Report({ reachable, actions, onMessage }: Omit<Props, "logs">) {
         It is a zip file with plain texts: read it before you give it away.
       </p>
       <p>
-        <button type="button" class="button" disabled={busy || !reachable} onClick={() => void download()}>
+        <button type="button" class="button" disabled={!reachable} aria-disabled={busy} onClick={() => void download()}>
           {busy ? "Collecting…" : "Download the report"}
         </button>
       </p>

@@ -2,13 +2,14 @@
 
 import type { NetworkStatus, NodeStatus, PeerStatus } from "../api/status";
 import type { ComponentChildren } from "preact";
+import { INVITE } from "../arrival/words";
 import { CopyLine } from "../components/CopyLine";
 import { PeerList } from "../components/PeerList";
 import { Arrow } from "../components/PeerRow";
 import { Bar, Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { bigCount, bytes, count, loss, percent, plural } from "../format";
 import type { Dashboard } from "../state/store";
-import { comparison, namesFolder, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
+import { comparison, namesFolder, needsInvitation, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
 
 interface Props {
   dashboard: Dashboard;
@@ -23,10 +24,10 @@ export function Swarm({ dashboard, status, nodeNow }: Props) {
   return (
     <Section title="Swarm">
       <Summary status={status} peers={peers} />
-      {alone ? <Alone network={network} /> : <Numbers status={status} />}
+      {alone ? <Alone status={status} /> : <Numbers status={status} />}
       {!alone && <PeerList status={status} peers={peers} nodeNow={nodeNow} />}
       <div class="grid grid-two">
-        {alone ? <Addresses network={network} /> : <Invite network={network} />}
+        {alone ? <Addresses network={network} /> : <Invite status={status} />}
         <Connections network={network} peers={peers} />
       </div>
     </Section>
@@ -89,54 +90,89 @@ function TrafficNow({ network }: { network: NetworkStatus }) {
   );
 }
 
-function Alone({ network }: { network: NetworkStatus }) {
-  const steps: ComponentChildren[] = [
-    "Install NeuroShard on another computer: yours or a friend's.",
-    network.join_line ? (
-      <>
-        Start it there with this line:
-        <CopyLine text={network.join_line} name="Join line" />
-      </>
-    ) : (
-      "Start it there with the join line. It appears here as soon as this node can be reached."
-    ),
-    onlyHere(network.addresses)
-      ? "It shows up on this page within seconds."
-      : "It shows up on this page within seconds. In the same home network, computers usually find each other without the line.",
-  ];
+function Alone({ status }: { status: NodeStatus }) {
+  const { network, run } = status;
+  const steps: ComponentChildren[] = needsInvitation(network.join_line)
+    ? [
+        <>
+          <a href="#/invite">Make an invitation</a> and send it to the other computer: yours or a friend's.
+        </>,
+        "Install NeuroShard there, and join with the invitation.",
+        "The computer shows up on this page within seconds.",
+      ]
+    : [
+        "Install NeuroShard on another computer: yours or a friend's.",
+        network.join_line ? (
+          <>
+            Start it there with this line:
+            <CopyLine text={network.join_line} name="Join line" />
+          </>
+        ) : (
+          "Start it there with the join line. It appears here as soon as this node can be reached."
+        ),
+        onlyHere(network.addresses)
+          ? "It shows up on this page within seconds."
+          : "It shows up on this page within seconds. In the same home network, computers usually find each other without the line.",
+      ];
   return (
     <Card title="Invite a friend" hint="Training continues either way; with others it is faster." wide>
-      <ol class="steps">
-        {steps.map((step, index) => (
-          <li key={index}>{step}</li>
-        ))}
-      </ol>
-      <Hindrance network={network} />
+      {run?.is_demo ? (
+        <p>{INVITE.demo}</p>
+      ) : (
+        <>
+          <ol class="steps">
+            {steps.map((step, index) => (
+              <li key={index}>{step}</li>
+            ))}
+          </ol>
+          <Hindrance network={network} />
+        </>
+      )}
     </Card>
   );
 }
 
-function Invite({ network }: { network: NetworkStatus }) {
+function Invite({ status }: { status: NodeStatus }) {
+  const { network, run } = status;
   return (
-    <Card title="Invite others" hint="A computer that starts NeuroShard with this line joins this run.">
-      {network.join_line ? (
-        <CopyLine text={network.join_line} name="Join line" />
+    <Card title="Invite others">
+      {run?.is_demo ? (
+        <p>{INVITE.demo}</p>
       ) : (
-        <p class="muted">There is no join line while nobody can reach this node.</p>
+        <>
+          <HowToJoin line={network.join_line} />
+          <Hindrance network={network} />
+        </>
       )}
-      <Hindrance network={network} />
       <h3 class="muted small">Addresses under which others reach this node</h3>
       <AddressList network={network} />
     </Card>
   );
 }
 
+function HowToJoin({ line }: { line: string }) {
+  if (needsInvitation(line)) {
+    return (
+      <p>
+        <a href="#/invite">Make an invitation</a> for each computer that you want in this run.
+      </p>
+    );
+  }
+  if (line === "") return <p class="muted">There is no join line while nobody can reach this node.</p>;
+  return (
+    <>
+      <p>A computer that starts NeuroShard with this line joins this run.</p>
+      <CopyLine text={line} name="Join line" />
+    </>
+  );
+}
+
 /** The reason why others cannot join with the line as it is. */
 function Hindrance({ network }: { network: NetworkStatus }) {
   if (onlyHere(network.addresses)) {
-    return <p class="small text-warn">The addresses of this node lead to this computer itself: only programs on it can join with the line.</p>;
+    return <p class="small text-warn">The addresses of this node lead to this computer itself: only programs on it can join.</p>;
   }
-  if (!namesFolder(network.join_line)) return null;
+  if (needsInvitation(network.join_line) || !namesFolder(network.join_line)) return null; // friends get the data from the nodes
   return <p class="small text-warn">The data is in a folder of this computer. Others need a copy of it, and must put the path of their copy into the line.</p>;
 }
 

@@ -92,7 +92,7 @@ export function outcomeSentence(round: RunRound): string {
 
 /** "3 computers"; "1 of 3 computers" when others did not come; "3 computers were called" when nothing came of it. */
 export function membersWords(round: RunRound): string {
-  if (round.members.every((member) => member.part === "unjudged")) return `${plural(round.members.length, "computer")} were called`;
+  if (round.members.every((member) => member.part === "unjudged")) return `${plural(round.members.length, "computer")} ${round.members.length === 1 ? "was" : "were"} called`;
   const came = taking(round);
   return came === round.members.length ? plural(came, "computer") : `${count(came)} of ${plural(round.members.length, "computer")}`;
 }

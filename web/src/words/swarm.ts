@@ -108,6 +108,11 @@ export function rate(bytesPerSecond: number | null): string {
   return `${bytes(bytesPerSecond ?? 0)}/s`;
 }
 
+/** Whether a join line has a place for an invitation, which the page for friends makes. */
+export function needsInvitation(joinLine: string): boolean {
+  return joinLine.includes(" --invite ");
+}
+
 /** Whether a join line says --genesis and a folder, which is on this computer only. */
 export function namesFolder(joinLine: string): boolean {
   const place = / --genesis (.+)$/.exec(joinLine)?.[1] ?? "";
