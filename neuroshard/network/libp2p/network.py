@@ -31,7 +31,7 @@ from neuroshard.network.libp2p.relay import RelayClient, RelayServer
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.sockets import BoundListener
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL, Libp2pTransport, RequestStreams
-from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
 from neuroshard.network.limits import UploadPacer, frame_budget
 from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.nat.external_addresses import ExternalAddresses
@@ -108,7 +108,7 @@ class _Node:
             ReceiveMemory(parts.receive),
         )
         keys = key_pair_of(identity.key)
-        self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
+        self.swarm = NodeSwarm(keys, NodeUpgrader(keys, admission, muxing, self._is_welcome))
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
         contacts = PeerAddressBook(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
