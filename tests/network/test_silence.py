@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from neuroshard.network import keepalive as silence
-from neuroshard.network.keepalive import QUIET_SECONDS, TRIES, UNANSWERED_SECONDS
+from neuroshard.network import tcp_options as silence
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.pool import tcp
+from neuroshard.network.tcp_options import QUIET_SECONDS, TRIES, UNANSWERED_SECONDS
 from tests.worlds.lan import FAR, NEAR, local_network
 
 PORT = 4567

@@ -37,9 +37,12 @@ PUNCH_SECONDS = 3.0  # for two simultaneous dials to meet
 class Dialler:
     """Dials connections for one node. `source` is its listening address and port, used as the local end as well."""
 
-    def __init__(self, swarm: NodeSwarm, source: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, swarm: NodeSwarm, source: tuple[str, int] | None = None, congestion_control: str | None = None
+    ) -> None:
         self._swarm = swarm
         self._source = source
+        self.congestion_control = congestion_control
 
     async def dial(self, address: PeerAddress) -> BoundedMuxer:
         """Connect to a peer at an address. Raises PeerUnreachableError if another node answers, or OSError."""
@@ -84,7 +87,7 @@ class Dialler:
     async def _upgraded(
         self, stream: trio.SocketStream, address: PeerAddress, *, is_client: bool = True
     ) -> BoundedMuxer:
-        raw = SocketBytes(stream)
+        raw = SocketBytes(stream, self.congestion_control)
         result: BoundedMuxer | Exception | None = None
         try:
             result = await contain_errors(self._shake_hands(raw, address, is_client=is_client), "A handshake")
@@ -149,11 +152,10 @@ class Connections:
         local_id: NodeId,
         admission: ConnectionAdmission,
         contacts: PeerAddressBook,
-        source: tuple[str, int] | None = None,
+        dialler: Dialler,
     ) -> None:
-        """`source`: listening address and port, if outgoing connections must come from there as well."""
         self._swarm = swarm
-        self._dialler = Dialler(swarm, source)
+        self._dialler = dialler
         self.local_id = local_id
         self._admission = admission
         self._contacts = contacts
@@ -166,7 +168,7 @@ class Connections:
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Upgrade an accepted socket to a connection, if the limits allow it."""
-        raw = SocketBytes(stream)
+        raw = SocketBytes(stream, self._dialler.congestion_control)
         address = raw.get_remote_address()
         ip = address[0] if address else ""
         if not self._admission.may_shake_hands(ip):

@@ -17,7 +17,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from neuroshard.identity import NodeIdentity
 from neuroshard.messages import FrameLimits
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.connections import Connections
+from neuroshard.network.libp2p.connections import Connections, Dialler
 from neuroshard.network.libp2p.directory import KademliaDirectory
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
 from neuroshard.network.libp2p.gossip_router import GossipRouter
@@ -31,7 +31,7 @@ from neuroshard.network.libp2p.relay import RelayClient, RelayServer
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.sockets import BoundListener
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL, Libp2pTransport, RequestStreams
-from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
 from neuroshard.network.limits import UploadPacer, frame_budget
 from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.nat.external_addresses import ExternalAddresses
@@ -108,12 +108,11 @@ class _Node:
             ReceiveMemory(parts.receive),
         )
         keys = key_pair_of(identity.key)
-        self.swarm = NodeSwarm(keys, NoiseUpgrader(keys, admission, muxing, self._is_welcome))
+        self.swarm = NodeSwarm(keys, NodeUpgrader(keys, admission, muxing, self._is_welcome))
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
         contacts = PeerAddressBook(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
-        source = (options.host, listening.port) if options.relay and not options.is_local else None
-        self.connections = Connections(self.swarm, identity.node_id, admission, contacts, source)
+        self.connections = Connections(self.swarm, identity.node_id, admission, contacts, self._dialler())
         self.gate = MembershipGate()
         self._server = RequestServer(self.gate)
         self._budget = parts.budget or frame_budget()
@@ -141,6 +140,12 @@ class _Node:
         self.host.set_stream_handler(TProtocol(FRAME_PROTOCOL), self.transport.handle_stream)
         self.host.set_stream_handler(TProtocol(GOSSIP_PROTOCOL), self.gossip.handle_stream)
         self.swarm.register_notifee(PeerEvents(self._meet, self._part))
+
+    def _dialler(self) -> Dialler:
+        """Where relays are used, it dials from the listening port, so that other peers see the same external port."""
+        uses_relays = self._options.relay and not self._options.is_local
+        source = (self._options.host, self._listening.port) if uses_relays else None
+        return Dialler(self.swarm, source, self._options.congestion_control)
 
     def _joined_relays(self, contacts: PeerAddressBook) -> RelayClient | None:
         if not self._options.relay or self._options.is_local:
@@ -173,7 +178,11 @@ class _Node:
         if self._options.pool_port is None:
             yield
             return
-        options = PoolOptions(host=self._options.host, port=self._options.pool_port)
+        options = PoolOptions(
+            host=self._options.host,
+            port=self._options.pool_port,
+            congestion_control=self._options.congestion_control,
+        )
         async with bulk_pool(
             self._identity,
             self._server,

@@ -30,6 +30,7 @@ class NetworkOptions:
     relay: bool = True  # be reachable through relays, and try to replace relayed connections by direct ones
     serve_relay: bool = False
     upload_bytes_per_second: float | None = None
+    congestion_control: str | None = "bbr"  # for each connection, where the system has it; None: the system's default
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     @property

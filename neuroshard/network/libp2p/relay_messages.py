@@ -71,7 +71,7 @@ async def _read_size(stream: YamuxStream) -> int:
 
 
 class RelayedBytes(ReadWriteCloser):
-    """A stream through a relay, read and written like a socket; Noise runs over it from end to end."""
+    """A stream through a relay, read and written like a socket; it is encrypted from end to end."""
 
     def __init__(self, stream: YamuxStream) -> None:
         self._stream = stream

@@ -16,8 +16,8 @@ from libp2p.io.exceptions import ConnectionClosedError, IOException
 from multiaddr import Multiaddr
 
 from neuroshard.errors import NetworkRefusedError, UsageError
-from neuroshard.network.keepalive import enable_keepalive
 from neuroshard.network.libp2p.addresses import reachable_hosts
+from neuroshard.network.tcp_options import choose_sending, enable_keepalive
 
 # a Noise message has at most 65,535 bytes; a larger read comes from a stranger's length field
 MAX_READ_BYTES = 128 * 1024
@@ -26,11 +26,13 @@ MAX_READ_BYTES = 128 * 1024
 class SocketBytes(ReadWriteCloser):
     """One TCP connection."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, congestion_control: str | None = None) -> None:
+        """`congestion_control` is an algorithm of the system; None for its default."""
         self._stream = stream
         self._received = bytearray()
         self._remote = _remote_address(stream)
         enable_keepalive(stream.setsockopt)
+        choose_sending(stream.setsockopt, congestion_control)
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly n bytes, or fewer at the end of the connection. None: the next available bytes.
@@ -40,6 +42,8 @@ class SocketBytes(ReadWriteCloser):
         wanted = 1 if n is None else n
         if wanted > MAX_READ_BYTES:
             raise IOException(f"a read of {wanted} bytes is above the limit")
+        if n is None and not self._received:
+            return await self._receive()  # without a copy: here a body passes through
         while len(self._received) < wanted:
             data = await self._receive()
             if not data:

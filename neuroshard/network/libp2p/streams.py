@@ -120,7 +120,7 @@ class FrameParser:
 
 
 MAX_WINDOW = 4 * 1024 * 1024  # fills 100 Mbit/s at 300 ms
-MAX_PAYLOAD = 65_519 - HEADER.size  # one Noise message together with its header
+MAX_PAYLOAD = 65_519 - HEADER.size  # one Noise message together with its header, or four records of TLS
 SMALL_PIECE_BYTES = 16 * 1024
 _GROWS_WITHIN_ROUND_TRIPS = 4
 LONGEST_RTT_SECONDS = 1.0  # the peer can delay its answers, so longer values do not count

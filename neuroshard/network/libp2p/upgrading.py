@@ -1,4 +1,4 @@
-"""The upgrade of a socket to an authenticated connection with streams: node keys, Noise and yamux, within the limits.
+"""The upgrade of a socket to an authenticated connection with streams, within limits: node keys, TLS or Noise, yamux.
 
 The secret key never leaves the room `identity`.
 """
@@ -22,12 +22,13 @@ from libp2p.transport.upgrader import TransportUpgrader
 from neuroshard.identity import NodeKey
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
+from neuroshard.network.libp2p.tls import TLS_PROTOCOL, TlsTransport
 
 HANDSHAKE_SECONDS = 10
 
 
-class NoiseUpgrader(TransportUpgrader):
-    """Offers and accepts Noise and yamux only: libp2p's defaults also accept plain text under any claimed name."""
+class NodeUpgrader(TransportUpgrader):
+    """Prefers TLS to Noise and knows no other: libp2p's defaults also accept plain text under any claimed name."""
 
     def __init__(
         self,
@@ -37,7 +38,8 @@ class NoiseUpgrader(TransportUpgrader):
         is_welcome: Callable[[ID], bool],
     ) -> None:
         noise = NoiseTransport(keys, noise_privkey=new_x25519_key_pair().private_key)
-        super().__init__({NOISE: noise}, {TProtocol(YAMUX): BoundedMuxer}, HANDSHAKE_SECONDS)
+        tls = TlsTransport(keys, options.now)
+        super().__init__({TLS_PROTOCOL: tls, NOISE: noise}, {TProtocol(YAMUX): BoundedMuxer}, HANDSHAKE_SECONDS)
         self._admission = admission
         self._options = options
         self._is_welcome = is_welcome

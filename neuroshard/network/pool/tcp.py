@@ -13,10 +13,9 @@ from struct import Struct
 import trio
 
 from neuroshard.errors import NetworkRefusedError
-from neuroshard.network.keepalive import enable_keepalive
 from neuroshard.network.pool.options import ConnectionLostError, DialRefusedError, Endpoint
+from neuroshard.network.tcp_options import choose_sending, enable_keepalive
 
-UNSENT_BYTES = 128 * 1024  # that the system accepts before it has sent them once
 _BACKLOG = 128
 _INFO = Struct("=8x 24I 4Q 6I 4Q")  # the beginning of struct tcp_info in linux/tcp.h
 _RTT, _REPEATED, _ACKNOWLEDGED, _LEAST_RTT, _SEGMENTS, _BUSY = 15, 23, 26, 31, 33, 35  # counted without the first 8
@@ -63,21 +62,11 @@ def congestion_control(connection: socket.socket) -> str | None:
 
 
 def set_up(connection: socket.socket, algorithm: str | None) -> None:
-    """Do not block, do not wait for more to send, and use this congestion control where the system has it.
-
-    A line that is cut without a word is noticed. On Linux the queue in front of the line stays short: otherwise answers
-    would wait behind megabytes of another transfer.
-    """
+    """Do not block, do not wait for more to send, notice a line that is cut, and send by this congestion control."""
     connection.setblocking(False)
     enable_keepalive(connection.setsockopt)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if sys.platform == "linux":
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    if sys.platform == "linux" and algorithm is not None and congestion_control(connection) != algorithm:
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
-        except OSError:  # not built into this kernel or not allowed; the system's own choice does the same, slower
-            return
+    choose_sending(connection.setsockopt, algorithm)
 
 
 def gather(connection: socket.socket, *, is_on: bool) -> None:

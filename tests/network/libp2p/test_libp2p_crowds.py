@@ -15,7 +15,7 @@ from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.libp2p import ConnectionLimits, NetworkOptions, libp2p_network
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
-from neuroshard.network.libp2p.upgrading import NoiseUpgrader, key_pair_of
+from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import address_of, echo, lives, nodes, port_of, run
@@ -42,7 +42,7 @@ async def call(caller: Network, victim: Network, number: int) -> bool:
     """Whether the victim lets identity `number` in. The caller has no limits of its own."""
     dialler: Any = caller.transport._connections._dialler
     keys, nothing = key_pair_of(identity_of(number).key), ConnectionAdmission()
-    dialler._swarm.upgrader = NoiseUpgrader(keys, nothing, dialler._swarm.upgrader._options, lambda _: True)
+    dialler._swarm.upgrader = NodeUpgrader(keys, nothing, dialler._swarm.upgrader._options, lambda _: True)
     try:
         muxer = await dialler.dial(parse_address(address_of(victim)))
     except PeerUnreachableError:

@@ -22,6 +22,8 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secio.transport import ID as SECIO
 from libp2p.security.secio.transport import Transport as SecioTransport
+from libp2p.security.tls.transport import PROTOCOL_ID as TLS
+from libp2p.security.tls.transport import TLSTransport
 from libp2p.tools.anyio_service import background_trio_service
 from libp2p.utils.varint import encode_uvarint
 from multiaddr import Multiaddr
@@ -43,6 +45,8 @@ def security(protocol: str) -> Callable[[Keys], Mapping[TProtocol, ISecureTransp
                 return {TProtocol(PLAINTEXT_PROTOCOL_ID): InsecureTransport(keys)}
             case "secio":
                 return {TProtocol(SECIO): SecioTransport(keys)}
+            case "tls":
+                return {TLS: TLSTransport(keys)}
             case _:
                 return {NOISE: NoiseTransport(keys, noise_privkey=new_x25519().private_key)}
 
@@ -71,7 +75,7 @@ async def stock_host(protocol: str) -> AsyncIterator[IHost]:
 
 
 @pytest.mark.parametrize("protocol", ["plaintext", "secio"])
-def test_a_client_without_noise_is_refused(protocol: str) -> None:
+def test_a_client_without_tls_or_noise_is_refused(protocol: str) -> None:
     async def scenario() -> None:
         async with nodes(2) as (a, b), stock_host(protocol) as stranger:
             a.transport.serve("echo", echo)
@@ -83,9 +87,10 @@ def test_a_client_without_noise_is_refused(protocol: str) -> None:
     run(scenario)
 
 
-def test_a_client_of_libp2p_itself_is_understood() -> None:
+@pytest.mark.parametrize("protocol", ["noise", "tls"])
+def test_a_client_of_libp2p_itself_is_understood(protocol: str) -> None:
     async def scenario() -> None:
-        async with nodes(1) as (a,), stock_host("noise") as stranger:
+        async with nodes(1) as (a,), stock_host(protocol) as stranger:
             info = info_from_p2p_addr(Multiaddr(address_of(a)))
             await stranger.connect(info)
             assert [connection.peer for connection in a.transport.connections()] == [str(stranger.get_id())]

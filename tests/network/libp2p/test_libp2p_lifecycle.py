@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import anyio
 import pytest
@@ -10,6 +13,7 @@ import trio
 from neuroshard.messages import Frame
 from neuroshard.network import Network, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
+from neuroshard.network.tcp_options import UNSENT_BYTES
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
@@ -78,3 +82,18 @@ def test_connections_that_nobody_uses_are_ended_when_there_are_many(monkeypatch:
 def test_the_package_is_imported_without_libp2p() -> None:
     code = "import sys, neuroshard.network.libp2p; sys.exit('libp2p' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have neither option")
+def test_both_ends_send_by_the_chosen_congestion_control_and_queue_little() -> None:
+    async def scenario() -> None:
+        async with nodes(2, replace(LOOPBACK, congestion_control="reno")) as (a, b):
+            await b.transport.connect(address_of(a))
+            for near, far in ((a, b), (b, a)):
+                muxer: Any = near.transport._connections.of(far.transport.local_id)
+                stream = muxer.secured_conn._conn.stream._stream
+                name = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert name.rstrip(b"\0") == b"reno"
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
+
+    run(scenario)

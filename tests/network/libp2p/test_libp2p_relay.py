@@ -24,6 +24,7 @@ from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
+from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.status.machines import machine_status
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
@@ -92,6 +93,10 @@ def test_a_node_is_reached_through_a_relay_by_who_it_is() -> None:
                 hidden.transport.local_id: ConnectionKind.RELAYED,
             }
             assert kinds(hidden)[other.transport.local_id] is ConnectionKind.RELAYED
+            for near, far in ((other, hidden), (hidden, other)):  # encrypted from end to end, not by the relay
+                circuit = near.transport._connections.of(far.transport.local_id)
+                assert circuit is not None
+                assert isinstance(circuit.secured_conn, TlsConnection)
             await lives_over(other, hidden)
             await lives_over(hidden, other)
             body = (TensorPart(TensorSpec("x", "uint8", (300_000,)), bytes(300_000)),)

@@ -19,6 +19,7 @@ from neuroshard.network.pool import PoolOptions, tcp
 from neuroshard.network.pool.pool import MAX_HANDSHAKES
 from neuroshard.network.pool.secure_stream import GreetingVerdict, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind
+from neuroshard.network.tcp_options import UNSENT_BYTES
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
@@ -244,4 +245,4 @@ def test_the_queue_in_front_of_a_slow_line_is_short() -> None:
             with suppress(BlockingIOError):
                 while True:
                     accepted += sender.send(bytes(16 * 1024))
-    assert 0 < accepted < 3 * tcp.UNSENT_BYTES
+    assert 0 < accepted < 3 * UNSENT_BYTES
