@@ -36,12 +36,15 @@ MOST_OF_A_WALLET = 8  # nodes of one wallet among the first to be asked for a co
 
 
 def rank_of(swarm: StageSwarm, stage: int, holder: NodeId) -> int:
-    """This node's rank, from 0, among the nodes that may keep the copy of this holder's stage."""
+    """This node's rank, from 0, among the nodes that may keep the copy of this holder's stage.
+
+    A node that is lost, or that reports layers it does not hold, has no place.
+    """
     members = swarm.membership.view.members
     able = {
         node: member.wallet_id
         for node, member in members.items()
-        if member.report.layers is not None and member.report.state in HOLDING
+        if member.report.layers is not None and member.report.state in HOLDING and node not in swarm.lost
     }
     able[swarm.node_id] = swarm.wallet_id
     wallet = members[holder].wallet_id if holder in members else None
