@@ -226,7 +226,7 @@ class ReducedRound:
         # no codec that loses something can say NaN: what comes is malformed, and its sender absent
         says_all = scheme.outer.codec == "fp32"
         sent = {
-            member: computed.encoded(vector.contiguous())
+            member: tuple(map(bytes, computed.encoded(vector.contiguous())))
             for member, vector in contributions.items()
             if says_all or bool(vector.isfinite().all())
         }
