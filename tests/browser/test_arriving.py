@@ -179,7 +179,7 @@ def refused() -> list[tuple[str, str]]:
     local = code_until(time.time() + WEEK, f"/ip4/10.255.254.253/tcp/4001/p2p/{identity_of(1).node_id}")
     return [
         (other, "Copy all of it"),
-        ("", "Copy all of it"),
+        ("", "Paste its link or its code"),
         (code_until(1_700_000_000, PUBLIC_PEER), "The invitation expired on 2023-11-14 22:13 UTC"),
         ("A" * 10_000, "The invitation has 10000 characters; at most 1600 are read."),
         ("neuroshard://join/<script>alert(1)</script>", "Copy all of it"),

@@ -36,7 +36,7 @@ def test_what_must_be_refused_is_refused_for_its_own_reason(vector: dict[str, An
     with pytest.raises(WireError) as caught:
         decode(bytes.fromhex(vector["data"]), lambda _kind: FrameLimits(**vector["limits"]))
     assert type(caught.value) is expected
-    assert vector["says"] in str(caught.value)
+    assert vector["says"].lower() in str(caught.value).lower()
 
 
 @named([vector for vector in VECTORS["refused"] if not vector["name"].startswith(("cut", "nothing", "bytes after"))])
