@@ -83,7 +83,7 @@ def test_a_claim_issued_at_a_whole_number_of_seconds_verifies() -> None:
 
 def test_a_claim_with_text_that_is_not_unicode_is_malformed() -> None:
     sent = sign_claim(identity_of(1, 2), "report", {"name": "Z"}, NOW).encode()
-    with pytest.raises(MalformedClaimError, match="(?i)utf-8"):
+    with pytest.raises(MalformedClaimError, match=r"(?i)utf-8"):
         read_claim(sent.replace(b"\xa1Z", b"\xa1\xff"), object)
 
 
