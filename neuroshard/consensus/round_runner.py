@@ -448,8 +448,9 @@ class RoundRunner:
             self._running = None  # with all the memory of the round
             if effect.certificate.value.round_id is not None:
                 known = running.decoded
-                is_known = known is not None and known[0] == effect.aggregate
-                self.ended = replace(effect, vector=known[1]) if known is not None and is_known else effect
+                if known is not None and known[0] == effect.aggregate:
+                    effect = replace(effect, vector=known[1])
+                self.ended = effect
             else:
                 is_step = effect.certificate.value.outer_step > running.number
                 self._gave_up = "another node made the step alone" if is_step else "the committee has changed"

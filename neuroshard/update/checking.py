@@ -30,7 +30,7 @@ from neuroshard.update.release import (
 FILE_NAME = "update.json"
 MAX_MEMORY_BYTES = 4_000_000  # about 100 roots of the largest size that is accepted
 SILENT_SECONDS = 30 * DAY_SECONDS  # without a verified answer: longer than a timestamp is valid
-CLOCK_TOLERANCE_SECONDS = DAY_SECONDS  # somebody corrected the clock or the time zone
+CLOCK_TOLERANCE_SECONDS = DAY_SECONDS  # a corrected clock or time zone
 
 
 @dataclass(frozen=True)

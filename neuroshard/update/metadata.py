@@ -120,7 +120,7 @@ def _refuse(error: RepositoryError | DownloadError, folder: Path) -> NoReturn:
             _refuse_expired(error, folder)
         case BadVersionNumberError():
             said = f"The metadata of the releases are older than those seen before ({error})."
-            raise UpdateRefusedError(said, f"Somebody may be holding newer versions back. {TRY_ELSEWHERE}") from error
+            raise UpdateRefusedError(said, f"The server may be holding newer versions back. {TRY_ELSEWHERE}") from error
         case UnsignedMetadataError():
             said = f"The metadata of the releases are not signed by enough of the publisher's keys ({error})."
             raise UpdateRefusedError(said, f"Nothing was installed. {TRY_ELSEWHERE}") from error
@@ -144,7 +144,7 @@ def _refuse_expired(error: ExpiredMetadataError, folder: Path) -> NoReturn:
         action = "Check this computer's clock. If it is right, install the newest version by hand; your data stay."
         raise UpdateRefusedError(said, action) from error
     said = f"The metadata of the releases have expired (this computer's clock shows {datetime.now(UTC):%Y-%m-%d})."
-    action = f"Check the clock. If it is right, somebody may be holding newer versions back. {TRY_ELSEWHERE}"
+    action = f"Check the clock. If it is right, the server may be holding newer versions back. {TRY_ELSEWHERE}"
     raise UpdateRefusedError(said, action) from error
 
 

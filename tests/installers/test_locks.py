@@ -38,8 +38,9 @@ def needed(*extras: str) -> Iterator[Requirement]:
 def pins(*names: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for entry in (entry for name in names for entry in entries(name)):
-        package, version = re.match(r"([A-Za-z0-9._-]+)==([^ ;\\]+)", entry).groups()  # type: ignore[union-attr]
-        found.setdefault(canonicalize_name(package), set()).add(version)
+        pin = re.match(r"([A-Za-z0-9._-]+)==([^ ;\\]+)", entry)
+        assert pin is not None, entry
+        found.setdefault(canonicalize_name(pin[1]), set()).add(pin[2])
     return found
 
 
