@@ -47,7 +47,7 @@ def test_computers_on_one_network_find_each_other_whoever_comes_first() -> None:
             started = time.monotonic()
             assert said(second, "found") == address(1, NEAR)
             assert said(first, "found") == address(2, FAR)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 30
             assert near.packets_sent() - quiet <= 12
             assert json.loads(second.end()[-1]) == CLEAN
         assert json.loads(first.end()[-1]) == CLEAN

@@ -36,7 +36,7 @@ async def over_libp2p() -> list[object]:
             await one.transport.connect(f"/ip4/{NOWHERE}/tcp/4001/p2p/{STRANGER}")
         except NeuroShardError as raised:
             error = f"{type(raised).__name__}: {raised}"
-        answer = await one.transport.request(other.transport.local_id, Frame("echo", {"n": 1}), timeout_seconds=5)
+        answer = await one.transport.request(other.transport.local_id, Frame("echo", {"n": 1}), timeout_seconds=60)
         return [error, answer.header["n"]]
 
 
@@ -49,7 +49,9 @@ async def over_the_pool() -> list[object]:
             await one.request(STRANGER, (NOWHERE, 4001), Frame("echo", {"n": 2}), timeout_seconds=20)
         except NeuroShardError as raised:
             error = f"{type(raised).__name__}: {raised}"
-        answer = await one.request(identity_of(2).node_id, other.endpoint(), Frame("echo", {"n": 2}), timeout_seconds=5)
+        answer = await one.request(
+            identity_of(2).node_id, other.endpoint(), Frame("echo", {"n": 2}), timeout_seconds=60
+        )
         return [error, answer.header["n"]]
 
 

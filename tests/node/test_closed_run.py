@@ -187,20 +187,20 @@ def test_a_stranger_gets_parameters_and_no_other_answer(tmp_path: Path) -> None:
         for peer in sorted(ids(0, 1)):
             for kind in sorted(world.kinds - {HANDSHAKE, RUN_KIND, KNOCK_KIND}):
                 with pytest.raises(PeerRefusedError, match=ASK):
-                    await line.request(peer, Frame(kind), timeout_seconds=5)
+                    await line.request(peer, Frame(kind), timeout_seconds=60)
             with pytest.raises(PeerRefusedError):  # it is not on the local network
-                await line.request(peer, Frame(KNOCK_KIND), timeout_seconds=5)
+                await line.request(peer, Frame(KNOCK_KIND), timeout_seconds=60)
             question = Frame(RUN_KIND, RunRequest(OFFER.run_id))
             limits = FrameLimits(max_body_bytes=MAX_BYTES, message=RunAnswer)
-            answer = await line.request(peer, question, reply=limits, timeout_seconds=5)
+            answer = await line.request(peer, question, reply=limits, timeout_seconds=60)
             assert answer.read(RunAnswer) == RunAnswer(OFFER.to_json())
             hello = Frame(
                 HANDSHAKE, HandshakeMessage(signed_announcement(identity_of(STRANGER), said(), now()), None, ())
             )
             with pytest.raises(PeerRefusedError, match=ASK):
-                await line.request(peer, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=5)
+                await line.request(peer, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=60)
             with pytest.raises(PeerRefusedError, match=ASK):  # also after the refused handshake
-                await line.request(peer, Frame(REPLICA_STATUS), timeout_seconds=5)
+                await line.request(peer, Frame(REPLICA_STATUS), timeout_seconds=60)
         heard: list[bytes] = []
         gossip = world.network.network_of(line.local_id).gossip
         gossip.subscribe(report_topic(OFFER.run_id), lambda _, data: heard.append(data) is None)
@@ -248,7 +248,7 @@ def test_a_pass_that_is_not_valid_opens_nothing(tmp_path: Path, shown: bytes, re
             line = world.network.join(identity_of(number).node_id)
             announced = signed_announcement(identity_of(number), said(member_pass), now())
             hello = Frame(HANDSHAKE, HandshakeMessage(announced, None, ()))
-            await line.request(owner, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=5)
+            await line.request(owner, hello, reply=HANDSHAKE_LIMITS, timeout_seconds=60)
 
         for number, invitation in ((3, one_use()), (4, invitation_to(OFFER.run_id, OWNER))):
             await knock(

@@ -38,7 +38,7 @@ def test_a_folder_that_is_no_genesis_folder(tmp_path: Path, manifest: str | None
         trio.run(open_data, Fetcher(open_source(str(folder))), tmp_path / "store", runs, 1_000_000)
     assert str(folder) in raised.value.message
     assert "--genesis" in raised.value.action
-    assert time.monotonic() - started < 2  # a folder does not mend itself while one waits
+    assert time.monotonic() - started < 20  # a folder does not mend itself while one waits
 
 
 def publish(folder: Path, shards: int, table: TokenizerTable, token: int = 20) -> None:

@@ -136,7 +136,7 @@ def test_a_trainer_that_waits_for_the_end_of_a_pause_hears_of_it_after_a_sleep(t
         control.pause(PAUSED_BY_USER, 10 * DAY)
         computer.obey = lambda _: control.look_again()  # type: ignore[method-assign]
         computer.calendar_ahead += 11 * DAY
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while control.requested_pause.holds:
                 await control.changed()
 

@@ -330,7 +330,7 @@ def test_a_look_can_be_cancelled(owner: Owner, backend: str) -> None:
 
     begun = time.monotonic()
     anyio.run(main, backend=backend)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -112,11 +112,13 @@ def test_lies_that_peers_store_are_refused_counted_and_cost_reputation() -> None
                     await b.transport.request(
                         a.transport.local_id,
                         Frame("directory/store", StoreRequest(SPACE, lie)),
-                        timeout_seconds=5,
+                        timeout_seconds=60,
                     )
             for header in ({}, {"namespace": 5, "record": ""}, {"namespace": SPACE, "record": "text"}):
                 with pytest.raises(PeerRefusedError):
-                    await b.transport.request(a.transport.local_id, Frame("directory/store", header), timeout_seconds=5)
+                    await b.transport.request(
+                        a.transport.local_id, Frame("directory/store", header), timeout_seconds=60
+                    )
             assert a.directory.refused == dict.fromkeys(lies, 1)
             assert {reason for reason, _ in opinions[0].refused()} == {ScoreReason.MALFORMED_FRAME.value, *lies}
             assert await a.directory.find(SPACE) == ()
@@ -219,7 +221,7 @@ def test_new_nodes_become_known_by_themselves_and_an_end_is_an_end() -> None:
                 await network.transport.connect(address_of(a))
             # b and d have each only been told of a: the look around at the start does the rest
             await until(lambda: len(d.directory._table) == 3)
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await d.directory.announce(SPACE, record(4))
         with pytest.raises(TransportClosedError):
             await d.directory.find(SPACE)

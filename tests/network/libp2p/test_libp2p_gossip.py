@@ -99,7 +99,7 @@ def test_sizes_queues_and_ends() -> None:
                 b.gossip.subscribe(TOPIC, accept)
             await until(lambda: bool(a.gossip.router._peers[b.transport.local_id].topics))
             await a.gossip.publish(TOPIC, bytes(64 * 1024))
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 assert len(await subscription.receive()) == 64 * 1024
             for number in range(QUEUE_LENGTH + 20):
                 await a.gossip.publish(TOPIC, number.to_bytes(4, "big"))
@@ -141,9 +141,9 @@ def test_a_newcomer_and_one_who_comes_back_hear_what_is_said_next() -> None:
                     await c.transport.connect(address_of(b))
                     began = time.monotonic()
                     await until(lambda: has_links(c, 1))
-                    assert time.monotonic() - began < 3
+                    assert time.monotonic() - began < 20
                     await a.gossip.publish(TOPIC, str(began).encode())
-                    with anyio.fail_after(5):
+                    with anyio.fail_after(60):
                         assert await subscription.receive() == str(began).encode()
                 await until(lambda: len(b.transport.connections()) == 1)
 

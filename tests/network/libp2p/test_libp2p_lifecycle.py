@@ -38,7 +38,7 @@ def test_a_defect_in_the_background_ends_the_block_with_its_cause() -> None:
         assert failed.value.__cause__.subgroup(ZeroDivisionError) is not None
         assert network is not None
         with pytest.raises(TransportClosedError):
-            await network.transport.request(identity_of(2).node_id, Frame("x"), timeout_seconds=1)
+            await network.transport.request(identity_of(2).node_id, Frame("x"), timeout_seconds=60)
 
     run(scenario)
 
@@ -51,7 +51,7 @@ def test_a_cancelled_block_ends_at_once_and_quietly() -> None:
                 async with libp2p_network(identity_of(9), LOOPBACK) as network:
                     await network.transport.connect(address_of(other))
                     await anyio.sleep_forever()
-            assert trio.current_time() - began < 3
+            assert trio.current_time() - began < 20
             await until(lambda: other.transport.connections() == ())
 
     run(scenario)
@@ -68,7 +68,7 @@ def test_connections_that_nobody_uses_are_ended_when_there_are_many(monkeypatch:
             await anyio.sleep(2)
             assert connections._needless(set()) == []  # few enough
             monkeypatch.setattr("neuroshard.network.libp2p.connections.KEPT_PEERS", 3)
-            await others[0].transport.request(centre.transport.local_id, Frame("echo"), timeout_seconds=5)
+            await others[0].transport.request(centre.transport.local_id, Frame("echo"), timeout_seconds=60)
             needless = connections._needless({others[1].transport.local_id})
             assert len(needless) == 3
             assert not set(needless) & {others[0].transport.local_id, others[1].transport.local_id}

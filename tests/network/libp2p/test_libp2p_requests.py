@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 import time
+from functools import partial
 
 import anyio
 import psutil
@@ -109,8 +110,8 @@ def test_refusals_and_defects_are_told_and_the_node_lives(caplog: pytest.LogCapt
             peer = a.transport.local_id
             for kind, told in (("refuse", "not today"), ("fail", "internal error"), ("other", "does not answer")):
                 with pytest.raises(PeerRefusedError, match=told):
-                    await b.transport.request(peer, Frame(kind), timeout_seconds=5)
-            assert (await b.transport.request(peer, Frame("echo"), timeout_seconds=5)).kind == "echo"
+                    await b.transport.request(peer, Frame(kind), timeout_seconds=60)
+            assert (await b.transport.request(peer, Frame("echo"), timeout_seconds=60)).kind == "echo"
 
     with caplog.at_level(logging.ERROR, "neuroshard"):
         run(scenario)
@@ -131,15 +132,15 @@ def test_limits_hold_for_questions_and_answers() -> None:
             await b.transport.connect(address_of(a))
             peer = a.transport.local_id
             with pytest.raises(PeerRefusedError, match="1000 are allowed"):
-                await b.transport.request(peer, frame_of(64 * MIB, "small"), timeout_seconds=5)
+                await b.transport.request(peer, frame_of(64 * MIB, "small"), timeout_seconds=60)
             with pytest.raises(FrameTooLargeError):
-                await b.transport.request(peer, Frame("too-much"), timeout_seconds=5)
+                await b.transport.request(peer, Frame("too-much"), timeout_seconds=60)
             with pytest.raises(UnexpectedTensorError):
                 await b.transport.request(
                     peer,
                     Frame("too-much"),
                     reply=FrameLimits(max_body_bytes=4 * MIB, expected=(TensorSpec("x", "uint8", (3,)),)),
-                    timeout_seconds=5,
+                    timeout_seconds=60,
                 )
             assert dict(opinions[0].refused()) == {ScoreReason.OVERSIZED.value: 1}
             assert opinions[0].score(b.transport.local_id) < 0
@@ -151,9 +152,10 @@ def test_limits_hold_for_questions_and_answers() -> None:
 def test_a_peer_that_does_not_answer_or_answers_late_costs_only_its_own_request() -> None:
     async def scenario() -> None:
         async with nodes(2) as (a, b):
-            cancelled = anyio.Event()
+            started, cancelled = anyio.Event(), anyio.Event()
 
             async def never(_: NodeId, frame: Frame) -> Frame:
+                started.set()
                 try:
                     await anyio.sleep_forever()
                 finally:
@@ -166,9 +168,13 @@ def test_a_peer_that_does_not_answer_or_answers_late_costs_only_its_own_request(
             peer = a.transport.local_id
             with pytest.raises(RequestTimeoutError, match=r"within 0\.2 s"):
                 await b.transport.request(peer, Frame("never"), timeout_seconds=0.2)
-            with anyio.fail_after(5):
-                await cancelled.wait()  # whoever is not waited for any more stops working
-            assert (await b.transport.request(peer, Frame("echo"), timeout_seconds=5)).kind == "echo"
+            # on a busy machine the 0.2 s may end before the other side begins to answer
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(b.transport.request, peer, Frame("never"), timeout_seconds=60))
+                await started.wait()
+                tasks.cancel_scope.cancel()
+            await cancelled.wait()  # whoever is not waited for any more stops working
+            assert (await b.transport.request(peer, Frame("echo"), timeout_seconds=60)).kind == "echo"
             assert len(b.transport.connections()) == 1
 
     run(scenario)
@@ -179,11 +185,11 @@ def test_a_request_to_this_node_itself_is_answered() -> None:
         async with nodes(1) as (a,):
             a.transport.serve("echo", echo, FrameLimits(max_body_bytes=10))
             reply = await a.transport.request(
-                a.transport.local_id, frame_of(10), reply=FrameLimits(max_body_bytes=10), timeout_seconds=1
+                a.transport.local_id, frame_of(10), reply=FrameLimits(max_body_bytes=10), timeout_seconds=60
             )
             assert reply.header == {"n": 10}
             with pytest.raises(PeerRefusedError):
-                await a.transport.request(a.transport.local_id, frame_of(11), timeout_seconds=1)
+                await a.transport.request(a.transport.local_id, frame_of(11), timeout_seconds=60)
 
     run(scenario)
 
@@ -281,14 +287,14 @@ def test_nothing_is_left_at_the_end() -> None:
             a.transport.serve("echo", echo)
             for network in (b, c):
                 await network.transport.connect(address_of(a))
-                await network.transport.request(a.transport.local_id, Frame("echo"), timeout_seconds=5)
+                await network.transport.request(a.transport.local_id, Frame("echo"), timeout_seconds=60)
 
     run(scenario)  # imports what starts threads of its own, if anything does
     process = psutil.Process()
     threads, descriptors = threading.active_count(), process.num_fds()
     began = time.monotonic()
     run(scenario)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert threading.active_count() == threads
     assert process.num_fds() == descriptors
     assert process.net_connections("inet") == []
@@ -304,7 +310,7 @@ def test_a_peer_that_ends_is_noticed_and_can_come_back() -> None:
             await until(lambda: a.transport.connections() == ())
             async with nodes(1, first=2) as (b,):
                 await b.transport.connect(address_of(a))
-                reply = await b.transport.request(a.transport.local_id, Frame("echo"), timeout_seconds=5)
+                reply = await b.transport.request(a.transport.local_id, Frame("echo"), timeout_seconds=60)
                 assert reply.kind == "echo"
 
     run(scenario)

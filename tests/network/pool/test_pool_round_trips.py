@@ -103,9 +103,9 @@ def test_whoever_was_dialled_asks_over_the_same_connection() -> None:
     async def scenario() -> None:
         async with two_nodes() as (a, b):
             with pytest.raises(PeerUnreachableError, match="cannot be dialled"):
-                await b.pool.request(a.id, None, frame_of(b"x"), LIMITS, timeout_seconds=5)
+                await b.pool.request(a.id, None, frame_of(b"x"), LIMITS, timeout_seconds=60)
             await a.ask(b, frame_of(b"x"))
-            answer = await b.pool.request(a.id, None, frame_of(b"back"), LIMITS, timeout_seconds=5)
+            answer = await b.pool.request(a.id, None, frame_of(b"back"), LIMITS, timeout_seconds=60)
             assert answer.tensors[0].data == b"back"
 
     run(scenario)
