@@ -145,7 +145,7 @@ async def _libp2p(args: argparse.Namespace) -> AsyncGenerator[tuple[Callable[[],
 
     is_server = args.role == "serve"
     options = NetworkOptions(
-        args.host if is_server else "127.0.0.1", pool_port=None, lan_discovery=False, port_mapping=False, relay=False
+        args.host if is_server else "127.0.0.1", lan_discovery=False, port_mapping=False, relay=False
     )
     async with libp2p_network(SERVER if is_server else ASKER, options) as network:
         transport = network.transport

@@ -114,7 +114,7 @@ def _data(folder: Path) -> Path:
 async def _arrive(first: NodeProcess, newcomer: _Newcomer) -> ProcessArrival:
     """Looks from outside: at the directory, at the newcomer's own status, and at whom the first node knows."""
     namespace, times = directory_namespace(newcomer.run_id), dict[str, float]()
-    async with libp2p_network(identity_of(ONLOOKER), NetworkOptions(host="127.0.0.1", pool_port=None)) as network:
+    async with libp2p_network(identity_of(ONLOOKER), NetworkOptions(host="127.0.0.1")) as network:
         await network.transport.connect(newcomer.peer)
         before = await _announced(network, namespace)
         # one client for all looks: to make one takes longer than a look

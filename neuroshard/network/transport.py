@@ -41,6 +41,10 @@ class PeerUnreachableError(NeuroShardError):
     """The peer cannot be reached now; a later attempt may succeed."""
 
 
+class NobodyListensError(PeerUnreachableError):
+    """The peer's computer is there and answers at once that nobody listens at the port: its process is gone."""
+
+
 class RequestTimeoutError(PeerUnreachableError):
     """The peer was reached but did not answer in time."""
 

@@ -10,10 +10,8 @@ import anyio
 import trio
 
 from neuroshard.errors import NeuroShardError
-from neuroshard.messages import Frame, FrameLimits
+from neuroshard.messages import Frame
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
-from neuroshard.network.pool import PoolOptions, bulk_pool
-from neuroshard.network.serving import RequestServer
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.lan import NEAR, local_network
@@ -27,7 +25,7 @@ async def echo(_: NodeId, frame: Frame) -> Frame:
 
 
 async def over_libp2p() -> list[object]:
-    options = NetworkOptions(host=sys.argv[1], pool_port=None)
+    options = NetworkOptions(host=sys.argv[1])
     async with libp2p_network(identity_of(1), options) as one, libp2p_network(identity_of(2), options) as other:
         other.transport.serve("echo", echo)
         await one.transport.connect(other.transport.addresses()[0])
@@ -40,25 +38,10 @@ async def over_libp2p() -> list[object]:
         return [error, answer.header["n"]]
 
 
-async def over_the_pool() -> list[object]:
-    server, options = RequestServer(), PoolOptions(host=sys.argv[1])
-    server.serve("echo", echo, FrameLimits(), 4)
-    async with bulk_pool(identity_of(1), server, options) as one, bulk_pool(identity_of(2), server, options) as other:
-        error = ""
-        try:
-            await one.request(STRANGER, (NOWHERE, 4001), Frame("echo", {"n": 2}), timeout_seconds=20)
-        except NeuroShardError as raised:
-            error = f"{type(raised).__name__}: {raised}"
-        answer = await one.request(
-            identity_of(2).node_id, other.endpoint(), Frame("echo", {"n": 2}), timeout_seconds=60
-        )
-        return [error, answer.header["n"]]
-
-
 async def main() -> None:
     with anyio.fail_after(60):
         began = anyio.current_time()
-        said = {"libp2p": await over_libp2p(), "pool": await over_the_pool(), "seconds": anyio.current_time() - began}
+        said = {"libp2p": await over_libp2p(), "seconds": anyio.current_time() - began}
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
 
@@ -70,11 +53,10 @@ def test_where_no_route_leads_is_told_and_others_are_reached_as_before() -> None
     with local_network() as (near, _), near.start(PROGRAM, NEAR) as program:
         said = json.loads(program.line(60))
         program.end()
-    for way, number in (("libp2p", 1), ("pool", 2)):
-        error, answered = said[way]
-        assert error.startswith(("PeerUnreachableError: ", "NotDeliveredError: ")), said
-        assert "Network is unreachable" in error or "203.0.113.1" in error
-        assert answered == number
+    error, answered = said["libp2p"]
+    assert error.startswith("PeerUnreachableError: "), said
+    assert "Network is unreachable" in error or "203.0.113.1" in error
+    assert answered == 1
 
 
 if __name__ == "__main__":

@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.connection.raw_connection import RawConnection
 
 from neuroshard.identity import NodeIdentity
 from neuroshard.messages import DType, Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
+from neuroshard.network.libp2p.bodies import BodyStream, dial_for_bodies
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, StreamAdmission, contain_errors
+from neuroshard.network.libp2p.sockets import BoundListener, SocketBytes
 from neuroshard.network.libp2p.streams import RoundTrips
+from neuroshard.network.libp2p.tls import TlsConnection
+from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
 from neuroshard.network.limits import ByteBudget, UploadPacer
-from neuroshard.network.pool import BulkPool, Endpoint, PoolOptions, bulk_pool, tcp
-from neuroshard.network.pool.secure_stream import (
-    GreetingVerdict,
-    SecureStream,
-    certificate_digest,
-    dialler_context,
-    greet_as_dialler,
-)
+from neuroshard.network.pool import BulkPool, PoolOptions, bulk_pool
+from neuroshard.network.pool.greeting import greet_as_dialler, receive_bytes
+from neuroshard.network.pool.options import ConnectionLostError
 from neuroshard.network.pool.transfers import HEADER_BYTES, PacketHeader, PacketKind, packet, parse_header
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.serving import RequestServer
@@ -161,7 +163,55 @@ async def connected(options: MuxerOptions | None = None) -> AsyncIterator[tuple[
 
 MIB = 1024 * 1024
 LIMITS = FrameLimits(max_body_bytes=256 * MIB)
-POOL_LOOPBACK = PoolOptions(host="127.0.0.1")
+POOL_LOOPBACK = PoolOptions()
+Endpoint: TypeAlias = tuple[str, int]
+
+
+def upgrader_of(identity: NodeIdentity) -> NodeUpgrader:
+    return NodeUpgrader(
+        key_pair_of(identity.key),
+        ConnectionAdmission(),
+        MuxerOptions(StreamAdmission(), now=time.time),
+        lambda _: True,
+    )
+
+
+class Door:
+    """Connections of a pool come and go here, with real sockets and upgrades, but without any for streams."""
+
+    def __init__(self, identity: NodeIdentity, listener: BoundListener) -> None:
+        self._upgrader = upgrader_of(identity)
+        self._listener = listener
+        self.endpoints: dict[NodeId, Endpoint] = {}
+        self.pool: BulkPool | None = None
+
+    def endpoint(self) -> Endpoint:
+        return "127.0.0.1", self._listener.port
+
+    async def open_to(self, peer: NodeId) -> BodyStream:
+        if peer not in self.endpoints:
+            raise ConnectionLostError("nobody knows where it listens")
+        return await dial_for_bodies(self._upgrader, peer, self.endpoints[peer])
+
+    async def run(self) -> None:
+        try:
+            await self._listener.serve(self.accept)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._listener.close()
+
+    async def accept(self, stream: trio.SocketStream) -> None:
+        await contain_errors(self._serve(SocketBytes(stream)), "A connection")
+
+    async def _serve(self, raw: SocketBytes) -> None:
+        try:
+            with anyio.fail_after(10):
+                conn = await self._upgrader.upgrade_accepted(RawConnection(raw, initiator=False))
+            assert isinstance(conn, TlsConnection)
+            assert self.pool is not None
+            await self.pool.welcome(NodeId(str(conn.get_remote_peer())), BodyStream(conn, raw))
+        finally:
+            raw.close_now()
 
 
 def tensor(data: bytes, dtype: DType = "uint8", name: str = "x") -> TensorPart:
@@ -177,6 +227,7 @@ class Node:
     identity: NodeIdentity
     server: RequestServer
     pool: BulkPool
+    door: Door
     budget: ByteBudget
     reputation: Reputation
     heard: list[Frame] = field(default_factory=list)
@@ -188,8 +239,12 @@ class Node:
     async def ask(
         self, peer: Node, frame: Frame, reply: FrameLimits = LIMITS, *, via: Endpoint | None = None, timeout: float = 50
     ) -> Frame:
-        endpoint = via or peer.pool.endpoint()
-        return await self.pool.request(peer.id, endpoint, frame, reply, timeout_seconds=timeout)
+        self.door.endpoints[peer.id] = via or peer.door.endpoint()
+        return await self.pool.request(peer.id, frame, reply, timeout_seconds=timeout)
+
+    async def ask_at(self, peer: NodeId, endpoint: Endpoint, frame: Frame) -> Frame:
+        self.door.endpoints[peer] = endpoint
+        return await self.pool.request(peer, frame, LIMITS, timeout_seconds=50)
 
     def received_from(self, peer: NodeId) -> int:
         return self.pool.traffic()[peer].bytes_received
@@ -202,12 +257,21 @@ async def node(
     *,
     budget: ByteBudget | None = None,
     pacer: UploadPacer | None = None,
+    port: int = 0,
 ) -> AsyncGenerator[Node]:
     """A node that answers "echo" with the same tensors and "swallow" with none."""
     identity, server = identity_of(number), RequestServer()
     budget, reputation = budget or ByteBudget(512 * MIB, 256 * MIB), Reputation(anyio.current_time)
-    async with bulk_pool(identity, server, options, budget=budget, pacer=pacer, reputation=reputation) as pool:
-        made = Node(identity, server, pool, budget, reputation)
+    door = Door(identity, await BoundListener.open("127.0.0.1", port))
+    async with (
+        bulk_pool(
+            identity.node_id, server, door.open_to, options, budget=budget, pacer=pacer, reputation=reputation
+        ) as pool,
+        anyio.create_task_group() as tasks,
+    ):
+        door.pool = pool
+        tasks.start_soon(door.run)
+        made = Node(identity, server, pool, door, budget, reputation)
 
         async def echo(_: NodeId, request: Frame) -> Frame:
             made.heard.append(Frame(request.kind, request.header))
@@ -219,7 +283,10 @@ async def node(
 
         server.serve("echo", echo, LIMITS, 16)
         server.serve("swallow", swallow, LIMITS, 16)
-        yield made
+        try:
+            yield made
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -306,7 +373,7 @@ async def line_to(target: Endpoint) -> AsyncGenerator[Line]:
 class Stranger:
     """A peer that speaks the protocol by hand, so that it can break it."""
 
-    def __init__(self, stream: SecureStream) -> None:
+    def __init__(self, stream: BodyStream) -> None:
         self.stream = stream
 
     async def send(
@@ -315,32 +382,22 @@ class Stranger:
         await self.stream.send_all(packet(kind, transfer, payload, extra=extra, serial=serial))
 
     async def receive(self) -> tuple[PacketHeader, bytes]:
-        """Return the next packet. Requests for more connections are ignored."""
-        while True:
-            header = parse_header(await self.stream.receive_bytes(HEADER_BYTES))
-            payload = await self.stream.receive_bytes(header.length)
-            if header.kind is not PacketKind.WANT:
-                return header, payload
+        """The next packet."""
+        header = parse_header(await receive_bytes(self.stream, HEADER_BYTES))
+        return header, await receive_bytes(self.stream, header.length)
 
 
-async def secured(target: Endpoint) -> SecureStream:
-    """A TLS connection before any greeting."""
-    raw = await tcp.dial(target, None)
-    stream = SecureStream(dialler_context().wrap_socket(raw, do_handshake_on_connect=False))
-    await stream.handshake()
-    return stream
-
-
-def digest_of(stream: SecureStream) -> bytes:
-    return certificate_digest(stream.socket.getpeercert(binary_form=True) or b"")
+async def before_greeting(peer: Node, number: int = 9) -> BodyStream:
+    """An authenticated connection of an identity, before any greeting."""
+    return await dial_for_bodies(upgrader_of(identity_of(number)), peer.id, peer.door.endpoint())
 
 
 @asynccontextmanager
 async def stranger(peer: Node, number: int = 9, session: int = 0) -> AsyncGenerator[Stranger]:
     """A welcome connection of an identity that misbehaves."""
-    async with AsyncExitStack() as stack:
-        stream = await secured(peer.pool.endpoint())
-        stack.callback(stream.close)
-        reception = await greet_as_dialler(stream, identity_of(number).key, peer.id, digest_of(stream), session)
-        assert reception.verdict is GreetingVerdict.WELCOME
+    stream = await before_greeting(peer, number)
+    try:
+        await greet_as_dialler(stream, session)
         yield Stranger(stream)
+    finally:
+        stream.close()

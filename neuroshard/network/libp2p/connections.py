@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from math import inf
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import anyio
 import trio
-from libp2p.abc import INetConn
+from libp2p.abc import IMuxedConn, INetConn
 from libp2p.connection_types import ConnectionType
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
@@ -26,8 +27,9 @@ from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, contain_errors
 from neuroshard.network.libp2p.sockets import SocketBytes, share_port
+from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.pool import PeerTraffic
-from neuroshard.network.transport import Connection, PeerUnreachableError
+from neuroshard.network.transport import Connection, NobodyListensError, PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
@@ -131,7 +133,6 @@ IDLE_SECONDS = 120.0
 TRIM_SECONDS = 30.0
 MAX_PUNCHED_IPS = 256
 MOST_IDS = 1024
-_ANYWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
 _LOG = logging.getLogger(__name__)
 
 
@@ -141,6 +142,10 @@ class RelayDialler(Protocol):
     async def dial(self, address: PeerAddress) -> None:
         """Connect. Raises PeerUnreachableError."""
         ...
+
+
+TakeBodies: TypeAlias = Callable[[NodeId, TlsConnection, SocketBytes], Awaitable[None]]
+"""Uses a connection for bodies that this peer opened, until it ends."""
 
 
 class Connections:
@@ -165,6 +170,7 @@ class Connections:
         self._punched_ips: OrderedDict[str, None] = OrderedDict()
         self._id_of = lru_cache(MOST_IDS)(ID.from_base58)  # base58 is slow: it is arithmetic on a long number
         self.relay: RelayDialler | None = None
+        self.take_bodies: TakeBodies | None = None
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Upgrade an accepted socket to a connection, if the limits allow it."""
@@ -178,9 +184,12 @@ class Connections:
 
     async def _serve(self, raw: SocketBytes, ip: str) -> None:
         try:
-            muxer = await self._swarm.upgrade_inbound_raw_conn(RawConnection(raw, initiator=False), _ANYWHERE)
+            muxer = await self._accepted(raw)
         finally:
             self._admission.end_handshake(ip)
+        if isinstance(muxer, TlsConnection):
+            await self._take_bodies(muxer, raw)
+            return
         if not isinstance(muxer, BoundedMuxer):
             return
         if ip in self._punched_ips:  # it arrives because this node dialled there
@@ -188,6 +197,27 @@ class Connections:
         elif not is_near(ip):
             self._reached_at = anyio.current_time()
         await muxer.wait_closed()  # the socket lives as long as this task
+
+    async def _accepted(self, raw: SocketBytes) -> IMuxedConn | TlsConnection:
+        try:
+            return await self._swarm.accept(RawConnection(raw, initiator=False))
+        except BaseException:
+            raw.close_now()
+            raise
+
+    async def _take_bodies(self, conn: TlsConnection, raw: SocketBytes) -> None:
+        """Use a connection for bodies, if its peer has one for streams."""
+        peer = NodeId(str(conn.get_remote_peer()))
+        if self.take_bodies is None or self.of(peer) is None:
+            raw.close_now()
+        else:
+            await self.take_bodies(peer, conn, raw)
+
+    def dialled_to(self, peer: NodeId) -> BoundedMuxer | None:
+        """A direct connection with a peer that this node dialled, so that it can dial there again."""
+        muxers = self._muxers_of(self._id_of(peer))
+        direct = [muxer for muxer in muxers if muxer.is_initiator and not _is_relayed(muxer)]
+        return max(direct, key=lambda muxer: muxer.opened_at, default=None)
 
     def of(self, peer: NodeId) -> BoundedMuxer | None:
         """The best open connection to a peer: direct before relayed, new before old."""
@@ -327,7 +357,7 @@ class Connections:
     async def _dial_any(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> None:
         if not addresses:
             raise PeerUnreachableError(f"No address of peer {peer} is known.")
-        failures: list[str] = []
+        failures: list[_Failure] = []
         async with anyio.create_task_group() as tasks:
             for address in addresses:
                 failed = anyio.Event()
@@ -335,17 +365,18 @@ class Connections:
                 with anyio.move_on_after(NEXT_ADDRESS_SECONDS):
                     await failed.wait()
         if len(failures) == len(addresses):
-            raise PeerUnreachableError(f"Peer {peer} cannot be reached: {'; '.join(failures)}.")
+            kind = NobodyListensError if all(failure.is_refused for failure in failures) else PeerUnreachableError
+            raise kind(f"Peer {peer} cannot be reached: {'; '.join(failure.text for failure in failures)}.")
 
     async def _try(
-        self, address: PeerAddress, succeed: Callable[[], None], failed: anyio.Event, failures: list[str]
+        self, address: PeerAddress, succeed: Callable[[], None], failed: anyio.Event, failures: list[_Failure]
     ) -> None:
         try:
             with anyio.fail_after(DIAL_SECONDS):
                 await (self._dial_relayed(address) if address.is_relayed else self._dialler.dial(address))
         except (PeerUnreachableError, OSError, TimeoutError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-            failures.append(f"{address.host} port {address.port}: {reason}")
+            failures.append(_Failure(f"{address.host} port {address.port}: {reason}", is_refused=_is_refusal(error)))
             self._contacts.note_failed(address)
             failed.set()
         else:
@@ -356,6 +387,18 @@ class Connections:
         if self.relay is None:
             raise PeerUnreachableError("relays are switched off")
         await self.relay.dial(address)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    text: str
+    is_refused: bool
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether nobody listens at the port. trio groups the errors of all addresses of a name."""
+    cause = error.__cause__
+    return isinstance(cause, ExceptionGroup) and not cause.split(ConnectionRefusedError)[1]
 
 
 def _is_usable(conn: INetConn) -> bool:

@@ -15,7 +15,7 @@ import anyio
 import trio
 from anyio.abc import TaskGroup
 from google.protobuf.message import DecodeError
-from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.abc import IMuxedConn, INetConn, INetStream, INetwork, INotifee, IRawConnection
 from libp2p.connection_types import ConnectionType
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
@@ -30,7 +30,6 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.transport.tcp.tcp import TCP
-from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.muxer import BoundedMuxer
@@ -38,7 +37,8 @@ from neuroshard.network.libp2p.negotiation import accept_protocol, confirm, prop
 from neuroshard.network.libp2p.peer_limits import contain_errors
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL
 from neuroshard.network.libp2p.streams import YamuxStream
-from neuroshard.network.libp2p.upgrading import HANDSHAKE_SECONDS
+from neuroshard.network.libp2p.tls import TlsConnection
+from neuroshard.network.libp2p.upgrading import HANDSHAKE_SECONDS, NodeUpgrader
 
 IDENTIFY_PROTOCOL = "/ipfs/id/1.0.0"
 IDENTIFY_SECONDS = 15.0
@@ -132,7 +132,7 @@ class _NoAutoConnector(AutoConnector):
 class NodeSwarm(Swarm):
     """libp2p's table of connections, which never dials by itself and sends no notifications for streams."""
 
-    def __init__(self, keys: KeyPair, upgrader: TransportUpgrader) -> None:
+    def __init__(self, keys: KeyPair, upgrader: NodeUpgrader) -> None:
         peer_id = ID.from_pubkey(keys.public_key)
         peerstore = PeerStore(max_records=_MOST, max_peers=_MOST)
         peerstore.add_key_pair(peer_id, keys)
@@ -147,6 +147,18 @@ class NodeSwarm(Swarm):
         )
         super().__init__(peer_id, peerstore, upgrader, [TCP()], RetryConfig(max_retries=0), config)
         self.auto_connector = _NoAutoConnector(self)
+        self._node_upgrader = upgrader
+
+    async def accept(self, raw: IRawConnection) -> IMuxedConn | TlsConnection:
+        """Upgrade a connection that a peer opened; one with streams becomes part of the table. Raises BaseLibp2pError.
+
+        A TlsConnection is one for bodies.
+        """
+        with anyio.fail_after(HANDSHAKE_SECONDS):
+            conn = await self._node_upgrader.upgrade_accepted(raw)
+        if not isinstance(conn, TlsConnection):
+            await self.add_conn(conn, direction="inbound")
+        return conn
 
     def forget(self, peer_id: ID) -> None:
         """Drop the identify data of a peer that left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Protocol
 
 from libp2p.io.exceptions import IOException
 
@@ -23,7 +24,15 @@ def proposal(protocol: str) -> bytes:
     return _line(_MULTISTREAM) + _line(protocol)
 
 
-async def confirm(stream: YamuxStream, protocol: str) -> None:
+class Readable(Protocol):
+    """A stream or a connection."""
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Between 1 and n bytes."""
+        ...
+
+
+async def confirm(stream: Readable, protocol: str) -> None:
     """Read the other side's answer to a proposal. Raises NegotiationError."""
     for expected in (_MULTISTREAM, protocol):
         line = await _read_line(stream)
@@ -55,7 +64,7 @@ def _line(text: str) -> bytes:
     return bytes((len(data),)) + data
 
 
-async def _read_line(stream: YamuxStream) -> str:
+async def _read_line(stream: Readable) -> str:
     size = (await stream.read(1))[0]
     if not 1 <= size <= MAX_LINE_BYTES:
         raise NegotiationError(f"a line of {size} bytes or more")

@@ -17,6 +17,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from neuroshard.identity import NodeIdentity
 from neuroshard.messages import FrameLimits
 from neuroshard.network.libp2p.address_book import PeerAddressBook
+from neuroshard.network.libp2p.bodies import CONNECT_KIND, BodyConnections
 from neuroshard.network.libp2p.connections import Connections, Dialler
 from neuroshard.network.libp2p.directory import KademliaDirectory
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
@@ -35,8 +36,7 @@ from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
 from neuroshard.network.limits import UploadPacer, frame_budget
 from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.nat.external_addresses import ExternalAddresses
-from neuroshard.network.pool import PoolOptions, bulk_pool
-from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
+from neuroshard.network.pool import bulk_pool
 from neuroshard.network.reputation import Reputation, ScoreReason
 from neuroshard.network.serving import RequestServer
 from neuroshard.network.transport import Network, NetworkFailedError
@@ -96,7 +96,6 @@ class _Node:
         self._tasks = tasks
         self._listening = listening
         self._outside = parts.outside or ExternalAddresses()
-        self._pool_ports: tuple[int, ...] = ()
         self.reputation = parts.reputation or Reputation()
         self._pacer = parts.pacer or UploadPacer(options.upload_bytes_per_second)
         admission = ConnectionAdmission(options.limits)
@@ -108,7 +107,8 @@ class _Node:
             ReceiveMemory(parts.receive),
         )
         keys = key_pair_of(identity.key)
-        self.swarm = NodeSwarm(keys, NodeUpgrader(keys, admission, muxing, self._is_welcome))
+        self._upgrader = NodeUpgrader(keys, admission, muxing, self._is_welcome)
+        self.swarm = NodeSwarm(keys, self._upgrader)
         self.swarm.listeners["tcp"] = listening
         self.host = NodeHost(self.swarm, tasks)
         contacts = PeerAddressBook(identity.node_id, parts.directory_bytes // 2, has_neighbours=options.has_neighbours)
@@ -174,36 +174,32 @@ class _Node:
 
     @asynccontextmanager
     async def pooled(self) -> AsyncGenerator[None]:
-        """Send tensors over a pool of direct connections within the block, unless the owner disabled it."""
-        if self._options.pool_port is None:
+        """Give large bodies connections of their own within the block, unless the options disable it."""
+        if not self._options.body_connections:
             yield
             return
-        options = PoolOptions(
-            host=self._options.host,
-            port=self._options.pool_port,
-            congestion_control=self._options.congestion_control,
-        )
+        ask, algorithm = self.transport.ask_small, self._options.congestion_control
+        bodies = BodyConnections(self.connections, self._upgrader, ask, algorithm)
         async with bulk_pool(
-            self._identity,
+            self._identity.node_id,
             self._server,
-            options,
+            bodies.open_to,
             budget=self._budget,
             pacer=self._pacer,
             reputation=self.reputation,
         ) as pool:
-            self._pool_ports = (pool.endpoint()[1],)
-            route = BulkRoute(pool, self.connections.direct_ip, self.transport.ask_small, self._outside)
-            self._server.serve(ENDPOINT_KIND, route.answer_endpoint, FrameLimits(), 16, for_anyone=True)
-            with self.transport.bulk_over(route):
+            self._server.serve(CONNECT_KIND, bodies.answer_connect, FrameLimits(), 16, for_anyone=True)
+            self.connections.take_bodies = bodies.take
+            with self.transport.large_over(bodies, pool):
                 yield
 
     @asynccontextmanager
     async def mappable(self) -> AsyncGenerator[None]:
-        """Register the ports for port mapping within the block."""
+        """Register the port for port mapping within the block."""
         if self._options.is_local:
             yield
             return
-        with self._outside.listening(self._listening.hosts, (self._listening.port, *self._pool_ports)):
+        with self._outside.listening(self._listening.hosts, (self._listening.port,)):
             yield
 
     def background(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:

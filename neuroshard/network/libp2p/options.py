@@ -24,7 +24,7 @@ class NetworkOptions:
 
     host: str = "0.0.0.0"  # noqa: S104 - others are to reach this node
     port: int = 0  # 0: any free port
-    pool_port: int | None = 0  # port of the direct connections for tensors; None: tensors use libp2p as well
+    body_connections: bool = True  # whether large bodies get connections of their own; otherwise they use streams
     lan_discovery: bool = True  # implemented in network/mdns.py, outside libp2p
     port_mapping: bool = True  # implemented in network/nat/port_mapping.py, outside libp2p
     relay: bool = True  # be reachable through relays, and try to replace relayed connections by direct ones

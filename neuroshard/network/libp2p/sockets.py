@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 
 from neuroshard.errors import NetworkRefusedError, UsageError
 from neuroshard.network.libp2p.addresses import reachable_hosts
-from neuroshard.network.tcp_options import choose_sending, enable_keepalive
+from neuroshard.network.tcp_options import TcpInfo, choose_sending, enable_keepalive, tcp_info
 
 # a Noise message has at most 65,535 bytes; a larger read comes from a stranger's length field
 MAX_READ_BYTES = 128 * 1024
@@ -64,6 +64,14 @@ class SocketBytes(ReadWriteCloser):
     async def close(self) -> None:
         """Close the socket."""
         await self._stream.aclose()
+
+    def close_now(self) -> None:
+        """Close the socket without waiting."""
+        self._stream.socket.close()
+
+    def tcp_info(self) -> TcpInfo | None:
+        """The system's measurements of the connection, where it has any."""
+        return tcp_info(self._stream.socket.getsockopt)
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """IP address and port of the other side."""

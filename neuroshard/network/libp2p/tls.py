@@ -252,10 +252,15 @@ class TlsConnection(BaseSession):
 
     async def write(self, data: bytes) -> None:
         """Send all bytes. Raises ConnectionClosedError."""
-        view = memoryview(data)
+        await self.write_all((data,))
+
+    async def write_all(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Encrypt all parts, then send them together. Raises ConnectionClosedError."""
         try:
-            while view:
-                view = view[self._engine.send(view) :]
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    view = view[self._engine.send(view) :]
         except SSL.Error as error:
             raise ConnectionClosedError(_reason(error), transport="tls") from None
         await _flush(self._engine, self._conn)

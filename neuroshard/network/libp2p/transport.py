@@ -25,13 +25,14 @@ from neuroshard.messages import (
     as_received,
 )
 from neuroshard.network.libp2p.addresses import parse_address
+from neuroshard.network.libp2p.bodies import BodyConnections, is_bulk
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.limits import ByteBudget, Reservation, contested_seconds, frame_budget
+from neuroshard.network.pool import BulkPool
 from neuroshard.network.pool.exchange import encoded
-from neuroshard.network.pool.route import BulkRoute, is_bulk
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, REFUSED_LIMITS, RequestServer, accepted, refusal
 from neuroshard.network.transport import (
@@ -302,7 +303,8 @@ class Libp2pTransport:
         self._exchange = exchange
         self._own_addresses = own_addresses
         self._report = report
-        self._bulk: BulkRoute | None = None
+        self._bodies: BodyConnections | None = None
+        self._pool: BulkPool | None = None
         self._is_closed = False
         self._slots: dict[NodeId, anyio.Semaphore] = {}
         self._pending: set[anyio.CancelScope] = set()
@@ -365,16 +367,16 @@ class Libp2pTransport:
         return self._connections.peers()
 
     def connections(self) -> tuple[Connection, ...]:
-        return self._connections.list({} if self._bulk is None else self._bulk.traffic())
+        return self._connections.list({} if self._pool is None else self._pool.traffic())
 
     @contextmanager
-    def bulk_over(self, route: BulkRoute) -> Generator[None]:
-        """Send large frames over this route within the block."""
-        self._bulk = route
+    def large_over(self, bodies: BodyConnections, pool: BulkPool) -> Generator[None]:
+        """Send large frames over connections of their own within the block."""
+        self._bodies, self._pool, bodies.pool = bodies, pool, pool
         try:
             yield
         finally:
-            self._bulk = None
+            self._bodies = self._pool = bodies.pool = None
 
     async def close(self) -> None:
         """Stop requests. The connections end with the block of `libp2p_network`."""
@@ -389,13 +391,13 @@ class Libp2pTransport:
         await self._exchange.answer(stream_of(net_stream), peer)
 
     async def ask_small(self, peer: NodeId, frame: Frame, timeout_seconds: float) -> Frame:
-        """Send a request without tensors over libp2p."""
+        """Send a request without tensors over a stream."""
         return await self.request(peer, frame, timeout_seconds=timeout_seconds)
 
     async def _ask(self, peer: NodeId, frame: Frame, reply: FrameLimits, timeout_seconds: float) -> Frame:
         self._exchange.expect(reply)
-        if self._bulk is not None and is_bulk(frame, reply):
-            answer = await self._bulk.request(peer, frame, reply, timeout_seconds)
+        if self._bodies is not None and is_bulk(frame, reply):
+            answer = await self._bodies.request(peer, frame, reply, timeout_seconds)
             if answer is not None:
                 return answer
         request = await encoded(frame)

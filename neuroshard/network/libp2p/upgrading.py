@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn
 from libp2p.crypto.ed25519 import Ed25519PublicKey
 from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
 from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
@@ -21,10 +23,12 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from neuroshard.identity import NodeKey
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
+from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
-from neuroshard.network.libp2p.tls import TLS_PROTOCOL, TlsTransport
+from neuroshard.network.libp2p.tls import TLS_PROTOCOL, TlsConnection, TlsTransport
 
 HANDSHAKE_SECONDS = 10
+BODIES_PROTOCOL = TProtocol("/neuroshard/bodies/1")  # instead of a multiplexer
 
 
 class NodeUpgrader(TransportUpgrader):
@@ -40,6 +44,7 @@ class NodeUpgrader(TransportUpgrader):
         noise = NoiseTransport(keys, noise_privkey=new_x25519_key_pair().private_key)
         tls = TlsTransport(keys, options.now)
         super().__init__({TLS_PROTOCOL: tls, NOISE: noise}, {TProtocol(YAMUX): BoundedMuxer}, HANDSHAKE_SECONDS)
+        self._accepted = Multiselect({TProtocol(YAMUX): None, BODIES_PROTOCOL: None})
         self._admission = admission
         self._options = options
         self._is_welcome = is_welcome
@@ -49,17 +54,38 @@ class NodeUpgrader(TransportUpgrader):
 
         Raises MuxerUpgradeFailure if the limits do not allow it.
         """
+        await self.muxer_multistream.select_transport(conn)
+        return self._admitted(conn, peer_id)
+
+    async def upgrade_accepted(self, raw: IRawConnection) -> IMuxedConn | TlsConnection:
+        """Upgrade a connection that a peer opened. A TlsConnection is one for bodies.
+
+        Raises SecurityUpgradeFailure, MuxerUpgradeFailure or MultiselectError.
+        """
+        conn = await self.upgrade_security(raw, is_initiator=False)
+        protocol, _ = await self._accepted.negotiate(MultiselectCommunicator(conn), HANDSHAKE_SECONDS)
+        if protocol != BODIES_PROTOCOL:
+            return self._admitted(conn, conn.get_remote_peer())
+        if not isinstance(conn, TlsConnection):
+            raise MuxerUpgradeFailure("bodies need TLS")
+        return conn
+
+    async def upgrade_for_bodies(self, raw: IRawConnection, peer_id: ID) -> TlsConnection:
+        """Upgrade a connection that this node opened. Raises SecurityUpgradeFailure or BaseLibp2pError."""
+        conn = await self.upgrade_security(raw, is_initiator=True, peer_id=peer_id)
+        if not isinstance(conn, TlsConnection):
+            raise MuxerUpgradeFailure("bodies need TLS")
+        await conn.write(proposal(BODIES_PROTOCOL))
+        await confirm(conn, BODIES_PROTOCOL)
+        return conn
+
+    def _admitted(self, conn: ISecureConn, peer_id: ID) -> BoundedMuxer:
         address = conn.get_remote_address()
         ip, identity = address[0] if address else "", str(peer_id)
         if not self._is_welcome(peer_id):
             raise MuxerUpgradeFailure(f"{peer_id} is banned")
         if not self._admission.enter(ip, identity):
             raise MuxerUpgradeFailure(f"too many connections for {peer_id} at {ip}")
-        try:
-            await self.muxer_multistream.select_transport(conn)
-        except BaseException:
-            self._admission.leave(ip, identity)
-            raise
         return BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(ip, identity))
 
 

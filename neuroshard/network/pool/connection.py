@@ -11,15 +11,12 @@ import anyio
 import trio
 
 from neuroshard.network.limits import UploadPacer
+from neuroshard.network.pool.greeting import SecureStream, receive_bytes, receive_exactly
 from neuroshard.network.pool.options import ConnectionLostError, MisconductError, PoolOptions
-from neuroshard.network.pool.secure_stream import SecureStream
-from neuroshard.network.pool.tcp import gather
 from neuroshard.network.pool.transfers import HEADER_BYTES, OutgoingPacket, PacketHeader, PacketKind, parse_header
 from neuroshard.network.reputation import ScoreReason
 
 MAX_QUEUED_ANSWERS = 256
-RECORD_BYTES = 16 * 1024  # what TLS encrypts at a time
-LONGEST_TURN_SECONDS = 0.004
 _PORTION_BYTES = 16 * 1024
 
 
@@ -73,8 +70,6 @@ class PoolConnection:
         self.is_closed = False
         self.is_resting = False  # it sends no tensors: fewer connections do as well
         self._end: ConnectionLostError | None = None
-        self._waits_seen = 0
-        self._yielded_at = self.opened_at
         self._read_until = self._write_until = inf  # when the packet that is on its way must be complete
         self._exchange = exchange
         self._pacer = pacer
@@ -148,21 +143,10 @@ class PoolConnection:
     async def _send(self, packet: OutgoingPacket) -> None:
         await self._pacer.spend(packet.byte_count)
         self._write_until = trio.current_time() + self._options.seconds_for(packet.byte_count)
-        views = packet.views
-        if len(views) > 1:  # a record of its own for 24 bytes would be a packet of its own on the line
-            room = RECORD_BYTES - len(views[0])
-            views = (b"".join((views[0], views[1][:room])), views[1][room:], *views[2:])
-        has_many_records = packet.byte_count > RECORD_BYTES
-        if has_many_records:
-            gather(self.stream.socket, is_on=True)
-        for view in views:
-            await self.stream.send_all(view)
-        if has_many_records:
-            gather(self.stream.socket, is_on=False)
+        await self.stream.send_all(*packet.views)
         self._write_until = inf
         self.bytes_sent += packet.byte_count
         self.wrote_at = trio.current_time()
-        await self._let_others_run(self.wrote_at)
 
     async def _read(self) -> None:
         data = bytearray(HEADER_BYTES)
@@ -170,22 +154,13 @@ class PoolConnection:
         while True:
             count = await self.stream.receive_some(memory)  # as long as it takes: an idle peer is not a slow one
             self._read_until = trio.current_time() + self._options.seconds_for(HEADER_BYTES)
-            await self.stream.receive_exactly(memory[count:])
+            await receive_exactly(self.stream, memory[count:])
             header = parse_header(data)
             self._read_until += header.length / self._options.min_bytes_per_second
             await self._receive(header)
             self._read_until = inf
             self.bytes_received += HEADER_BYTES + header.length
             self.heard_at = trio.current_time()
-            await self._let_others_run(self.heard_at)
-
-    async def _let_others_run(self, now: float) -> None:
-        """On a fast line nothing ever waits for the other side."""
-        if self.stream.waits != self._waits_seen:
-            self._waits_seen, self._yielded_at = self.stream.waits, now
-        elif now - self._yielded_at > LONGEST_TURN_SECONDS:
-            self._yielded_at = now
-            await trio.lowlevel.checkpoint()
 
     async def _receive(self, header: PacketHeader) -> None:
         if header.kind is PacketKind.PIECE:
@@ -193,14 +168,14 @@ class PoolConnection:
             if memory is None:
                 await self._receive_portions(header.length, _ignore)
             else:
-                await self.stream.receive_exactly(memory)
+                await receive_exactly(self.stream, memory)
                 self._exchange.filled(self, header)
         elif header.kind is PacketKind.OFFER:
             reader = self._exchange.read_offer(self, header)
             await self._receive_portions(header.length, reader.feed)
             reader.end()
         else:
-            payload = await self.stream.receive_bytes(header.length)
+            payload = await receive_bytes(self.stream, header.length)
             self._exchange.heard(self, header, payload)
 
     async def _receive_portions(self, length: int, take: Callable[[memoryview], None]) -> None:

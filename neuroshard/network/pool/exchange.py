@@ -78,7 +78,6 @@ class PeerTransfers:
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._pending: dict[int, _Pending] = {}
         self._answering: dict[int, _Answering] = {}
-        self.wanted_by_peer = 0
         receiving = ReceivingHooks(
             self._limits_of,
             self._has_room,
@@ -214,9 +213,7 @@ class PeerTransfers:
 
     def heard(self, connection: PoolConnection, header: PacketHeader, payload: bytes) -> None:
         """Handle a packet. Ignore it if it is about a transfer that was given up meanwhile."""
-        if header.kind is PacketKind.WANT:
-            self.wanted_by_peer = header.extra
-        elif header.kind is PacketKind.CANCEL:
+        if header.kind is PacketKind.CANCEL:
             self._cancelled(header.transfer)
         elif (transfer := self._outgoing.get(header.transfer)) is not None:
             self._answered(transfer, header, payload)

@@ -13,19 +13,17 @@ import anyio
 from neuroshard.messages import CHUNK_BYTES, EncodedFrame, Frame, FrameLimits
 from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.exchange import PeerTransfers, TransferHooks
+from neuroshard.network.pool.greeting import SecureStream, Sessions
 from neuroshard.network.pool.options import (
     ConnectionLostError,
     DialRefusedError,
-    Endpoint,
     MisconductError,
-    NotDeliveredError,
     PeerFullError,
     PeerTraffic,
 )
 from neuroshard.network.pool.receiving import Resources
-from neuroshard.network.pool.secure_stream import SecureStream, Sessions
 from neuroshard.network.pool.sizing import IDLE_SECONDS, LineMonitor, PoolSize, next_size, wanted_connections
-from neuroshard.network.pool.transfers import BLOCK_BYTES, CHUNK_BLOCKS, PacketKind, packet
+from neuroshard.network.pool.transfers import BLOCK_BYTES, CHUNK_BLOCKS
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.types import NodeId
 
@@ -86,8 +84,11 @@ _SESSION_BITS = 64
 _LOG = logging.getLogger(__name__)
 
 
-Connect: TypeAlias = Callable[[NodeId, Endpoint, int], Awaitable[tuple[SecureStream, Sessions]]]
-"""Dials a peer and greets it: who, where, this side's session. Raises ConnectionLostError."""
+Connect: TypeAlias = Callable[[NodeId, int], Awaitable[tuple[SecureStream, Sessions] | None]]
+"""Opens a connection with a peer and greets it; the number is this side's session.
+
+None: the peer could dial and this side could not, so the peer has opened one. Raises ConnectionLostError.
+"""
 
 
 class PeerLink:
@@ -98,7 +99,6 @@ class PeerLink:
         self.busy_at = anyio.current_time()
         self._shared = shared
         self._connect = connect
-        self._endpoint: Endpoint | None = None
         self._connections: dict[int, PoolConnection] = {}
         self._dialled: set[int] = set()
         self._numbers = count()
@@ -108,7 +108,6 @@ class PeerLink:
         self._session_of_peer: int | None = None
         self._size = PoolSize()
         self._observer = LineMonitor()
-        self._sent_want = 0
         self._bytes_before = (0, 0)  # sent and received over connections that ended
         hooks = TransferHooks(self._report, self._wake, self._send, self._cut, self._blocks_at_a_time)
         self._exchange = PeerTransfers(peer, shared, hooks)
@@ -143,12 +142,9 @@ class PeerLink:
             rtt_seconds=self._observer.rtt_seconds,
         )
 
-    async def request(self, endpoint: Endpoint | None, frame: EncodedFrame, limits: FrameLimits) -> Frame:
-        """Send a request to the peer and return its answer. Without an endpoint it needs a connection from the peer."""
-        self._endpoint = endpoint or self._endpoint
+    async def request(self, frame: EncodedFrame, limits: FrameLimits) -> Frame:
+        """Send a request to the peer and return its answer."""
         self.busy_at = anyio.current_time()
-        if self._endpoint is None and not self._connections:
-            raise NotDeliveredError(f"Peer {self.peer} cannot be dialled for tensors.")
         if not self._connections and not self._dialling:
             self._dial(1)
         return await self._exchange.request(frame, limits)
@@ -195,12 +191,8 @@ class PeerLink:
             self.busy_at = now
         wanted = self._wanted(now)
         self._let_rest()
-        if self._endpoint is not None:
-            if now >= self._redialling.dial_after:
-                self._dial(wanted - self.connection_count - self._dialling)
-        elif self._connections and wanted != self._sent_want:
-            self._sent_want = wanted
-            self._send(packet(PacketKind.WANT, 0, extra=wanted))
+        if now >= self._redialling.dial_after:
+            self._dial(wanted - self.connection_count - self._dialling)
         self._close_superfluous(wanted, now)
         self._close_silent(now)
         self._exchange.drop_stalled(now)
@@ -222,8 +214,7 @@ class PeerLink:
         if self.is_busy and wanted == self._size.connections:
             self._size = next_size(self._size, seen, options.max_connections_per_peer)
             wanted = wanted_connections(self._size, idle_seconds, waiting, options.idle_seconds)
-        by_peer = self._exchange.wanted_by_peer if idle_seconds < IDLE_SECONDS else 0
-        return max(wanted, min(by_peer, options.max_connections_per_peer))
+        return wanted
 
     def _let_rest(self) -> None:
         """Let only the chosen number of connections send: their measured rate decides on the next number."""
@@ -237,25 +228,25 @@ class PeerLink:
             self._shared.tasks.start_soon(self._dial_once)
 
     async def _dial_once(self) -> None:
-        endpoint = self._endpoint
-        assert endpoint is not None
         try:
-            stream, sessions = await self._connect(self.peer, endpoint, self.session)
+            opened = await self._connect(self.peer, self.session)
         except ConnectionLostError as error:
             self._dialling -= 1
-            self._dialling_failed(error, endpoint)
+            self._dialling_failed(error)
             return
         self._dialling -= 1
-        self._redialling.reached()
-        await self.carry(stream, sessions, is_dialled=True)
+        if opened is not None:
+            self._redialling.reached()
+            await self.carry(*opened, is_dialled=True)
+        elif not self._connections:
+            self._dialling_failed(ConnectionLostError("its connection did not arrive"))
 
-    def _dialling_failed(self, error: ConnectionLostError, endpoint: Endpoint) -> None:
-        _LOG.debug("Peer %s cannot be dialled at %s: %s", self.peer, endpoint, error)
+    def _dialling_failed(self, error: ConnectionLostError) -> None:
+        _LOG.debug("Peer %s cannot be dialled for tensors: %s", self.peer, error)
         now = anyio.current_time()
         self._redialling.failed(error, now)
         if self._is_gone_for_good(now):
-            where = f"{endpoint[0]} port {endpoint[1]}"
-            self._give_up(f"Peer {self.peer} cannot be reached for tensors at {where}: {error}.")
+            self._give_up(f"Peer {self.peer} cannot be reached for tensors: {error}.")
 
     def _is_gone_for_good(self, now: float) -> bool:
         return not self._connections and not self._dialling and not self._redialling.is_hopeful(now)

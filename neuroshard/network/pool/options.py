@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import PeerUnreachableError
-
-Endpoint: TypeAlias = tuple[str, int]
-"""IP address and TCP port."""
 
 MOST_CONNECTIONS = 16  # to one peer
 
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """Times in seconds. Addresses are IP addresses; port 0 is any free one."""
+    """Times in seconds."""
 
-    host: str = "0.0.0.0"  # noqa: S104 - a node listens for its peers; the owner may choose another address
-    port: int = 0
-    congestion_control: str | None = "bbr"  # asked of the system for each connection; ignored where it is unknown
     fixed_connections: int | None = None  # to each peer, instead of as many as the line needs
     max_connections_per_peer: int = MOST_CONNECTIONS
-    max_connections_per_address: int = 64  # addresses of this computer are exempt
     max_connections: int = 512
     max_transfers_per_peer: int = 32  # requests that come in, are answered or wait for memory
     handshake_seconds: float = 10.0
@@ -66,10 +58,6 @@ class MisconductError(ConnectionLostError):
     def __init__(self, reason: ScoreReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class GreetingError(ConnectionLostError):
-    """The other side did not prove who it is, or turned this node away."""
 
 
 @dataclass(frozen=True)

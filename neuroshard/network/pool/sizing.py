@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.options import MOST_CONNECTIONS
-from neuroshard.network.pool.tcp import TcpInfo, tcp_info
+from neuroshard.network.tcp_options import TcpInfo
 
 GAIN = 1.3  # what a trial must gain
 STEP = 4
@@ -189,7 +189,7 @@ class LineMonitor:
 
     def look(self, connections: Sequence[PoolConnection], now: float) -> LineObservation:
         """Measure what happened since the last look."""
-        looks = {c.number: _Look(now, c.bytes_sent, tcp_info(c.stream.socket)) for c in connections}
+        looks = {c.number: _Look(now, c.bytes_sent, c.stream.tcp_info()) for c in connections}
         pairs = [(self._last.get(number), look) for number, look in looks.items()]
         elapsed = now - self._looked_at if self._looked_at is not None else 0.0
         self._last, self._looked_at = looks, now

@@ -13,7 +13,6 @@ numbers its transfers; every answer about a transfer contains its number. A pack
     DONE     the whole body has arrived and is verified
     REFUSE   the receiver does not want the frame, or does not answer it any more; payload: the reason in words
     CANCEL   the sender gives up the transfer, and the answer to it
-    WANT     extra: the number of connections that this side wants
 
 A mask has 16 bits for each chunk, bit i for its block i.
 """
@@ -51,7 +50,6 @@ class PacketKind(IntEnum):
     DONE = 6
     REFUSE = 7
     CANCEL = 8
-    WANT = 9
 
 
 _MAX_PAYLOAD_BYTES = {

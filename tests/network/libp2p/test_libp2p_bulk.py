@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,9 +16,9 @@ import trio
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.libp2p import NetworkParts
+from neuroshard.network.libp2p.bodies import CONNECT_KIND
 from neuroshard.network.limits import UploadPacer
-from neuroshard.network.pool import Endpoint, NotDeliveredError, PeerTraffic
-from neuroshard.network.pool.route import ENDPOINT_KIND, BulkRoute
+from neuroshard.network.pool import NotDeliveredError, PeerTraffic
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
@@ -48,7 +50,7 @@ async def _live(arguments: Sequence[str]) -> None:
 
 
 PROGRAM = Path(__file__)
-WITHOUT_POOL = replace(LOOPBACK, pool_port=None)
+WITHOUT_CONNECTIONS = replace(LOOPBACK, body_connections=False)
 
 
 def frame_of(size: int) -> Frame:
@@ -97,8 +99,8 @@ def test_refusals_come_through_the_pool_too() -> None:
 @pytest.mark.parametrize("who", ["asker", "asked", "both"])
 def test_without_a_pool_large_tensors_take_the_connection_there_is(who: str) -> None:
     async def scenario() -> None:
-        first = WITHOUT_POOL if who != "asker" else LOOPBACK
-        second = WITHOUT_POOL if who != "asked" else LOOPBACK
+        first = WITHOUT_CONNECTIONS if who != "asker" else LOOPBACK
+        second = WITHOUT_CONNECTIONS if who != "asked" else LOOPBACK
         async with nodes(1, first) as (a,), nodes(1, second, first=2) as (b,):
             a.transport.serve("echo", echo, LIMITS)
             await b.transport.connect(address_of(a))
@@ -109,17 +111,29 @@ def test_without_a_pool_large_tensors_take_the_connection_there_is(who: str) -> 
     run(scenario)
 
 
-@pytest.mark.parametrize("port", [1, 0, -5, 2**40, "80", None])
-def test_a_pool_that_is_not_where_the_peer_says_is_done_without(port: object) -> None:
+def test_who_was_dialled_asks_the_other_to_dial_again() -> None:
     async def scenario() -> None:
-        async with nodes(1, WITHOUT_POOL) as (a,), nodes(1, first=2) as (b,):
+        async with nodes(2) as (a, b):
+            b.transport.serve("echo", echo, LIMITS)
+            await b.transport.connect(address_of(a))
+            await there_and_back(a, b, 8 * MIB)
+            for network in (a, b):
+                (connection,) = network.transport.connections()
+                assert connection.bulk_connections > 0
+
+    run(scenario)
+
+
+def test_a_peer_that_only_says_that_it_dialled_gets_streams() -> None:
+    async def scenario() -> None:
+        async with nodes(1, WITHOUT_CONNECTIONS) as (a,), nodes(1, first=2) as (b,):
 
             async def lie(_: NodeId, frame: Frame) -> Frame:
-                return Frame("pool/endpoint", {"port": port})
+                return frame
 
             a.transport.serve("echo", echo, LIMITS)
-            a.transport.serve("pool/endpoint", lie)
-            await b.transport.connect(address_of(a))
+            a.transport.serve(CONNECT_KIND, lie)
+            await a.transport.connect(address_of(b))
             await there_and_back(b, a, MIB)
             assert b.transport.connections()[0].bulk_connections == 0
 
@@ -130,8 +144,8 @@ def test_the_upload_limit_holds_for_everything_that_is_sent() -> None:
     async def scenario() -> None:
         pacer = UploadPacer(4 * MIB)
         async with (
-            nodes(1, WITHOUT_POOL) as (a,),
-            nodes(1, WITHOUT_POOL, lambda _: NetworkParts(pacer=pacer), 2) as (b,),
+            nodes(1, WITHOUT_CONNECTIONS) as (a,),
+            nodes(1, WITHOUT_CONNECTIONS, lambda _: NetworkParts(pacer=pacer), 2) as (b,),
         ):
             taken = anyio.Event()
 
@@ -151,77 +165,50 @@ def test_the_upload_limit_holds_for_everything_that_is_sent() -> None:
 
 
 class ScriptedPool:
-    """Has an outcome for every port."""
+    """Fails every request."""
 
-    def __init__(self, outcomes: dict[int, Frame | PeerUnreachableError]) -> None:
-        self.outcomes = outcomes
-        self.tried: list[int] = []
-
-    def endpoint(self) -> Endpoint:
-        return ("127.0.0.1", 1)
+    def __init__(self, error: PeerUnreachableError) -> None:
+        self.error = error
+        self.tried = 0
 
     def traffic(self) -> dict[NodeId, PeerTraffic]:
         return {}
 
-    async def request(
-        self,
-        peer: NodeId,
-        endpoint: Endpoint | None,
-        frame: Frame,
-        reply: FrameLimits | None = None,
-        *,
-        timeout_seconds: float,
-    ) -> Frame:
+    async def request(self, *_: object, timeout_seconds: float) -> Frame:
         await anyio.lowlevel.checkpoint()
-        assert endpoint is not None
-        self.tried.append(endpoint[1])
-        outcome = self.outcomes[endpoint[1]]
-        if isinstance(outcome, Frame):
-            return outcome
-        raise outcome
+        self.tried += 1
+        raise self.error
 
 
-def route_to(pool: ScriptedPool, ports: Sequence[int]) -> tuple[BulkRoute, list[int]]:
-    """A route, and the ports that the peer will still tell, one a question."""
-    left = list(ports)
-
-    async def tell_port(_: NodeId, __: Frame, ___: float) -> Frame:
-        await anyio.lowlevel.checkpoint()
-        return Frame(ENDPOINT_KIND, {"port": left.pop(0)})
-
-    return BulkRoute(pool, lambda _: "127.0.0.1", tell_port), left
-
-
-async def asked(route: BulkRoute) -> Frame | None:
-    return await route.request(NodeId("peer"), frame_of(MIB), LIMITS, 5.0)
+@asynccontextmanager
+async def failing(error: PeerUnreachableError) -> AsyncGenerator[tuple[Network, Network, ScriptedPool]]:
+    """An asker whose pool fails, and a connected peer."""
+    async with nodes(2) as (a, b):
+        a.transport.serve("echo", echo, LIMITS)
+        await b.transport.connect(address_of(a))
+        transport: Any = b.transport
+        transport._bodies.pool = pool = ScriptedPool(error)
+        yield b, a, pool
 
 
 @pytest.mark.parametrize("error", [PeerUnreachableError("it may have been handled"), RequestTimeoutError("too late")])
 def test_what_may_have_been_handled_is_not_sent_again_another_way(error: PeerUnreachableError) -> None:
     async def scenario() -> None:
-        pool = ScriptedPool({5: error})
-        route, _ = route_to(pool, [5])
-        with pytest.raises(PeerUnreachableError) as raised:
-            await asked(route)
-        assert raised.value is error
-        assert pool.tried == [5]
+        async with failing(error) as (asker, asked, pool):
+            with pytest.raises(PeerUnreachableError) as raised:
+                await there_and_back(asker, asked, MIB)
+            assert str(raised.value) == str(error)
+            assert pool.tried == 1
 
     run(scenario)
 
 
-def test_a_pool_that_has_moved_is_found_and_one_that_is_gone_is_done_without() -> None:
+def test_a_peer_without_connections_for_bodies_is_asked_over_streams_for_a_while() -> None:
     async def scenario() -> None:
-        gone, answer = NotDeliveredError("nobody listens"), Frame("answer")
-        pool = ScriptedPool({5: answer})
-        route, left = route_to(pool, [5, 6, 6])
-        assert await asked(route) is answer
-        pool.outcomes = {5: gone, 6: answer}
-        assert await asked(route) is answer
-        pool.outcomes = {6: gone}
-        assert await asked(route) is None
-        assert await asked(route) is None
-        assert pool.tried == [5, 5, 6, 6]
-        assert left == []
+        async with failing(NotDeliveredError("nobody listens")) as (asker, asked, pool):
+            await there_and_back(asker, asked, MIB)
+            await there_and_back(asker, asked, MIB)
+            assert pool.tried == 1
 
     run(scenario)
 

@@ -25,7 +25,7 @@ def part(size: int) -> Frame:
 
 @pytest.mark.parametrize(
     ("options", "most_bytes"),
-    [(LOOPBACK, EAGER_BLOCKS * BLOCK_BYTES), (replace(LOOPBACK, pool_port=None), 256 << 10)],
+    [(LOOPBACK, EAGER_BLOCKS * BLOCK_BYTES), (replace(LOOPBACK, body_connections=False), 256 << 10)],
     ids=["pool", "libp2p"],
 )
 def test_what_is_large_is_refused_before_it_comes_and_what_is_small_goes_on(

@@ -140,7 +140,7 @@ def test_who_holds_memory_that_others_wait_for_must_hurry() -> None:
     async def scenario() -> None:
         opinion = Reputation(trio.current_time)
         part = NetworkParts(reputation=opinion, budget=ByteBudget(size, size))
-        options = replace(LOOPBACK, pool_port=None)
+        options = replace(LOOPBACK, body_connections=False)
         async with nodes(3, options, parts=lambda i: part if i == 0 else NetworkParts()) as (victim, attacker, honest):
             victim.transport.serve("echo", echo, FrameLimits(max_body_bytes=size))
             for other in (attacker, honest):

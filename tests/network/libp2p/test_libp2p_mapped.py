@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import anyio
@@ -54,15 +53,14 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
     """A node at the right maps its ports; one at the left finds it through a seed that relays for nobody."""
 
     async def seed() -> None:
-        options = NetworkOptions(seed_ip, lan_discovery=False, port_mapping=False, relay=False, pool_port=None)
+        options = NetworkOptions(seed_ip, lan_discovery=False, port_mapping=False, relay=False)
         async with libp2p_network(identity_of(1), options) as network:
             meeting.say("seed", address_of(network))
             await meeting.hear("done")
 
     async def right() -> None:
         outside = ExternalAddresses()
-        options = replace(HOME, pool_port=0)
-        async with libp2p_network(identity_of(2), options, parts=NetworkParts(outside=outside)) as network:
+        async with libp2p_network(identity_of(2), HOME, parts=NetworkParts(outside=outside)) as network:
             network.transport.serve("echo", echo, LIMITS)
             await network.transport.connect(await meeting.hear("seed"))
             async with anyio.create_task_group() as tasks:
@@ -79,7 +77,7 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
             assert inside + 1000 not in ports_at(network, f"{PUBLIC}.20")
 
     async def left() -> None:
-        async with libp2p_network(identity_of(3), replace(HOME, pool_port=0)) as network:
+        async with libp2p_network(identity_of(3), HOME) as network:
             await network.transport.connect(await meeting.hear("seed"))
             await meeting.hear("announced")
             (record,) = await network.directory.find(PLACE)
@@ -99,13 +97,13 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
 
 @pytest.mark.process
 @pytest.mark.skipif(not is_possible(), reason="needs root, network namespaces and TUN devices")
-def test_who_reads_the_record_of_a_mapped_node_reaches_it_and_its_pool() -> None:
+def test_who_reads_the_record_of_a_mapped_node_reaches_it_over_several_connections() -> None:
     meeting = Meeting()
     with internet("nsmap", PUBLIC) as place:
         place.routers["right"].speaks_nat_pmp = True
         play(place, meeting, scenario(meeting, place.relay))
         assert place.routers["right"].forwards == {}
-        assert len(set(place.routers["right"].forwarded.values())) == 2  # one for libp2p, one for the pool
+        assert len(set(place.routers["right"].forwarded.values())) == 1
 
 
 def test_a_loopback_host_has_nothing_to_map() -> None:

@@ -19,9 +19,9 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(not is_possible(), reason="needs root, network namespaces and TUN devices"),
 ]
-HOME = NetworkOptions(host="0.0.0.0", lan_discovery=False, port_mapping=False, pool_port=None)
+HOME = NetworkOptions(host="0.0.0.0", lan_discovery=False, port_mapping=False, body_connections=False)
 RELAY = NetworkOptions(
-    host=RELAY_IP, lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, pool_port=None
+    host=RELAY_IP, lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, body_connections=False
 )
 
 

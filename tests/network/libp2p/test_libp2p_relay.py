@@ -56,10 +56,10 @@ class AloneOptions(FarOptions):
         return False
 
 
-FAR = FarOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, pool_port=None)
-ALONE = AloneOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, pool_port=None)
+FAR = FarOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, body_connections=False)
+ALONE = AloneOptions(host="127.0.0.1", lan_discovery=False, port_mapping=False, body_connections=False)
 RELAY = FarOptions(
-    host="127.0.0.1", lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, pool_port=None
+    host="127.0.0.1", lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, body_connections=False
 )
 
 

@@ -344,7 +344,7 @@ def test_the_vector_of_the_specification_is_accepted() -> None:
 
 def test_nodes_prefer_tls() -> None:
     async def scenario() -> None:
-        async with nodes(2, NetworkOptions(host="127.0.0.1", pool_port=None)) as (a, b):
+        async with nodes(2, NetworkOptions(host="127.0.0.1", body_connections=False)) as (a, b):
             a.transport.serve("echo", echo)
             await lives(b, a)
             for near, far in ((a, b), (b, a)):
@@ -358,7 +358,7 @@ def test_nodes_prefer_tls() -> None:
 
 def test_a_node_reaches_a_peer_that_knows_noise_only() -> None:
     async def scenario() -> None:
-        async with nodes(2, NetworkOptions(host="127.0.0.1", pool_port=None)) as (a, b):
+        async with nodes(2, NetworkOptions(host="127.0.0.1", body_connections=False)) as (a, b):
             a.transport.serve("echo", echo)
             known: Any = a.transport._connections._swarm.upgrader.security_multistream
             del known.multiselect.handlers[TLS_PROTOCOL]

@@ -17,6 +17,8 @@ import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
 from msgspec.structs import replace
+from neuroshard.network.pool.route import ENDPOINT_KIND
+from neuroshard.network.pool.secure_stream import GreetingVerdict, SecureStream, dialler_context, greet_as_dialler
 
 from benchmarks.friends import BEFORE_EVERY_TEST, invitation_to
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
@@ -34,8 +36,6 @@ from neuroshard.network.libp2p.negotiation import proposal
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
 from neuroshard.network.pool import Endpoint, tcp
 from neuroshard.network.pool.options import ConnectionLostError
-from neuroshard.network.pool.route import ENDPOINT_KIND
-from neuroshard.network.pool.secure_stream import GreetingVerdict, SecureStream, dialler_context, greet_as_dialler
 from neuroshard.network.pool.transfers import PacketKind, packet
 from neuroshard.node.peer_network import own_announcement, own_report
 from neuroshard.types import NodeId, RunId

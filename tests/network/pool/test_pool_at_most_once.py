@@ -8,7 +8,7 @@ from random import Random
 import anyio
 import pytest
 
-from neuroshard.messages import EncodedFrame, Frame, FrameLimits, encode
+from neuroshard.messages import EncodedFrame, Frame, encode
 from neuroshard.network import PeerRefusedError, PeerUnreachableError
 from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool import NotDeliveredError
@@ -60,7 +60,7 @@ def test_the_answer_is_the_one_that_was_computed_before_the_line_broke(breaks_at
         async with (
             node(1) as a,
             node(2, pacer=UploadPacer(SLOW)) as b,
-            line_to(b.pool.endpoint()) as line,
+            line_to(b.door.endpoint()) as line,
             anyio.create_task_group() as tasks,
         ):
             held = Held(b)
@@ -132,7 +132,7 @@ def test_a_process_that_was_started_again_counts_from_where_it_likes() -> None:
 
 async def _lead_to(line: Line, other: Node) -> None:
     """From now on there is another process at the end of the line."""
-    line.target = other.pool.endpoint()
+    line.target = other.door.endpoint()
     line.cut()
     await anyio.lowlevel.checkpoint()
 
@@ -144,7 +144,7 @@ def test_what_may_have_been_handled_is_not_sent_to_the_process_that_was_started_
             node(1) as a,
             node(2) as first,
             node(2) as second,
-            line_to(first.pool.endpoint()) as line,
+            line_to(first.door.endpoint()) as line,
             anyio.create_task_group() as tasks,
         ):
             before, after = Held(first), Held(second)
@@ -171,7 +171,7 @@ def test_half_a_request_is_sent_once_more_to_the_process_that_was_started_next()
             node(1, pacer=UploadPacer(SLOW)) as a,
             node(2) as first,
             node(2) as second,
-            line_to(first.pool.endpoint()) as line,
+            line_to(first.door.endpoint()) as line,
             anyio.create_task_group() as tasks,
         ):
 
@@ -192,7 +192,7 @@ def test_an_asker_is_not_left_waiting_for_what_was_given_up_while_the_line_was_d
         async with (
             node(1) as a,
             node(2, replace(POOL_LOOPBACK, resume_seconds=0.3)) as b,
-            line_to(b.pool.endpoint()) as line,
+            line_to(b.door.endpoint()) as line,
             anyio.create_task_group() as tasks,
         ):
             held = Held(b)
@@ -255,10 +255,8 @@ def test_what_is_not_offered_again_is_forgotten_without_blame() -> None:
 def test_a_name_that_is_no_node_id_is_unreachable_and_the_pool_lives() -> None:
     async def scenario() -> None:
         async with node(1) as a, node(2) as b:
-            with pytest.raises(NotDeliveredError, match="is not the peer id"):
-                await a.pool.request(
-                    NodeId("nobody"), b.pool.endpoint(), frame_of(b"x"), FrameLimits(), timeout_seconds=5
-                )
+            with pytest.raises(NotDeliveredError, match="cannot be reached"):
+                await a.ask_at(NodeId("nobody"), b.door.endpoint(), frame_of(b"x"))
             assert (await a.ask(b, frame_of(b"x"))).kind == "answer"
 
     run(scenario)

@@ -37,7 +37,7 @@ def _say(line: str) -> None:
 async def _live(arguments: Sequence[str]) -> None:
     number, port, *question = arguments
     async with (
-        node(int(number), replace(POOL_LOOPBACK, port=int(port)), pacer=UploadPacer(SLOW)) as here,
+        node(int(number), pacer=UploadPacer(SLOW), port=int(port)) as here,
         anyio.create_task_group() as tasks,
     ):
 
@@ -47,7 +47,7 @@ async def _live(arguments: Sequence[str]) -> None:
             raise AssertionError
 
         here.server.serve("hold", hold, LIMITS, 16)
-        _say(str(here.pool.endpoint()[1]))
+        _say(str(here.door.endpoint()[1]))
         if question:
             tasks.start_soon(_ask, here, *question)
         await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
@@ -56,9 +56,7 @@ async def _live(arguments: Sequence[str]) -> None:
 
 async def _ask(here: Node, port: str, kind: str, mebibytes: str) -> None:
     frame = frame_of(bytes(int(mebibytes) * MIB), kind)
-    answer = await here.pool.request(
-        identity_of(1).node_id, ("127.0.0.1", int(port)), frame, LIMITS, timeout_seconds=60
-    )
+    answer = await here.ask_at(identity_of(1).node_id, ("127.0.0.1", int(port)), frame)
     _say(answer.kind)
 
 
@@ -114,7 +112,7 @@ class Death:
 
 
 async def ask(here: Node, port: int, data: bytes, kind: str = "echo") -> Frame:
-    return await here.pool.request(OTHER, ("127.0.0.1", port), frame_of(data, kind), LIMITS, timeout_seconds=50)
+    return await here.ask_at(OTHER, ("127.0.0.1", port), frame_of(data, kind))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_an_asker_that_is_killed_leaves_nothing_behind(phase: str, comes_back: b
 
         async with node(1, options, pacer=UploadPacer(SLOW)) as b:
             b.server.serve("hold", hold, LIMITS, 4)
-            kind, port = "hold" if phase == "while handling" else "echo", b.pool.endpoint()[1]
+            kind, port = "hold" if phase == "while handling" else "echo", b.door.endpoint()[1]
             async with leaving_nothing(b, options.resume_seconds + CLEAN_SECONDS if not comes_back else CLEAN_SECONDS):
                 async with program(2, 0, port, kind, len(DATA) // MIB) as victim:
                     await victim.line()

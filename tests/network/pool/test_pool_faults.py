@@ -30,7 +30,7 @@ async def nodes_with_a_line(connections: int) -> AsyncGenerator[tuple[Node, Node
     async with (
         node(1, options, pacer=UploadPacer(SLOW)) as a,
         node(2, options, pacer=UploadPacer(SLOW)) as b,
-        line_to(b.pool.endpoint()) as line,
+        line_to(b.door.endpoint()) as line,
     ):
         yield a, b, line
 
@@ -135,7 +135,7 @@ def test_a_peer_that_is_gone_for_good_is_unreachable() -> None:
         async with (
             node(1, options, pacer=UploadPacer(SLOW)) as a,
             node(2, options) as b,
-            line_to(b.pool.endpoint()) as line,
+            line_to(b.door.endpoint()) as line,
             anyio.create_task_group() as tasks,
         ):
 
@@ -158,8 +158,8 @@ def test_a_node_that_was_started_again_is_asked_again() -> None:
         async with node(1) as a:
             async with node(2) as b:
                 await a.ask(b, frame_of(b"first"))
-                port = b.pool.endpoint()[1]
-            async with node(2, replace(POOL_LOOPBACK, port=port)) as again:
+                port = b.door.endpoint()[1]
+            async with node(2, port=port) as again:
                 assert (await a.ask(again, frame_of(b"second"))).tensors[0].data == b"second"
 
     run(scenario)
@@ -214,7 +214,7 @@ def test_giving_up_tells_the_peer_and_frees_its_memory() -> None:
 
 def test_idle_connections_are_closed() -> None:
     async def scenario() -> None:
-        async with two_nodes(PoolOptions(host="127.0.0.1", fixed_connections=3, idle_seconds=0.5)) as (a, b):
+        async with two_nodes(PoolOptions(fixed_connections=3, idle_seconds=0.5)) as (a, b):
             await a.ask(b, frame_of(bytes(4 * MIB)))
             await until(lambda: a.pool.connection_count == 3)
             await until(lambda: a.pool.connection_count == 0)

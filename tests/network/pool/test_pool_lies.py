@@ -300,7 +300,7 @@ def test_an_answer_to_another_request_or_a_late_one_is_not_taken() -> None:
     async def scenario() -> None:
         async with node(1) as a, stranger(a) as liar:
             with pytest.raises(RequestTimeoutError):
-                await a.pool.request(LIAR, None, Frame("question"), LIMITS, timeout_seconds=0.3)
+                await a.pool.request(LIAR, Frame("question"), LIMITS, timeout_seconds=0.3)
             question, _ = await liar.receive()
             cancel, _ = await liar.receive()
             assert (question.kind, cancel.kind) == (PacketKind.OFFER, PacketKind.CANCEL)
@@ -316,7 +316,7 @@ def test_a_request_gets_one_answer_at_a_time() -> None:
 
     async def scenario() -> None:
         async with node(1) as a, stranger(a) as liar, anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(a.pool.request, LIAR, None, Frame("question"), LIMITS, timeout_seconds=5))
+            tasks.start_soon(partial(a.pool.request, LIAR, Frame("question"), LIMITS, timeout_seconds=5))
             question, _ = await liar.receive()
             answer = encode(frame_of(bytes(MIB)))
             kinds: list[PacketKind] = []
@@ -362,4 +362,4 @@ def test_masks_of_the_wrong_size_or_of_blocks_never_sent_end_the_connection() ->
 
 async def _ask_in_vain(a: Node) -> None:
     with pytest.raises(RequestTimeoutError):
-        await a.pool.request(LIAR, None, frame_of(bytes(9 * MIB)), LIMITS, timeout_seconds=1)
+        await a.pool.request(LIAR, frame_of(bytes(9 * MIB)), LIMITS, timeout_seconds=1)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import socket
-import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import anyio
-import psutil
 import pytest
 
-from neuroshard.errors import NetworkRefusedError
 from neuroshard.messages import Frame, encode
 from neuroshard.network import PeerRefusedError
 from neuroshard.network.limits import ByteBudget, UploadPacer
-from neuroshard.network.pool import PoolOptions, tcp
-from neuroshard.network.pool.pool import MAX_HANDSHAKES
-from neuroshard.network.pool.secure_stream import GreetingVerdict, greet_as_dialler
+from neuroshard.network.pool import PoolOptions
+from neuroshard.network.pool.greeting import greet_as_dialler
+from neuroshard.network.pool.options import PeerFullError
 from neuroshard.network.pool.transfers import PacketKind
-from neuroshard.network.tcp_options import UNSENT_BYTES
 from neuroshard.types import NodeId
-from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import (
     LIMITS,
     MIB,
     POOL_LOOPBACK,
     Node,
-    digest_of,
+    before_greeting,
     frame_of,
     node,
     run,
-    secured,
     stranger,
     two_nodes,
 )
@@ -122,34 +116,26 @@ def test_the_upload_limit_holds() -> None:
     run(scenario)
 
 
-def test_a_thousand_connections_are_bounded_and_honest_peers_still_served() -> None:
-    async def scenario() -> None:
-        async with two_nodes(listener_options=replace(POOL_LOOPBACK, handshake_seconds=1.0)) as (a, b):
-            with ExitStack() as stack:
-                for number in range(1000):
-                    raw = stack.enter_context(socket.socket())
-                    raw.setblocking(False)
-                    raw.connect_ex(b.pool.endpoint())
-                    if number % 50 == 0:  # the system itself keeps only so many that nobody accepted yet
-                        await until(lambda number=number: b.pool.turned_away + MAX_HANDSHAKES >= number)
-                await until(lambda: b.pool.turned_away >= 800)
-                assert len(psutil.Process().net_connections()) < 1000 + MAX_HANDSHAKES + 20
-                assert b.pool.connection_count == 0
-                await anyio.sleep(1.2)  # those that were let in have not greeted in time
-                assert (await a.ask(b, frame_of(b"fine"))).tensors[0].data == b"fine"
-
-    run(scenario)
+async def _welcomed(b: Node, numbers: Iterable[int], places: ExitStack) -> list[bool]:
+    """Whether each of these identities got one more connection."""
+    answers = list[bool]()
+    for number in numbers:
+        stream = await before_greeting(b, number)
+        places.callback(stream.close)
+        try:
+            await greet_as_dialler(stream, 0)
+        except PeerFullError:
+            answers.append(False)
+        else:
+            answers.append(True)
+    return answers
 
 
 def test_a_peer_gets_so_many_connections_and_no_more() -> None:
     async def scenario() -> None:
         async with node(2, replace(POOL_LOOPBACK, max_connections_per_peer=3)) as b:
-            streams = [await secured(b.pool.endpoint()) for _ in range(6)]
-            key = identity_of(9).key
-            verdicts = [(await greet_as_dialler(stream, key, b.id, digest_of(stream))).verdict for stream in streams]
-            assert verdicts == [GreetingVerdict.WELCOME] * 3 + [GreetingVerdict.FULL] * 3
-            for stream in streams:
-                stream.close()
+            with ExitStack() as places:
+                assert await _welcomed(b, [9] * 6, places) == [True] * 3 + [False] * 3
             await until(lambda: b.pool.connection_count == 0)
             async with stranger(b, 9):
                 pass
@@ -160,51 +146,20 @@ def test_a_peer_gets_so_many_connections_and_no_more() -> None:
 def test_all_peers_together_get_so_many_connections_and_no_more() -> None:
     async def scenario() -> None:
         async with node(2, replace(POOL_LOOPBACK, max_connections=16)) as b:
-            verdicts: list[GreetingVerdict] = []
-            for number in range(10, 30):
-                stream = await secured(b.pool.endpoint())
-                reception = await greet_as_dialler(stream, identity_of(number).key, b.id, digest_of(stream))
-                verdicts.append(reception.verdict)
-                if verdicts[-1] is not GreetingVerdict.WELCOME:
-                    stream.close()
-                else:
-                    streams.append(stream)
-            assert verdicts == [GreetingVerdict.WELCOME] * 16 + [GreetingVerdict.FULL] * 4
-            for stream in streams:
-                stream.close()
+            with ExitStack() as places:
+                assert await _welcomed(b, range(10, 30), places) == [True] * 16 + [False] * 4
 
-    streams = []  # type: ignore[var-annotated]
     run(scenario)
 
 
 def test_a_listener_with_few_places_is_used_with_few_connections() -> None:
     async def scenario() -> None:
         few = replace(POOL_LOOPBACK, max_connections_per_peer=2)
-        async with two_nodes(PoolOptions(host="127.0.0.1", fixed_connections=8), few) as (a, b):
+        async with two_nodes(PoolOptions(fixed_connections=8), few) as (a, b):
             await _echo(a, b, bytes(8 * MIB))
             await anyio.sleep(0.5)
             await _echo(a, b, bytes(8 * MIB))
             assert b.pool.connection_count <= 2
-
-    run(scenario)
-
-
-def test_a_port_that_is_taken_is_told() -> None:
-    async def scenario() -> None:
-        async with node(1) as a:
-            port = a.pool.endpoint()[1]
-            with pytest.RaisesGroup(pytest.RaisesExc(NetworkRefusedError, match=str(port))):
-                async with node(2, replace(POOL_LOOPBACK, port=port)):
-                    pass
-
-    run(scenario)
-
-
-def test_an_address_that_is_none_is_told() -> None:
-    async def scenario() -> None:
-        with pytest.RaisesGroup(pytest.RaisesExc(NetworkRefusedError, match="nonsense")):
-            async with node(2, replace(POOL_LOOPBACK, host="nonsense")):
-                pass
 
     run(scenario)
 
@@ -228,21 +183,3 @@ def test_a_busy_kind_does_not_hold_up_another() -> None:
 
 async def _ask(a: Node, b: Node, frame: Frame) -> None:
     await a.ask(b, frame)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot limit what they have not sent once")
-def test_the_queue_in_front_of_a_slow_line_is_short() -> None:
-    """Otherwise the answer to a peer's transfer waits until this node's own transfer has left."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as sender:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        tcp.set_up(sender, None)
-        sender.setblocking(True)
-        sender.connect(listener.getsockname())
-        sender.setblocking(False)
-        receiver, _ = listener.accept()
-        with receiver:
-            accepted = 0
-            with suppress(BlockingIOError):
-                while True:
-                    accepted += sender.send(bytes(16 * 1024))
-    assert 0 < accepted < 3 * UNSENT_BYTES
