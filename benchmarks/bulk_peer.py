@@ -1,7 +1,7 @@
 """One of two processes between which tensors are sent: `serve` says where it listens, `ask` is told what to send.
 
-Ways: `raw` is one TLS connection of blocking sockets, `pool` the pool of direct connections, `libp2p` a stream of
-libp2p. Both obey JSON objects on stdin, one a line, and answer with one: {"bytes": N} sends so many bytes once,
+Ways: `raw` is one TLS connection of blocking sockets, `pool` connections for bodies, `libp2p` a stream of the first
+connection. Both obey JSON objects on stdin, one a line, and answer with one: {"bytes": N} sends so many bytes once,
 {"seconds": T} sends for so long, {"round_trips": n} sends a tensor there and back n times, {"cpu": true} tells the CPU
 seconds used so far. The end of stdin ends the process.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -24,8 +25,7 @@ import anyio.to_thread
 from benchmarks import raw_tls
 from benchmarks.identities import identity_of
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
-from neuroshard.network.pool import PoolOptions, bulk_pool, tcp
-from neuroshard.network.serving import RequestServer
+from neuroshard.network import Network
 from neuroshard.types import NodeId
 
 Facts: TypeAlias = Mapping[str, object]
@@ -89,8 +89,7 @@ def _timed(work: Callable[[], int]) -> Facts:
 
 
 async def _live(args: argparse.Namespace) -> None:
-    open_way = _pool if args.way == "pool" else _libp2p
-    async with open_way(args) as (facts, ask):
+    async with _network(args) as (facts, ask):
         asker = _Asker(ask)
         if args.role == "ask":
             await asker.send(0)  # connects
@@ -114,51 +113,50 @@ async def _obeyed(asker: _Asker, order: Mapping[str, object]) -> Facts:
 
 
 @asynccontextmanager
-async def _pool(args: argparse.Namespace) -> AsyncGenerator[tuple[Callable[[], Facts], Ask]]:
-    server = RequestServer()
-    server.serve("swallow", _swallowed, LIMITS, 16)
-    server.serve("echo", _echoed, LIMITS, 16)
-    is_server = args.role == "serve"
-    host = args.host if is_server else "0.0.0.0"
-    options = PoolOptions(host, congestion_control=args.congestion_control)
-    async with bulk_pool(SERVER if is_server else ASKER, server, options) as pool:
-
-        def facts() -> Facts:
-            streams = [c.stream.socket for link in pool._links.values() for c in link._connections.values()]
-            algorithms = sorted({str(tcp.congestion_control(stream)) for stream in streams})
-            return {
-                "port": pool.endpoint()[1],
-                "connections": pool.connection_count,
-                "congestion_control": " ".join(algorithms),
-            }
-
-        async def ask(frame: Frame) -> Frame:
-            endpoint = (args.host, args.port)
-            return await pool.request(SERVER.node_id, endpoint, frame, LIMITS, timeout_seconds=TIMEOUT_SECONDS)
-
-        yield facts, ask
-
-
-@asynccontextmanager
-async def _libp2p(args: argparse.Namespace) -> AsyncGenerator[tuple[Callable[[], Facts], Ask]]:
+async def _network(args: argparse.Namespace) -> AsyncGenerator[tuple[Callable[[], Facts], Ask]]:
     from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 
     is_server = args.role == "serve"
     options = NetworkOptions(
-        args.host if is_server else "127.0.0.1", lan_discovery=False, port_mapping=False, relay=False
+        args.host if is_server else "0.0.0.0",
+        body_connections=args.way == "pool",
+        lan_discovery=False,
+        port_mapping=False,
+        relay=False,
+        congestion_control=args.congestion_control,
     )
     async with libp2p_network(SERVER if is_server else ASKER, options) as network:
         transport = network.transport
         transport.serve("swallow", _swallowed, LIMITS)
         transport.serve("echo", _echoed, LIMITS)
         if not is_server:
-            await transport.connect(f"/ip4/{args.host}/tcp/{args.port}/p2p/{SERVER.node_id}")
+            await transport.connect(f"/ip4/{args.host}/tcp/{args.port}/p2p/{SERVER.node_id}", is_given=True)
         port = int(transport.addresses()[0].split("/tcp/")[1].split("/")[0])
 
         async def ask(frame: Frame) -> Frame:
             return await transport.request(SERVER.node_id, frame, reply=LIMITS, timeout_seconds=TIMEOUT_SECONDS)
 
-        yield lambda: {"port": port, "connections": 1, "congestion_control": "of the system"}, ask
+        def facts() -> Facts:
+            algorithms = sorted({_algorithm(one) for one in _sockets(network)})
+            return {"port": port, "connections": len(_sockets(network)), "congestion_control": " ".join(algorithms)}
+
+        yield facts, ask
+
+
+def _sockets(network: Network) -> Sequence[Any]:
+    """Of the connections for bodies, or of the first one."""
+    transport: Any = network.transport
+    links = transport._pool._links.values() if transport._pool else ()
+    own = [one.stream._raw._stream for link in links for one in link._connections.values()]
+    first = [transport._connections.of(one.peer).secured_conn._conn.stream._stream for one in transport.connections()]
+    return own or first
+
+
+def _algorithm(stream: Any) -> str:
+    if sys.platform != "linux":
+        return "unknown"
+    name: bytes = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.split(b"\0")[0].decode()
 
 
 async def _swallowed(_: NodeId, __: Frame) -> Frame:

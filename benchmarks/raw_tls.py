@@ -10,12 +10,18 @@ import socket
 import ssl
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
-from neuroshard.network.pool.secure_stream import ListenerTls, dialler_context
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 PORTION_BYTES = 1024 * 1024
 TIMED_BYTES = 128 * 1024
@@ -23,11 +29,37 @@ MOST_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<Q")
 
 
+def _listener_context() -> ssl.SSLContext:
+    """TLS 1.3 with a certificate of its own."""
+    key = generate_private_key(SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neuroshard")])
+    begin = datetime(2000, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, begin.replace(year=2999))
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM) + key.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+def _dialler_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def serve(host: str, congestion_control: str | None) -> int:
     """Answer in the background until the process ends; returns the port."""
     listener = socket.create_server((host, 0))
     _choose(listener, congestion_control)
-    context = ListenerTls.create().context
+    context = _listener_context()
 
     def accept() -> None:
         while True:
@@ -79,7 +111,7 @@ def dialled(host: str, port: int, congestion_control: str | None) -> Iterator[Ra
     connection = socket.create_connection((host, port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _choose(connection, congestion_control)
-    with dialler_context().wrap_socket(connection) as stream:
+    with _dialler_context().wrap_socket(connection) as stream:
         yield RawTls(stream)
 
 

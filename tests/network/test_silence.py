@@ -11,8 +11,7 @@ import trio
 
 from neuroshard.network import tcp_options as silence
 from neuroshard.network.libp2p.sockets import SocketBytes
-from neuroshard.network.pool import tcp
-from neuroshard.network.tcp_options import QUIET_SECONDS, TRIES, UNANSWERED_SECONDS
+from neuroshard.network.tcp_options import QUIET_SECONDS, UNANSWERED_SECONDS
 from tests.worlds.lan import FAR, NEAR, local_network
 
 PORT = 4567
@@ -46,25 +45,7 @@ def wait(host: str) -> None:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what it was told")
 
 
-def told(connection: socket.socket) -> tuple[int, int, int, int]:
-    return (
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
-        connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
-        connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
-        connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
-    )
-
-
-EXPECTED = (1, QUIET_SECONDS, TRIES, 1000 * UNANSWERED_SECONDS)
-
-
-def test_connections_of_the_pool_notice_silence() -> None:
-    with socket.socket() as connection:
-        tcp.set_up(connection, None)
-        assert told(connection) == EXPECTED
-
-
-def test_connections_of_libp2p_notice_silence() -> None:
+def test_connections_notice_silence() -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             stream = await trio.open_tcp_stream(*listener.getsockname())

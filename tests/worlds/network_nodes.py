@@ -25,7 +25,7 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.messages import DType, Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
-from neuroshard.network.libp2p.bodies import BodyStream, dial_for_bodies
+from neuroshard.network.libp2p.bodies import BodyStream, dialled, upgraded_for_bodies
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, StreamAdmission, contain_errors
 from neuroshard.network.libp2p.sockets import BoundListener, SocketBytes
@@ -191,7 +191,7 @@ class Door:
     async def open_to(self, peer: NodeId) -> BodyStream:
         if peer not in self.endpoints:
             raise ConnectionLostError("nobody knows where it listens")
-        return await dial_for_bodies(self._upgrader, peer, self.endpoints[peer])
+        return await upgraded_for_bodies(self._upgrader, peer, await dialled(self.endpoints[peer]))
 
     async def run(self) -> None:
         try:
@@ -389,7 +389,7 @@ class Stranger:
 
 async def before_greeting(peer: Node, number: int = 9) -> BodyStream:
     """An authenticated connection of an identity, before any greeting."""
-    return await dial_for_bodies(upgrader_of(identity_of(number)), peer.id, peer.door.endpoint())
+    return await upgraded_for_bodies(upgrader_of(identity_of(number)), peer.id, await dialled(peer.door.endpoint()))
 
 
 @asynccontextmanager

@@ -1,59 +1,74 @@
 """Large bodies: further connections with a peer, at the port and through the router's mapping of the first one.
 
 The side that dialled the first connection dials the others too, because it knows an address that works. The other side
-asks it to. Where only a relay leads to the peer, or the peer is another libp2p program, bodies stay on streams.
+asks it to. Between two routers with a punched hole each further connection punches its own: the dialling side binds a
+fresh port and tells the peer, which calls there from its listening port, so that its router lets the dialler in. That
+needs a router of the dialler that keeps port numbers, or a router of the peer that filters by address only. Where only
+a relay leads to the peer, or the peer is another libp2p program, bodies stay on streams.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import anyio
 import trio
+from anyio.abc import TaskGroup
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
+from msgspec import Meta, Struct
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network.libp2p.addresses import PeerAddress
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.libp2p.upgrading import NodeUpgrader
+from neuroshard.network.limits import TokenBucket
 from neuroshard.network.pool import BulkPool, NotDeliveredError
-from neuroshard.network.pool.options import ConnectionLostError, DialRefusedError
+from neuroshard.network.pool.options import MOST_CONNECTIONS, ConnectionLostError, DialRefusedError
 from neuroshard.network.tcp_options import TcpInfo
 from neuroshard.network.transfer_policy import BULK_BYTES
 from neuroshard.network.transport import NobodyListensError, PeerUnreachableError, RequestRefusedError
+from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
+PORTION_BYTES = 256 * 1024  # read at a time: memory of the body itself waits for it
 CONNECT_KIND = "pool/connect"
 CONNECT_SECONDS = 10.0
 ASKED_AGAIN_SECONDS = 60.0  # after bodies could not use connections of their own
+PUNCH_SECONDS = 4.0
+PUNCH_PAUSE_SECONDS = 0.1  # a router may answer the first attempt with a reset
+PUNCHES_PER_MINUTE = 3 * MOST_CONNECTIONS  # of one peer: it must not make this node call freely
+
+
+class ConnectMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer asks for a connection: to be dialled, or to be called at a port from which it dials."""
+
+    port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
 
 
 class BodyStream:
     """A connection for bodies; see SecureStream. A task may send while another one receives."""
 
     def __init__(self, conn: TlsConnection, raw: SocketBytes) -> None:
+        raw.portion_bytes = PORTION_BYTES
         self._conn = conn
         self._raw = raw
-        self._left = memoryview(b"")  # decrypted and not taken
 
     async def receive_some(self, memory: memoryview) -> int:
         """Wait for bytes and put some into `memory`. Raises ConnectionLostError, also at the end."""
         try:
-            while not self._left:
-                self._left = memoryview(await self._conn.read())
+            return await self._conn.read_into(memory)
         except BaseLibp2pError as error:
             raise _lost(error) from None
-        count = min(len(memory), len(self._left))
-        memory[:count] = self._left[:count]
-        self._left = self._left[count:]
-        return count
 
     async def send_all(self, *views: bytes | memoryview) -> None:
         """Hand all bytes to the system. Raises ConnectionLostError."""
@@ -75,14 +90,14 @@ def _lost(error: Exception) -> ConnectionLostError:
     return ConnectionLostError(str(error) or type(error).__name__)
 
 
-async def dial_for_bodies(
-    upgrader: NodeUpgrader, peer: NodeId, address: tuple[str, int], algorithm: str | None = None
+async def upgraded_for_bodies(
+    upgrader: NodeUpgrader, peer: NodeId, stream: trio.SocketStream, algorithm: str | None = None
 ) -> BodyStream:
-    """A new connection with this peer at an IP address and port. Raises ConnectionLostError.
+    """Make a connection for bodies of one with this peer. Raises ConnectionLostError; then it is closed.
 
     `algorithm` is the congestion control.
     """
-    raw = SocketBytes(await _dialled(address), algorithm)
+    raw = SocketBytes(stream, algorithm)
     try:
         conn = await upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
     except (BaseLibp2pError, ValueError) as error:  # ValueError: an id that cannot be one
@@ -94,9 +109,13 @@ async def dial_for_bodies(
     return BodyStream(conn, raw)
 
 
-async def _dialled(address: tuple[str, int]) -> trio.SocketStream:
-    sock = trio.socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+async def dialled(address: tuple[str, int], from_port: int = 0) -> trio.SocketStream:
+    """A connection to an IP address and port; `from_port` 0 is any. Raises ConnectionLostError."""
+    sock = trio.socket.socket(_family_of(address[0]), socket.SOCK_STREAM)
     try:
+        if from_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for one attempt after another
+            await sock.bind(("", from_port))
         await sock.connect(address)
     except BaseException as error:
         sock.close()
@@ -106,6 +125,16 @@ async def _dialled(address: tuple[str, int]) -> trio.SocketStream:
             raise ConnectionLostError(str(error)) from None
         raise
     return trio.SocketStream(sock)
+
+
+def _family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(_family_of(host), socket.SOCK_STREAM) as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
 
 
 def is_bulk(frame: Frame, reply: FrameLimits) -> bool:
@@ -120,8 +149,17 @@ AskSmall = Callable[[NodeId, Frame, float], Awaitable[Frame]]
 class BodyConnections:
     """Opens the pool's connections, and knows the peers that have none."""
 
-    def __init__(self, connections: Connections, upgrader: NodeUpgrader, ask: AskSmall, algorithm: str | None) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        upgrader: NodeUpgrader,
+        ask: AskSmall,
+        tasks: TaskGroup,
+        algorithm: str | None,
+    ) -> None:
         """`algorithm` is the congestion control."""
+        self._tasks = tasks
+        self._punches = dict[NodeId, TokenBucket]()
         self._connections = connections
         self._upgrader = upgrader
         self._ask = ask
@@ -161,13 +199,16 @@ class BodyConnections:
         if self._connections.direct_ip(peer) is None:
             raise ConnectionLostError("only a relay leads to it")
         try:
-            await self._ask(peer, Frame(CONNECT_KIND), CONNECT_SECONDS)
+            await self._ask(peer, Frame(CONNECT_KIND, ConnectMessage()), CONNECT_SECONDS)
         except NeuroShardError as error:
             raise _lost(error) from None
         return None
 
-    async def answer_connect(self, requester: NodeId, _: Frame) -> Frame:
-        """Open a connection with a peer that cannot dial this node. Raises RequestRefusedError."""
+    async def answer_connect(self, requester: NodeId, question: Frame) -> Frame:
+        """Open a connection with a peer that cannot dial this node, or help it to dial. Raises RequestRefusedError."""
+        port = question.read(ConnectMessage).port
+        if port is not None:
+            return self._answer_punch(requester, port)
         first = self._connections.dialled_to(requester)
         if self.pool is None or first is None or not self.pool.has_room_for(requester):
             raise RequestRefusedError("This node has not dialled that one, or has no room for more connections.")
@@ -177,6 +218,26 @@ class BodyConnections:
         except (ConnectionLostError, TimeoutError) as error:
             raise RequestRefusedError(f"No connection could be opened: {error or 'no answer in time'}.") from None
         return Frame(CONNECT_KIND)
+
+    def _answer_punch(self, requester: NodeId, port: int) -> Frame:
+        is_punched = self._connections.kind_of(requester) is ConnectionKind.PUNCHED
+        ip = self._connections.direct_ip(requester)
+        self._punches = {peer: bucket for peer, bucket in self._punches.items() if self._connections.of(peer)}
+        allowed = self._punches.setdefault(requester, TokenBucket(PUNCHES_PER_MINUTE, PUNCHES_PER_MINUTE / 60))
+        if not is_punched or ip is None or not allowed.take(anyio.current_time()):
+            raise RequestRefusedError("There is no punched hole between the two nodes, or there were too many calls.")
+        self._tasks.start_soon(self._call, PeerAddress(requester, ip, port))
+        return Frame(CONNECT_KIND)
+
+    async def _call(self, address: PeerAddress) -> None:
+        """Call a peer that dials this node at the same moment, so that this node's router lets it in."""
+        with anyio.move_on_after(PUNCH_SECONDS):
+            while True:
+                stream = await self._connections.call(address)
+                if stream is not None:
+                    break
+                await anyio.sleep(PUNCH_PAUSE_SECONDS)
+            self._tasks.start_soon(self._connections.accept, stream)
 
     async def take(self, peer: NodeId, conn: TlsConnection, raw: SocketBytes) -> None:
         """Use a connection that this peer opened, until it ends."""
@@ -190,4 +251,20 @@ class BodyConnections:
         address = first.get_remote_address()
         if address is None:
             raise ConnectionLostError("its address is not known")
-        return await dial_for_bodies(self._upgrader, peer, address, self._algorithm)
+        if self._connections.kind_of(peer) is not ConnectionKind.PUNCHED:
+            return await upgraded_for_bodies(self._upgrader, peer, await dialled(address), self._algorithm)
+        return await upgraded_for_bodies(self._upgrader, peer, await self._punched(peer, address), self._algorithm)
+
+    async def _punched(self, peer: NodeId, address: tuple[str, int]) -> trio.SocketStream:
+        """A connection through both routers. Raises ConnectionLostError."""
+        port = _free_port(address[0])
+        try:
+            await self._ask(peer, Frame(CONNECT_KIND, ConnectMessage(port)), CONNECT_SECONDS)
+        except NeuroShardError as error:
+            raise _lost(error) from None
+        with anyio.move_on_after(PUNCH_SECONDS):
+            while True:
+                with suppress(ConnectionLostError):
+                    return await dialled(address, port)
+                await anyio.sleep(PUNCH_PAUSE_SECONDS)
+        raise ConnectionLostError("no hole for another connection could be punched")

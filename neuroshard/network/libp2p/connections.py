@@ -48,7 +48,7 @@ class Dialler:
 
     async def dial(self, address: PeerAddress) -> BoundedMuxer:
         """Connect to a peer at an address. Raises PeerUnreachableError if another node answers, or OSError."""
-        stream = await self._shared_call(address)
+        stream = await self.call(address)
         if stream is not None:
             # the peer may dial at the same moment, also from its listening port: then both are the client
             with suppress(PeerUnreachableError):
@@ -60,7 +60,7 @@ class Dialler:
     async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
         """Connect to a peer that dials this node at the same moment; the two must have different roles."""
         with anyio.move_on_after(PUNCH_SECONDS):
-            stream = await self._shared_call(address)
+            stream = await self.call(address)
             if stream is not None:
                 try:
                     return await self._upgraded(stream, address, is_client=is_client)
@@ -68,8 +68,11 @@ class Dialler:
                     return None
         return None
 
-    async def _shared_call(self, address: PeerAddress) -> trio.SocketStream | None:
-        """Dial from the listening port: the router maps it to the same external port as all other connections."""
+    async def call(self, address: PeerAddress) -> trio.SocketStream | None:
+        """Dial from the listening port: the router maps it to the same external port as all other connections.
+
+        None if that fails, or if the port cannot be shared.
+        """
         if self._source is None or not _is_same_family(self._source[0], address.host):
             return None
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -328,6 +331,10 @@ class Connections:
             self._mark_punched(muxer)
         return muxer
 
+    async def call(self, address: PeerAddress) -> trio.SocketStream | None:
+        """Call an address from the listening port; None if that fails."""
+        return await self._dialler.call(address)
+
     def _mark_punched(self, muxer: BoundedMuxer) -> None:
         self._punched = {known for known in self._punched if not known.is_closed} | {muxer}
 
@@ -397,8 +404,10 @@ class _Failure:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether nobody listens at the port. trio groups the errors of all addresses of a name."""
-    cause = error.__cause__
-    return isinstance(cause, ExceptionGroup) and not cause.split(ConnectionRefusedError)[1]
+    group = cast("ExceptionGroup[Exception]", error.__cause__)
+    return isinstance(group, ExceptionGroup) and all(
+        isinstance(one, ConnectionRefusedError) for one in group.exceptions
+    )
 
 
 def _is_usable(conn: INetConn) -> bool:

@@ -30,6 +30,7 @@ class SocketBytes(ReadWriteCloser):
         """`congestion_control` is an algorithm of the system; None for its default."""
         self._stream = stream
         self._received = bytearray()
+        self.portion_bytes = MAX_READ_BYTES  # of a read that takes what is there
         self._remote = _remote_address(stream)
         enable_keepalive(stream.setsockopt)
         choose_sending(stream.setsockopt, congestion_control)
@@ -79,7 +80,7 @@ class SocketBytes(ReadWriteCloser):
 
     async def _receive(self) -> bytes:
         try:
-            return bytes(await self._stream.receive_some(MAX_READ_BYTES))
+            return bytes(await self._stream.receive_some(self.portion_bytes))
         except trio.BrokenResourceError as error:
             raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
         except trio.ClosedResourceError:

@@ -42,7 +42,7 @@ SIGNED_PREFIX = b"libp2p-tls-handshake:"
 APPLICATION = b"libp2p"  # the application protocol (ALPN); the muxer is negotiated afterwards
 MAX_SIGNED_KEY_BYTES = 4096
 RECORD_BYTES = 16 * 1024  # the most that one record contains
-FLUSH_BYTES = 128 * 1024
+FLUSH_BYTES = 512 * 1024
 _ALWAYS = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC))  # for peers with a wrong clock
 _SEQUENCE, _OCTET_STRING = 0x30, 0x04
 
@@ -250,6 +250,16 @@ class TlsConnection(BaseSession):
         data, self._left = self._left[:n], self._left[n:]
         return data
 
+    async def read_into(self, memory: memoryview) -> int:
+        """Put the next available bytes into `memory`, at least one. Raises ConnectionClosedError at the end."""
+        if self._left:
+            count = min(len(self._left), len(memory))
+            memory[:count], self._left = self._left[:count], self._left[count:]
+            return count
+        while not (count := self._decrypted_into(memory)):
+            await _feed(self._engine, self._conn)
+        return count
+
     async def write(self, data: bytes) -> None:
         """Send all bytes. Raises ConnectionClosedError."""
         await self.write_all((data,))
@@ -285,6 +295,19 @@ class TlsConnection(BaseSession):
         while not (records := self._decrypted()):
             await _feed(self._engine, self._conn)
         return records
+
+    def _decrypted_into(self, memory: memoryview) -> int:
+        """As `_decrypted`, without a copy in between."""
+        count = 0
+        try:
+            while count < len(memory):
+                count += self._engine.recv_into(memory[count:], min(RECORD_BYTES, len(memory) - count))
+        except SSL.WantReadError:
+            return count
+        except SSL.Error as error:
+            if not count:
+                raise ConnectionClosedError(_reason(error), transport="tls") from None
+        return count
 
     def _decrypted(self) -> bytes:
         """All complete records that are here. Raises ConnectionClosedError for a damaged one, and at the end."""

@@ -7,7 +7,7 @@ import anyio
 import pytest
 import trio
 
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
 from neuroshard.status.snapshot import ConnectionKind
@@ -19,10 +19,11 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(not is_possible(), reason="needs root, network namespaces and TUN devices"),
 ]
-HOME = NetworkOptions(host="0.0.0.0", lan_discovery=False, port_mapping=False, body_connections=False)
-RELAY = NetworkOptions(
-    host=RELAY_IP, lan_discovery=False, port_mapping=False, relay=False, serve_relay=True, body_connections=False
-)
+HOME = NetworkOptions(host="0.0.0.0", lan_discovery=False, port_mapping=False)
+RELAY = NetworkOptions(host=RELAY_IP, lan_discovery=False, port_mapping=False, relay=False, serve_relay=True)
+
+MIB = 1024 * 1024
+LIMITS = FrameLimits(max_body_bytes=4 * MIB)
 
 
 class Meeting:
@@ -86,7 +87,7 @@ def scenario(meeting: Meeting, expected: ConnectionKind) -> dict[str, Callable[[
 
     async def right() -> None:
         async with libp2p_network(identity_of(2), HOME) as network:
-            network.transport.serve("echo", echo)
+            network.transport.serve("echo", echo, LIMITS)
             await network.transport.connect(await meeting.hear("relay"))
             await eventually(lambda: any("p2p-circuit" in text for text in network.transport.addresses()))
             meeting.say("circuit", next(text for text in network.transport.addresses() if "p2p-circuit" in text))
@@ -103,8 +104,13 @@ def scenario(meeting: Meeting, expected: ConnectionKind) -> dict[str, Callable[[
             else:
                 await anyio.sleep(14)  # three rounds of calling
                 assert kind_with(network, right_id) is expected
-            reply = await network.transport.request(right_id, Frame("echo", {"x": 1}), timeout_seconds=10)
+            body = TensorPart(TensorSpec("x", "uint8", (2 * MIB,)), bytes(range(256)) * (2 * MIB // 256))
+            question = Frame("echo", {"x": 1}, (body,))
+            reply = await network.transport.request(right_id, question, reply=LIMITS, timeout_seconds=60)
             assert reply.header == {"x": 1}
+            assert bytes(reply.tensors[0].data) == bytes(body.data)
+            bodies = next(c.bulk_connections for c in network.transport.connections() if c.peer == right_id)
+            assert (bodies > 0) is (expected is ConnectionKind.PUNCHED)
             await anyio.sleep(0.5)
             meeting.say("checked", True)
             await meeting.hear("done")

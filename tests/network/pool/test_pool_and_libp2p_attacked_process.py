@@ -1,4 +1,4 @@
-"""A node that trains, in a process of its own, attacked over both its ports at once: it goes on, within its memory."""
+"""A node that trains, in a process of its own, attacked in many ways at once: it goes on, within its memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
 from msgspec.structs import replace
-from neuroshard.network.pool.route import ENDPOINT_KIND
-from neuroshard.network.pool.secure_stream import GreetingVerdict, SecureStream, dialler_context, greet_as_dialler
 
 from benchmarks.friends import BEFORE_EVERY_TEST, invitation_to
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
@@ -29,24 +27,25 @@ from neuroshard.membership.announcements import report_topic
 from neuroshard.membership.claim_intake import signed_announcement, signed_report
 from neuroshard.membership.handshake import HANDSHAKE, HANDSHAKE_LIMITS, HandshakeMessage
 from neuroshard.messages import Frame
-from neuroshard.network import Network, ScoreReason
+from neuroshard.network import Network, PeerRefusedError, ScoreReason
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.network.libp2p.bodies import CONNECT_KIND, dialled, upgraded_for_bodies
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
-from neuroshard.network.pool import Endpoint, tcp
+from neuroshard.network.pool.greeting import greet_as_dialler, receive_bytes
 from neuroshard.network.pool.options import ConnectionLostError
 from neuroshard.network.pool.transfers import PacketKind, packet
 from neuroshard.node.peer_network import own_announcement, own_report
 from neuroshard.types import NodeId, RunId
 from tests.worlds.claims import identity_of
-from tests.worlds.network_nodes import digest_of
+from tests.worlds.network_nodes import upgrader_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
 
 MEMORY_MB = 500  # of `quick`
 ATTACK_SECONDS = 10.0
-SILENT_SOCKETS = 100  # at each port
+SILENT_SOCKETS = 200
 LIARS = 3
 REPEATER, STRANGER = 70, 80  # who bring claims that are signed well
 PLAINTEXT = b"\x13/multistream/1.0.0\n\x11/plaintext/2.0.0\n"
@@ -67,15 +66,10 @@ class Victim:
     node_id: NodeId
     address: str
     run_id: RunId
-    libp2p: Endpoint
-    pool: Endpoint
-
-    @property
-    def ports(self) -> tuple[Endpoint, Endpoint]:
-        return self.libp2p, self.pool
+    endpoint: tuple[str, int]
 
 
-def test_a_training_node_goes_on_while_both_its_ports_are_attacked(quick: list[str], tmp_path: Path) -> None:
+def test_a_training_node_goes_on_while_it_is_attacked(quick: list[str], tmp_path: Path) -> None:
     with running_node(tmp_path, quick, fresh=True) as node:
         before = node.wait_for(
             "address and steps", lambda s: bool(s["network"]["addresses"] and s["training"]["steps"])
@@ -112,9 +106,14 @@ def peak_megabytes(node: NodeProcess) -> float:
 
 async def attack(node: NodeProcess, status: dict[str, Any]) -> tuple[int, float]:
     """Everything at once for a while: how often the node answered its owner, and the lowest score of a member."""
-    victim = await found(status)
+    address = status["network"]["addresses"][0]
+    victim = Victim(
+        NodeId(status["node_id"]),
+        address,
+        RunId(status["run"]["run_id"]),
+        ("127.0.0.1", int(address.split("/")[4])),
+    )
     answered, lowest = 0, 0.0
-    sockets: list[socket.socket] = []
     async with AsyncExitStack() as stack:
         # first, because silent sockets take every place for handshakes from one address
         liars = [await stack.enter_async_context(peer_of(victim, 20 + number)) for number in range(LIARS)]
@@ -129,12 +128,10 @@ async def attack(node: NodeProcess, status: dict[str, Any]) -> tuple[int, float]
             for number in range(LIARS):
                 nursery.start_soon(lie_over_the_pool, victim, 40 + number)
             await trio.sleep(2)
-            for port in victim.ports:
-                opened = silent_sockets(port)
-                sockets += opened
-                stack.callback(close_all, opened)
-                nursery.start_soon(send_garbage, port)
-                nursery.start_soon(drip, port)
+            sockets = silent_sockets(victim.endpoint)
+            stack.callback(close_all, sockets)
+            nursery.start_soon(send_garbage, victim.endpoint)
+            nursery.start_soon(drip, victim.endpoint)
             ends = time.monotonic() + ATTACK_SECONDS
             while time.monotonic() < ends:
                 assert (await trio.to_thread.run_sync(node.get, "/health"))["status"] == "ok"
@@ -143,35 +140,24 @@ async def attack(node: NodeProcess, status: dict[str, Any]) -> tuple[int, float]
                 lowest = min([lowest, *(member["score"] for member in members)])
                 await trio.sleep(0.3)
             nursery.cancel_scope.cancel()
-    assert len(sockets) > SILENT_SOCKETS
+    assert len(sockets) > SILENT_SOCKETS // 2
     async with peer_of(victim, 90) as (honest, _):  # who behaves is still served
-        await honest.transport.request(victim.node_id, Frame(ENDPOINT_KIND), timeout_seconds=10)
+        with suppress(PeerRefusedError):  # it has not dialled this peer
+            await honest.transport.request(victim.node_id, Frame(CONNECT_KIND), timeout_seconds=60)
     return answered, lowest
-
-
-async def found(status: dict[str, Any]) -> Victim:
-    """The node's two ports; any peer is told that of the pool."""
-    node_id, address = NodeId(status["node_id"]), status["network"]["addresses"][0]
-    port = int(address.split("/")[4])
-    asked = Victim(node_id, address, RunId(status["run"]["run_id"]), ("127.0.0.1", port), ("127.0.0.1", 0))
-    async with peer_of(asked, 10) as (network, _):
-        answer = await network.transport.request(node_id, Frame(ENDPOINT_KIND), timeout_seconds=10)
-    pool = answer.header["port"]
-    assert isinstance(pool, int)
-    return Victim(node_id, address, asked.run_id, asked.libp2p, ("127.0.0.1", pool))
 
 
 @asynccontextmanager
 async def peer_of(victim: Victim, number: int) -> AsyncIterator[tuple[Network, BoundedMuxer]]:
     """A stranger with a good key, connected with the victim."""
-    async with libp2p_network(identity_of(number), NetworkOptions(host="127.0.0.1", pool_port=None)) as network:
+    async with libp2p_network(identity_of(number), NetworkOptions(host="127.0.0.1", body_connections=False)) as network:
         await network.transport.connect(victim.address)
         muxer = network.transport._connections.of(victim.node_id)
         assert isinstance(muxer, BoundedMuxer)
         yield network, muxer
 
 
-def silent_sockets(port: Endpoint) -> list[socket.socket]:
+def silent_sockets(port: tuple[str, int]) -> list[socket.socket]:
     """Connections that never say anything."""
     opened: list[socket.socket] = []
     for _ in range(SILENT_SOCKETS):
@@ -185,7 +171,7 @@ def close_all(sockets: Sequence[socket.socket]) -> None:
         each.close()
 
 
-async def send_garbage(port: Endpoint) -> None:
+async def send_garbage(port: tuple[str, int]) -> None:
     """Bytes that are no handshake, and a client without encryption."""
     chance = Random(port[1])
     while True:
@@ -198,7 +184,7 @@ async def send_garbage(port: Endpoint) -> None:
         await trio.sleep(0.05)
 
 
-async def drip(port: Endpoint) -> None:
+async def drip(port: tuple[str, int]) -> None:
     """One byte of a handshake now and then."""
     while True:
         with suppress(OSError, trio.BrokenResourceError):
@@ -219,24 +205,20 @@ async def lie_over_libp2p(muxer: BoundedMuxer) -> None:
 
 async def lie_over_the_pool(victim: Victim, number: int) -> None:
     """Offers of nothing and packets that cannot be, over connections with a good key."""
-    while True:
-        for data in PACKETS:
-            with suppress(OSError, ConnectionLostError):
-                stream = SecureStream(
-                    dialler_context().wrap_socket(await tcp.dial(victim.pool, None), do_handshake_on_connect=False)
-                )
-                try:
-                    await stream.handshake()
-                    key = identity_of(number).key
-                    reception = await greet_as_dialler(stream, key, victim.node_id, digest_of(stream), 0)
-                    if reception.verdict is not GreetingVerdict.WELCOME:
-                        return
-                    await stream.send_all(data)
-                    with trio.move_on_after(1):
-                        await stream.receive_bytes(24)
-                finally:
-                    stream.close()
-        await trio.sleep(0.05)
+    upgrader = upgrader_of(identity_of(number))
+    async with peer_of(victim, number):
+        while True:
+            for data in PACKETS:
+                with suppress(OSError, ConnectionLostError):
+                    stream = await upgraded_for_bodies(upgrader, victim.node_id, await dialled(victim.endpoint))
+                    try:
+                        await greet_as_dialler(stream, 0)
+                        await stream.send_all(data)
+                        with trio.move_on_after(1):
+                            await receive_bytes(stream, 24)
+                    finally:
+                        stream.close()
+            await trio.sleep(0.05)
 
 
 async def spread_claims(network: Network, topic: str) -> None:
