@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import pytest
+from trio._core import _thread_cache as cache
 
 from neuroshard.network import Network
 from neuroshard.types import NodeId
@@ -346,6 +347,32 @@ class Internet:
 
 
 @contextmanager
+def short_lived_workers() -> Iterator[None]:
+    """trio keeps its worker threads for 10 s, and they stay in the place where they were started.
+
+    The next test in this process would use them, and dial or start programs in a place that is gone.
+    """
+    kept, cache.IDLE_TIMEOUT = cache.IDLE_TIMEOUT, 0.05
+    try:
+        yield
+        here = Path("/proc/thread-self/ns/net").readlink()
+        while any(_place_of(thread) not in {here, None} for thread in threading.enumerate()):
+            time.sleep(0.05)
+    finally:
+        cache.IDLE_TIMEOUT = kept
+
+
+def _place_of(thread: threading.Thread) -> Path | None:
+    """The network namespace of a trio worker thread; None for another thread, or one that ended."""
+    if not thread.name.startswith("Trio thread"):
+        return None
+    try:
+        return Path(f"/proc/self/task/{thread.native_id}/ns/net").readlink()
+    except OSError:
+        return None
+
+
+@contextmanager
 def internet(prefix: str = "nsnat", network: str = "203.0.113") -> Iterator[Internet]:
     """A relay at `network`.1 (RELAY_IP) and two homes, 10.0.1.2 and 10.0.2.2, behind `network`.10 and .20."""
     relay = f"{network}.1"
@@ -365,7 +392,8 @@ def internet(prefix: str = "nsnat", network: str = "203.0.113") -> Iterator[Inte
         thread = threading.Thread(target=_carry, args=(devices, made, stop), name="routers")
         thread.start()
         try:
-            yield made
+            with short_lived_workers():
+                yield made
         finally:
             os.write(stopped, b"x")
             thread.join()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from math import inf
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 import trio
@@ -404,10 +404,9 @@ class _Failure:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether nobody listens at the port. trio groups the errors of all addresses of a name."""
-    group = cast("ExceptionGroup[Exception]", error.__cause__)
-    return isinstance(group, ExceptionGroup) and all(
-        isinstance(one, ConnectionRefusedError) for one in group.exceptions
-    )
+    group: Any = error.__cause__
+    causes: tuple[object, ...] = group.exceptions if isinstance(group, ExceptionGroup) else (error,)
+    return all(isinstance(cause, ConnectionRefusedError) for cause in causes)
 
 
 def _is_usable(conn: INetConn) -> bool:
