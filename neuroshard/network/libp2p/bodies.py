@@ -2,9 +2,9 @@
 
 The side that dialled the first connection dials the others too, because it knows an address that works. The other side
 asks it to. Between two routers with a punched hole each further connection punches its own: the dialling side binds a
-fresh port and tells the peer, which calls there from its listening port, so that its router lets the dialler in. That
-needs a router of the dialler that keeps port numbers, or a router of the peer that filters by address only. Where only
-a relay leads to the peer, or the peer is another libp2p program, bodies stay on streams.
+fresh port and sends its number to the peer, which calls there from its listening port, so that its router lets the
+dialler in. That needs a router of the dialler that keeps port numbers, or a router of the peer that filters by address
+only. Where only a relay leads to the peer, or the peer is another libp2p program, bodies stay on streams.
 """
 
 from __future__ import annotations

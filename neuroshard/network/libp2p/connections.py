@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from math import inf
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import anyio
 import trio
@@ -404,8 +404,7 @@ class _Failure:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether nobody listens at the port. trio groups the errors of all addresses of a name."""
-    group: Any = error.__cause__
-    causes: tuple[object, ...] = group.exceptions if isinstance(group, ExceptionGroup) else (error,)
+    causes: tuple[object, ...] = getattr(error.__cause__, "exceptions", (error,))
     return all(isinstance(cause, ConnectionRefusedError) for cause in causes)
 
 

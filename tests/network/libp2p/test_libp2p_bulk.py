@@ -16,12 +16,15 @@ import trio
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from neuroshard.network.libp2p import NetworkParts
-from neuroshard.network.libp2p.bodies import CONNECT_KIND
+from neuroshard.network.libp2p.bodies import CONNECT_KIND, dialled, upgraded_for_bodies
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import NotDeliveredError, PeerTraffic
+from neuroshard.network.pool.greeting import greet_as_dialler
+from neuroshard.network.pool.options import ConnectionLostError
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, port_of, run, upgrader_of
 from tests.worlds.processes import Program, program
 
 MIB = 1024 * 1024
@@ -160,6 +163,35 @@ def test_the_upload_limit_holds_for_everything_that_is_sent() -> None:
             await b.transport.request(a.transport.local_id, Frame("take", {}, body), timeout_seconds=20)
             assert 1.0 < trio.current_time() - began < 5
             await until(taken.is_set)
+
+    run(scenario)
+
+
+def test_who_has_no_connection_for_streams_gets_none_for_bodies() -> None:
+    async def scenario() -> None:
+        async with nodes(1) as (a,):
+            place = ("127.0.0.1", port_of(a))
+            stranger = identity_of(9)
+            stream = await upgraded_for_bodies(upgrader_of(stranger), a.transport.local_id, await dialled(place))
+            with pytest.raises(ConnectionLostError):
+                await greet_as_dialler(stream, 0)
+            stream.close()
+            async with nodes(1, first=9) as (b,):
+                await b.transport.connect(address_of(a))
+                stream = await upgraded_for_bodies(upgrader_of(stranger), a.transport.local_id, await dialled(place))
+                await greet_as_dialler(stream, 0)
+                stream.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("header", [{}, {"port": 4001}, {"port": 0}, {"port": "x"}, {"host": "1.2.3.4"}])
+def test_nobody_makes_a_node_dial_where_it_has_not_dialled(header: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with nodes(2) as (a, b):
+            await b.transport.connect(address_of(a))
+            with pytest.raises(PeerRefusedError):
+                await b.transport.request(a.transport.local_id, Frame(CONNECT_KIND, header), timeout_seconds=60)
 
     run(scenario)
 
