@@ -203,7 +203,7 @@ class Connections:
         """Connect at an address from the owner or from another peer. Raises PeerUnreachableError."""
         if not is_given and not self._contacts.may_follow(address):
             raise PeerUnreachableError(
-                f"{address.text} is an address of this computer; only its owner may give such an address."
+                f"{address.text} is not a public address. Only the owner or a node near this one may tell it."
             )
         await self.dial(address.peer, (address,))
 

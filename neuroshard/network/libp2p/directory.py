@@ -281,7 +281,9 @@ class KademliaDirectory:
             self.refused[reason] += 1
             self._report(sender, reason)
             return None
-        self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at)
+        # its author wrote it, wherever the sender is: only a record from the author itself says where it comes from
+        host = self._host_of(sender) if sender == record.node_id else None
+        self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at, host=host)
         return record
 
     # Requests of other nodes
