@@ -88,7 +88,7 @@ _TRANSLATED = ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator (
 def scope_of(host: str) -> Scope:
     """The scope of an IP address or name."""
     try:
-        ip = _inner(ip_address(host))
+        ip = final_ip(ip_address(host))
     except ValueError:
         return Scope.COMPUTER
     if ip.is_loopback:
@@ -99,7 +99,7 @@ def scope_of(host: str) -> Scope:
     return Scope.NETWORK if any(ip in network for network in _PRIVATE) else Scope.WORLD
 
 
-def _inner(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def final_ip(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address to which packets for an IPv6 address go in the end, or the address itself."""
     if isinstance(ip, IPv4Address):
         return ip

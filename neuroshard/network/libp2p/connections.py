@@ -25,6 +25,7 @@ from neuroshard.network.libp2p.addresses import PeerAddress, is_near
 from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, contain_errors
+from neuroshard.network.libp2p.places import DialBudget
 from neuroshard.network.libp2p.sockets import SocketBytes, share_port
 from neuroshard.network.pool import PeerTraffic
 from neuroshard.network.transport import Connection, PeerUnreachableError
@@ -38,14 +39,22 @@ class Dialler:
     """Dials connections for one node. `source` is its listening address and port, used as the local end as well."""
 
     def __init__(
-        self, swarm: NodeSwarm, source: tuple[str, int] | None = None, congestion_control: str | None = None
+        self,
+        swarm: NodeSwarm,
+        budget: DialBudget,
+        source: tuple[str, int] | None = None,
+        congestion_control: str | None = None,
     ) -> None:
         self._swarm = swarm
+        self.budget = budget
         self._source = source
         self.congestion_control = congestion_control
 
     async def dial(self, address: PeerAddress) -> BoundedMuxer:
-        """Connect to a peer at an address. Raises PeerUnreachableError if another node answers, or OSError."""
+        """Connect to a peer at an address.
+
+        Raises OSError, or PeerUnreachableError if another node answers or the host was dialled too often.
+        """
         stream = await self._shared_call(address)
         if stream is not None:
             # the peer may dial at the same moment, also from its listening port: then both are the client
@@ -53,23 +62,27 @@ class Dialler:
                 muxer = await self._upgraded(stream, address)
                 muxer.is_from_listening_port = True
                 return muxer
+        self._count(address)
         return await self._upgraded(await trio.open_tcp_stream(address.host, address.port), address)
+
+    def _count(self, address: PeerAddress) -> None:
+        """Count a socket that is opened to a host. Raises PeerUnreachableError if there were too many."""
+        if not self.budget.take(address, anyio.current_time()):
+            raise PeerUnreachableError("this host was dialled too often without success; it is tried again later")
 
     async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
         """Connect to a peer that dials this node at the same moment; the two must have different roles."""
-        with anyio.move_on_after(PUNCH_SECONDS):
+        with anyio.move_on_after(PUNCH_SECONDS), suppress(PeerUnreachableError):
             stream = await self._shared_call(address)
             if stream is not None:
-                try:
-                    return await self._upgraded(stream, address, is_client=is_client)
-                except PeerUnreachableError:
-                    return None
+                return await self._upgraded(stream, address, is_client=is_client)
         return None
 
     async def _shared_call(self, address: PeerAddress) -> trio.SocketStream | None:
         """Dial from the listening port: the router maps it to the same external port as all other connections."""
         if self._source is None or not _is_same_family(self._source[0], address.host):
             return None
+        self._count(address)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = trio.socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -97,6 +110,7 @@ class Dialler:
                     await contain_errors(raw.close(), "Closing")
         if not isinstance(result, BoundedMuxer):
             raise PeerUnreachableError(f"it does not answer as that node ({result})")
+        self.budget.note_worked(address, anyio.current_time())
         return result
 
     async def _shake_hands(self, raw: SocketBytes, address: PeerAddress, *, is_client: bool) -> BoundedMuxer:
@@ -205,6 +219,8 @@ class Connections:
             raise PeerUnreachableError(
                 f"{address.text} is not a public address. Only the owner or a node near this one may tell it."
             )
+        if is_given:
+            self._dialler.budget.trust(address.of_relay() if address.is_relayed else address)
         await self.dial(address.peer, (address,))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
@@ -347,6 +363,7 @@ class Connections:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             failures.append(f"{address.host} port {address.port}: {reason}")
             self._contacts.note_failed(address)
+            self._dialler.budget.note_failed(address)
             failed.set()
         else:
             self._contacts.note_worked(address)

@@ -26,6 +26,8 @@ class ConnectionLimits:
     handshakes_of_ip: int = 16
     identities_of_ip: int = 64
     identities_of_loopback: int = 1024
+    dials_of_host: int = 10  # within a minute, without success
+    is_loopback_free: bool = True  # dials on this computer do not count
     streams: int = 2048  # opened by one peer
     streams_of_peer: int = 32
 
