@@ -24,8 +24,8 @@ from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.addresses import PeerAddress, is_near
 from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, contain_errors
-from neuroshard.network.libp2p.places import DialBudget
+from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.places import ConnectionAdmission, DialBudget
 from neuroshard.network.libp2p.sockets import SocketBytes, share_port
 from neuroshard.network.pool import PeerTraffic
 from neuroshard.network.transport import Connection, PeerUnreachableError
@@ -183,23 +183,21 @@ class Connections:
     async def accept(self, stream: trio.SocketStream) -> None:
         """Upgrade an accepted socket to a connection, if the limits allow it."""
         raw = SocketBytes(stream, self._dialler.congestion_control)
-        address = raw.get_remote_address()
-        ip = address[0] if address else ""
-        if not self._admission.may_shake_hands(ip):
+        if not self._admission.begin_handshake(raw):
             await contain_errors(raw.close(), "Closing")
             return
-        await contain_errors(self._serve(raw, ip), f"A connection from {ip}")
+        await contain_errors(self._serve(raw), f"A connection from {raw.ip}")
 
-    async def _serve(self, raw: SocketBytes, ip: str) -> None:
+    async def _serve(self, raw: SocketBytes) -> None:
         try:
             muxer = await self._swarm.upgrade_inbound_raw_conn(RawConnection(raw, initiator=False), _ANYWHERE)
         finally:
-            self._admission.end_handshake(ip)
+            self._admission.end_handshake(raw)
         if not isinstance(muxer, BoundedMuxer):
             return
-        if ip in self._punched_ips:  # it arrives because this node dialled there
+        if raw.ip in self._punched_ips:  # it arrives because this node dialled there
             self._mark_punched(muxer)
-        elif not is_near(ip):
+        elif not is_near(raw.ip):
             self._reached_at = anyio.current_time()
         await muxer.wait_closed()  # the socket lives as long as this task
 

@@ -30,9 +30,9 @@ from neuroshard.network.libp2p.kademlia import (
     RoutingTable,
     StoredRecord,
     key_of,
-    record_origin,
     record_score_reason,
 )
+from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import (
     MAX_RECORD_BYTES,
@@ -306,7 +306,8 @@ class KademliaDirectory:
         record = self._checked(peer, given.record, peer)
         if record is None:
             raise RequestRefusedError("The record was refused.")
-        if not self._store.put(given.namespace, record, record_origin(self._host_of(peer))):
+        origin = network_of(self._host_of(peer) or "relayed", 32)  # all nodes behind relays are one
+        if not self._store.put(given.namespace, record, origin):
             raise RequestRefusedError("This node is in as many namespaces as are kept.")
         return Frame(STORE_KIND, Stored())
 

@@ -26,8 +26,8 @@ from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, PeerEvents, sile
 from neuroshard.network.libp2p.kademlia import RecordStore
 from neuroshard.network.libp2p.muxer import MuxerOptions
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, ReceiveMemory, StreamAdmission
-from neuroshard.network.libp2p.places import DialBudget
+from neuroshard.network.libp2p.peer_limits import ReceiveMemory, StreamAdmission
+from neuroshard.network.libp2p.places import ConnectionAdmission, DialBudget
 from neuroshard.network.libp2p.relay import RelayClient, RelayServer
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.sockets import BoundListener

@@ -31,6 +31,7 @@ class SocketBytes(ReadWriteCloser):
         self._stream = stream
         self._received = bytearray()
         self._remote = _remote_address(stream)
+        self.heard_at = trio.current_time()
         enable_keepalive(stream.setsockopt)
         choose_sending(stream.setsockopt, congestion_control)
 
@@ -69,13 +70,24 @@ class SocketBytes(ReadWriteCloser):
         """IP address and port of the other side."""
         return self._remote
 
+    @property
+    def ip(self) -> str:
+        """IP address of the other side, "" if it has left already."""
+        return self._remote[0] if self._remote else ""
+
+    def cut(self) -> None:
+        """Close the socket at once: reads end, writes fail."""
+        self._stream.socket.close()
+
     async def _receive(self) -> bytes:
         try:
-            return bytes(await self._stream.receive_some(MAX_READ_BYTES))
+            data = bytes(await self._stream.receive_some(MAX_READ_BYTES))
         except trio.BrokenResourceError as error:
             raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
         except trio.ClosedResourceError:
             return b""
+        self.heard_at = trio.current_time()
+        return data
 
 
 def _remote_address(stream: trio.SocketStream) -> tuple[str, int] | None:

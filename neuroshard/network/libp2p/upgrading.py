@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
 from libp2p.abc import IMuxedConn, ISecureConn
 from libp2p.crypto.ed25519 import Ed25519PublicKey
 from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
@@ -21,7 +22,8 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from neuroshard.identity import NodeKey
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
+from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.places import ConnectionAdmission, NoPlaceError, Place
 from neuroshard.network.libp2p.tls import TLS_PROTOCOL, TlsTransport
 
 HANDSHAKE_SECONDS = 10
@@ -49,18 +51,24 @@ class NodeUpgrader(TransportUpgrader):
 
         Raises MuxerUpgradeFailure if the limits do not allow it.
         """
-        address = conn.get_remote_address()
-        ip, identity = address[0] if address else "", str(peer_id)
         if not self._is_welcome(peer_id):
             raise MuxerUpgradeFailure(f"{peer_id} is banned")
-        if not self._admission.enter(ip, identity):
-            raise MuxerUpgradeFailure(f"too many connections for {peer_id} at {ip}")
+        address = conn.get_remote_address()
+        place = Place(address[0] if address else "", str(peer_id), conn.is_initiator, trio.current_time())
         try:
+            replaced = self._admission.enter(place)
+        except NoPlaceError as error:
+            raise MuxerUpgradeFailure(f"{error} for {peer_id} at {place.ip}") from error
+        try:
+            if replaced is not None and isinstance(replaced.streams, BoundedMuxer):
+                await contain_errors(replaced.streams.close(), "Closing a replaced connection")
             await self.muxer_multistream.select_transport(conn)
         except BaseException:
-            self._admission.leave(ip, identity)
+            self._admission.leave(place)
             raise
-        return BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(ip, identity))
+        muxer = BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(place))
+        self._admission.opened(place, muxer)
+        return muxer
 
 
 class NodePrivateKey(PrivateKey):

@@ -1,9 +1,11 @@
-"""Dials belong to networks, not to names: the policy in virtual time, and real sockets."""
+"""Places and dials belong to networks, not to names: the policy in virtual time, and dials through real sockets."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 
 import anyio
 import pytest
@@ -15,7 +17,18 @@ from trio.testing import MockClock
 from neuroshard.network import PeerUnreachableError
 from neuroshard.network.libp2p import ConnectionLimits
 from neuroshard.network.libp2p.addresses import PeerAddress, parse_address
-from neuroshard.network.libp2p.places import MAX_TARGETS, DialBudget, network_of
+from neuroshard.network.libp2p.places import (
+    MAX_TARGETS,
+    PROTECTED_NEAR,
+    PROTECTED_USEFUL,
+    WIDE_SHARE,
+    ConnectionAdmission,
+    DialBudget,
+    NoPlaceError,
+    Place,
+    network_of,
+)
+from neuroshard.network.libp2p.streams import RoundTrips
 from neuroshard.types import NodeId
 from tests.worlds.claims import identity_of
 from tests.worlds.network_nodes import LOOPBACK, address_of, nodes, run
@@ -35,6 +48,204 @@ def test_networks() -> None:
     assert network_of("2606:4700:0:1::1", 16, 48) == network_of("2606:4700:0:2::1", 16, 48)
     assert network_of("2002:808:404:1::", 32) == network_of("2002:808:404:2::", 32) == network_of("8.8.4.4", 32)
     assert network_of("name.example") == "name.example"
+    assert network_of("") == ""
+    assert network_of("fe80::1%eth0")
+
+
+@dataclass(eq=False)
+class Silent:
+    """A socket that says nothing."""
+
+    ip: str
+    heard_at: float
+    is_cut: bool = False
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+
+@pytest.mark.parametrize(
+    "silent_ips",
+    [
+        ["9.9.9.9"] * LIMITS.handshakes,
+        [f"9.9.9.{number}" for number in range(LIMITS.handshakes)],
+        [f"9.9.{number}.1" for number in range(LIMITS.handshakes)],
+        [f"9.{number}.1.1" for number in range(LIMITS.handshakes)],
+        [f"2606:4700:0:{number}::1" for number in range(LIMITS.handshakes)],
+        ["9.9.9.9", "8.8.8.8"] * (LIMITS.handshakes // 2),
+    ],
+    ids=["host", "/24", "/16", "many networks", "/48", "two hosts"],
+)
+def test_a_handshake_of_another_network_replaces_the_longest_silent_one_of_the_greediest(silent_ips: list[str]) -> None:
+    admission = ConnectionAdmission()
+    silent = [Silent(ip, float(number)) for number, ip in enumerate(silent_ips)]
+    silent[0].heard_at = 1000.0  # one byte now and then
+    assert all(admission.begin_handshake(one) for one in silent)
+    newcomers = [Silent("1.2.3.4", 100.0), Silent("5.6.7.8", 101.0)]
+    assert all(admission.begin_handshake(one) for one in newcomers)
+    assert [one for one in silent if one.is_cut] == silent[1:3]
+    assert admission.handshakes == LIMITS.handshakes
+    assert not any(one.is_cut for one in newcomers)
+    for one in (*silent, *newcomers):
+        admission.end_handshake(one)
+    assert admission.handshakes == 0
+
+
+def test_handshakes_of_the_greediest_network_get_no_place_of_others() -> None:
+    admission = ConnectionAdmission()
+    honest = [Silent(f"{number}.1.1.1", 0.0) for number in range(1, 11)]
+    assert all(admission.begin_handshake(one) for one in honest)
+    let_in = [admission.begin_handshake(Silent("200.1.1.1", 1.0 + number)) for number in range(1000)]
+    assert sum(let_in) == LIMITS.handshakes - len(honest)
+    assert not any(one.is_cut for one in honest)
+    assert admission.refused == {"handshakes": 1000 - sum(let_in)}
+
+
+class Line:
+    """The streams of a connection."""
+
+    def __init__(self, used_at: float, round_trip: float | None) -> None:
+        self.used_at = used_at
+        self.round_trips = RoundTrips()
+        if round_trip is not None:
+            self.round_trips.add(round_trip)
+
+
+class Table:
+    """The connections of a node whose places are wanted."""
+
+    def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
+        self.admission = ConnectionAdmission(limits)
+        self.now = 0.0
+        self.replaced: list[Place] = []
+        self._names = 0
+
+    @property
+    def most(self) -> int:
+        return self.admission.limits.connections // 2
+
+    def enter(
+        self, ip: str, *, used_at: float = 0.0, round_trip: float | None = 0.1, is_chosen: bool = False
+    ) -> Place | None:
+        """A connection of a new name; None if it is refused."""
+        self.now += 1.0
+        self._names += 1
+        place = Place(ip, str(self._names), is_chosen, self.now)
+        try:
+            replaced = self.admission.enter(place)
+        except NoPlaceError:
+            return None
+        self.admission.opened(place, Line(used_at, round_trip))
+        if replaced is not None:
+            self.replaced.append(replaced)
+        return place
+
+    def flood(self, ips: Iterable[str], count: int) -> list[Place]:
+        return [place for ip in islice(cycle(ips), count) if (place := self.enter(ip, round_trip=0.2))]
+
+
+def honest_ips(count: int) -> list[str]:
+    return [f"{20 + number}.{number}.1.1" for number in range(count)]
+
+
+FLOODS = {
+    "a /64": [f"2606:4700:1:1::{number:x}" for number in range(1000)],
+    "a /48": [f"2606:4700:1:{number:x}::1" for number in range(1000)],
+    "a host": ["9.9.9.9"],
+    "a /16": [f"9.9.{number % 250}.{number // 250}" for number in range(1000)],
+    "two hosts": ["9.9.9.9", "8.8.8.8"],
+    "relays": [""],
+}
+
+
+@pytest.mark.parametrize("attackers", FLOODS.values(), ids=FLOODS.keys())
+@pytest.mark.parametrize("is_attacker_first", [True, False])
+def test_honest_nodes_get_and_keep_places_among_free_names(attackers: list[str], is_attacker_first: bool) -> None:
+    table = Table()
+    if is_attacker_first:
+        table.flood(attackers, 1000)
+    honest = list[Place | None]()
+    for ip in honest_ips(100):
+        honest.append(table.enter(ip))
+        table.flood(attackers, 20)
+    assert None not in honest
+    assert not set(honest) & set(table.replaced)
+    assert table.admission.connections == table.most
+
+
+def test_the_greediest_network_does_not_even_disturb_itself() -> None:
+    table = Table()
+    assert len(table.flood(["9.9.9.9"], 1000)) == table.most
+    assert table.replaced == []
+    assert table.admission.refused == {"connections": 1000 - table.most}
+
+
+def test_a_wide_network_of_honest_nodes_is_not_greedier_than_one_host() -> None:
+    table = Table()
+    provider = [table.enter(f"20.20.{number}.1") for number in range(WIDE_SHARE * 10)]
+    table.flood(["9.9.9.9"], 1000)
+    for ip in honest_ips(50):
+        assert table.enter(ip)
+    assert not set(provider) & set(table.replaced)
+
+
+def test_near_useful_and_old_connections_of_different_networks_are_protected() -> None:
+    table = Table()
+    old = [table.enter(f"9.9.9.{number}") for number in range(20)]
+    near = [table.enter(f"9.9.8.{number}", round_trip=0.001 * number) for number in range(PROTECTED_NEAR)]
+    useful = [table.enter(f"9.9.7.{number}", used_at=1e6 + number) for number in range(PROTECTED_USEFUL)]
+    different = [table.enter(ip) for ip in honest_ips(30)]
+    table.flood([f"9.9.6.{number}" for number in range(200)], 1000)
+    assert table.admission.connections == table.most
+    for ip in [f"200.{number}.1.1" for number in range(60)]:
+        assert table.enter(ip)
+    assert len(table.replaced) == 60
+    kept = {*old, *near, *useful, *different}
+    assert not kept & set(table.replaced)
+    assert {network_of(place.ip) for place in table.replaced} == {"9.9.6.0/24"}
+    assert [place.entered_at for place in table.replaced] == sorted(
+        (place.entered_at for place in table.replaced), reverse=True
+    )  # the youngest first
+
+
+def test_requests_of_a_new_connection_do_not_protect_it() -> None:
+    table = Table()
+    for _ in range(1000):
+        table.enter("9.9.9.9", used_at=table.now + 2.0, round_trip=None)
+    youngest = max(table.admission._places, key=lambda place: place.entered_at)
+    assert table.enter("1.2.3.4")
+    assert table.replaced == [youngest]
+
+
+def test_half_of_the_places_are_for_peers_that_this_node_chose() -> None:
+    table = Table()
+    table.flood([f"{number}.1.1.1" for number in range(1, 200)], 2000)
+    assert table.admission.connections == table.most
+    chosen = [table.enter(ip, is_chosen=True) for ip in honest_ips(100) for _ in range(3)]
+    assert sum(place is not None for place in chosen) == LIMITS.connections - table.most
+    table.flood([f"{number}.2.1.1" for number in range(1, 200)], 2000)
+    assert not set(chosen) & set(table.replaced)
+
+
+def test_connections_of_one_peer_are_bounded_wherever_it_is() -> None:
+    admission = ConnectionAdmission()
+    places = [Place(f"{number}.1.1.1", "a", number % 2 == 0, float(number)) for number in range(1, 10)]
+    for place in places[: LIMITS.connections_of_peer]:
+        admission.enter(place)
+    with pytest.raises(NoPlaceError, match="of peer"):
+        admission.enter(places[-1])
+    admission.leave(places[0])
+    admission.leave(places[0])  # closed, after it was replaced
+    assert admission.enter(places[-1]) is None
+    assert admission.connections == LIMITS.connections_of_peer
+
+
+def test_a_connection_that_is_still_negotiated_is_not_replaced() -> None:
+    admission = ConnectionAdmission(ConnectionLimits(connections=8))
+    for number in range(4):
+        admission.enter(Place("9.9.9.9", str(number), False, float(number)))
+    with pytest.raises(NoPlaceError):
+        admission.enter(Place("1.2.3.4", "other", False, 10.0))
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 65_535), st.sampled_from(PEERS)), max_size=200))
