@@ -125,8 +125,8 @@ class Transport(Protocol):
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """Connect to a multiaddr that ends with /p2p/<node id>. Raises PeerUnreachableError, UsageError.
 
-        `is_given` marks an address from this node's owner, which is obeyed. Others must be public, or told by a node
-        on a private network or on this computer.
+        `is_given` marks an address from this node's owner, which is obeyed. Others must be public, or reported by a
+        node on a private network or on this computer.
         """
         ...
 

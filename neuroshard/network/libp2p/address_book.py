@@ -13,7 +13,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from neuroshard.errors import UsageError
-from neuroshard.network.libp2p.addresses import PeerAddress, may_be_told, parse_address
+from neuroshard.network.libp2p.addresses import PeerAddress, may_be_reported, parse_address
 from neuroshard.network.limits import TokenBucket
 from neuroshard.types import NodeId
 
@@ -144,19 +144,19 @@ class PeerAddressBook:
             self._known.put(peer, replace(known, claimed=claimed, claimed_at=known.claimed_at if at is None else at))
 
     def may_follow(self, address: PeerAddress, teller: str | None = None) -> bool:
-        """Whether an address from a peer at the IP address `teller` (None: unknown) may be dialled; see `may_be_told`.
+        """Whether an address from a peer at the IP address `teller` (None: unknown) may be dialled (`may_be_reported`).
 
         Otherwise any peer could make this node connect to services of its own computer or local network. An address
-        that was accepted before may be dialled whoever repeats it. If peers run on this computer, they can tell all.
+        that was accepted before may be dialled when any node repeats it. Peers on this computer may report all.
         """
-        if may_be_told(address.host, "127.0.0.1" if self._has_neighbours else teller):
+        if may_be_reported(address.host, "127.0.0.1" if self._has_neighbours else teller):
             return True
         return any(known.text == address.text for known in self.of(address.peer))
 
     def hear_texts(self, peer: NodeId, texts: Iterable[str], teller_host: str | None) -> None:
         """Store the addresses that one peer reports for another. `teller_host` is its IP address, None behind a relay.
 
-        They are kept only while there is space, and only as far as `may_follow` allows.
+        They are kept only while there is space, and only if `may_follow` allows them.
         """
         heard = self._heard_of(peer)
         if peer == self._local_id or len(heard) >= MAX_HEARSAY:

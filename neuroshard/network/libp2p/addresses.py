@@ -106,10 +106,10 @@ def final_ip(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return ip.ipv4_mapped or ip.sixtofour or (IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _TRANSLATED else ip)
 
 
-def may_be_told(host: str, teller: str | None) -> bool:
+def may_be_reported(host: str, teller: str | None) -> bool:
     """Whether the word of a peer at the IP address `teller` (None: unknown) may make this node dial `host`.
 
-    | host | told from far away | from a private network | from this computer |
+    | host | reported from far away | from a private network | from this computer |
     | --- | --- | --- | --- |
     | public | yes | yes | yes |
     | private or shared | no | yes | yes |

@@ -215,7 +215,7 @@ class Connections:
         """Connect at an address from the owner or from another peer. Raises PeerUnreachableError."""
         if not is_given and not self._contacts.may_follow(address):
             raise PeerUnreachableError(
-                f"{address.text} is not a public address. Only the owner or a node near this one may tell it."
+                f"{address.text} is not a public address. Only the owner or a near node may report it."
             )
         if is_given:
             self._dialler.budget.trust(address.of_relay() if address.is_relayed else address)

@@ -1,4 +1,4 @@
-"""Who gets this node's handshakes, connections and dials: counts and choices, without sockets.
+"""Places for handshakes and connections, and the budget of dials. This file counts and chooses; it opens no socket.
 
 Names cost nothing, so places belong to networks: /24 and /64, and, with a smaller weight, /16 and /48. Half of the
 connections are for peers that this node dialled. Where the other places are all taken, a newcomer from a network with
@@ -51,7 +51,7 @@ class _Crowd:
             self._wide[_wide_network_of(ip)] += 1
 
     def greed(self, ip: str, more: int = 0) -> float:
-        """What the networks of an address hold, or would hold with `more` places."""
+        """The number of places of the greedier network of an address, with `more` of its own."""
         return max(self._narrow[network_of(ip)] + more, (self._wide[_wide_network_of(ip)] + more) / WIDE_SHARE)
 
 
@@ -78,14 +78,14 @@ def longest_silent(handshakes: Sequence[Handshake], newcomer_ip: str) -> Handsha
 
 
 class Streams(Protocol):
-    """The streams of a connection, as far as they show its value."""
+    """The streams of a connection: they show its value."""
 
     used_at: float  # when one was opened last, by either side
     round_trips: RoundTrips
 
 
 @dataclass(eq=False)
-class Place:
+class ConnectionPlace:
     """One connection of an authenticated peer."""
 
     ip: str  # "" through a relay
@@ -95,7 +95,7 @@ class Place:
     streams: Streams | None = None  # None: not negotiated yet
 
 
-def least_needed(inbound: Sequence[Place], newcomer_ip: str) -> Place | None:
+def least_needed(inbound: Sequence[ConnectionPlace], newcomer_ip: str) -> ConnectionPlace | None:
     """The connection that a newcomer replaces; None if no network is as greedy as the newcomer's would become.
 
     Protected are the connections with the shortest round trips, those that carried requests last, and the older half
@@ -114,20 +114,20 @@ def least_needed(inbound: Sequence[Place], newcomer_ip: str) -> Place | None:
     return max((place for place in young if crowd.greed(place.ip) == greediest), key=lambda place: place.entered_at)
 
 
-def _round_trip(place: Place) -> float:
+def _round_trip(place: ConnectionPlace) -> float:
     least = None if place.streams is None else place.streams.round_trips.least
     return inf if least is None else least
 
 
-def _used_at(place: Place) -> float:
+def _used_at(place: ConnectionPlace) -> float:
     used_at = -inf if place.streams is None else place.streams.used_at
     return used_at if used_at > place.entered_at + USEFUL_AFTER_SECONDS else -inf
 
 
-def _by_age(places: Iterable[Place]) -> list[Place]:
+def _by_age(places: Iterable[ConnectionPlace]) -> list[ConnectionPlace]:
     """The oldest place of each network, oldest first, then the second oldest of each, and so on."""
     before: Counter[str] = Counter()
-    ranked: list[tuple[int, Place]] = []
+    ranked: list[tuple[int, ConnectionPlace]] = []
     for place in sorted(places, key=lambda place: place.entered_at):
         ranked.append((before[_wide_network_of(place.ip)], place))
         before[_wide_network_of(place.ip)] += 1
@@ -144,7 +144,7 @@ class ConnectionAdmission:
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
         self._handshakes: list[Handshake] = []
-        self._places: dict[Place, None] = {}
+        self._places: dict[ConnectionPlace, None] = {}
         self.refused: Counter[str] = Counter()  # by reason
 
     @property
@@ -174,7 +174,7 @@ class ConnectionAdmission:
         if handshake in self._handshakes:
             self._handshakes.remove(handshake)
 
-    def enter(self, newcomer: Place) -> Place | None:
+    def enter(self, newcomer: ConnectionPlace) -> ConnectionPlace | None:
         """Count a connection. Returns the one that it replaces, which must be closed. Raises NoPlaceError."""
         if sum(place.identity == newcomer.identity for place in self._places) >= self.limits.connections_of_peer:
             raise self._refusal("connections of peer")
@@ -188,11 +188,11 @@ class ConnectionAdmission:
         self._places[newcomer] = None
         return replaced
 
-    def opened(self, place: Place, streams: Streams) -> None:
+    def opened(self, place: ConnectionPlace, streams: Streams) -> None:
         """Note that a connection is open: from now on a newcomer may replace it."""
         place.streams = streams
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ConnectionPlace) -> None:
         """Remove a connection that was closed. One that was replaced is removed already."""
         self._places.pop(place, None)
 

@@ -23,7 +23,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from neuroshard.identity import NodeKey
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.peer_limits import contain_errors
-from neuroshard.network.libp2p.places import ConnectionAdmission, NoPlaceError, Place
+from neuroshard.network.libp2p.places import ConnectionAdmission, ConnectionPlace, NoPlaceError
 from neuroshard.network.libp2p.tls import TLS_PROTOCOL, TlsTransport
 
 HANDSHAKE_SECONDS = 10
@@ -54,7 +54,7 @@ class NodeUpgrader(TransportUpgrader):
         if not self._is_welcome(peer_id):
             raise MuxerUpgradeFailure(f"{peer_id} is banned")
         address = conn.get_remote_address()
-        place = Place(address[0] if address else "", str(peer_id), conn.is_initiator, trio.current_time())
+        place = ConnectionPlace(address[0] if address else "", str(peer_id), conn.is_initiator, trio.current_time())
         try:
             replaced = self._admission.enter(place)
         except NoPlaceError as error:

@@ -23,9 +23,9 @@ from neuroshard.network.libp2p.places import (
     PROTECTED_USEFUL,
     WIDE_SHARE,
     ConnectionAdmission,
+    ConnectionPlace,
     DialBudget,
     NoPlaceError,
-    Place,
     network_of,
 )
 from neuroshard.network.libp2p.streams import RoundTrips
@@ -117,7 +117,7 @@ class Table:
     def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
         self.admission = ConnectionAdmission(limits)
         self.now = 0.0
-        self.replaced: list[Place] = []
+        self.replaced: list[ConnectionPlace] = []
         self._names = 0
 
     @property
@@ -126,11 +126,11 @@ class Table:
 
     def enter(
         self, ip: str, *, used_at: float = 0.0, round_trip: float | None = 0.1, is_chosen: bool = False
-    ) -> Place | None:
+    ) -> ConnectionPlace | None:
         """A connection of a new name; None if it is refused."""
         self.now += 1.0
         self._names += 1
-        place = Place(ip, str(self._names), is_chosen, self.now)
+        place = ConnectionPlace(ip, str(self._names), is_chosen, self.now)
         try:
             replaced = self.admission.enter(place)
         except NoPlaceError:
@@ -140,7 +140,7 @@ class Table:
             self.replaced.append(replaced)
         return place
 
-    def flood(self, ips: Iterable[str], count: int) -> list[Place]:
+    def flood(self, ips: Iterable[str], count: int) -> list[ConnectionPlace]:
         return [place for ip in islice(cycle(ips), count) if (place := self.enter(ip, round_trip=0.2))]
 
 
@@ -164,7 +164,7 @@ def test_honest_nodes_get_and_keep_places_among_free_names(attackers: list[str],
     table = Table()
     if is_attacker_first:
         table.flood(attackers, 1000)
-    honest = list[Place | None]()
+    honest = list[ConnectionPlace | None]()
     for ip in honest_ips(100):
         honest.append(table.enter(ip))
         table.flood(attackers, 20)
@@ -229,7 +229,7 @@ def test_half_of_the_places_are_for_peers_that_this_node_chose() -> None:
 
 def test_connections_of_one_peer_are_bounded_wherever_it_is() -> None:
     admission = ConnectionAdmission()
-    places = [Place(f"{number}.1.1.1", "a", number % 2 == 0, float(number)) for number in range(1, 10)]
+    places = [ConnectionPlace(f"{number}.1.1.1", "a", number % 2 == 0, float(number)) for number in range(1, 10)]
     for place in places[: LIMITS.connections_of_peer]:
         admission.enter(place)
     with pytest.raises(NoPlaceError, match="of peer"):
@@ -243,9 +243,9 @@ def test_connections_of_one_peer_are_bounded_wherever_it_is() -> None:
 def test_a_connection_that_is_still_negotiated_is_not_replaced() -> None:
     admission = ConnectionAdmission(ConnectionLimits(connections=8))
     for number in range(4):
-        admission.enter(Place("9.9.9.9", str(number), False, float(number)))
+        admission.enter(ConnectionPlace("9.9.9.9", str(number), False, float(number)))
     with pytest.raises(NoPlaceError):
-        admission.enter(Place("1.2.3.4", "other", False, 10.0))
+        admission.enter(ConnectionPlace("1.2.3.4", "other", False, 10.0))
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 65_535), st.sampled_from(PEERS)), max_size=200))
