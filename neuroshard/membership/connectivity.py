@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from math import inf
@@ -46,15 +46,26 @@ class KnownAddress:
     text: str
     is_given: bool = False  # by the owner or the run: never forgotten
     is_remembered: bool = False  # it worked in an earlier start
+    is_near: bool = False  # it was found on the local network
     failures: int = 0  # in a row
     next_try: float = 0.0  # on the monotonic clock
     worked_at: float = -inf  # on the monotonic clock: when it was dialled last with success
-    met_at: float = -inf  # the same: when its node was last connected, which may have dialled this one
+    met_at: float = -inf  # the same: when its node was last connected from the same host; it may have dialled this one
 
     @property
     def node_id(self) -> NodeId:
         """The node that the address should lead to."""
         return NodeId(self.text.rpartition("/p2p/")[2])
+
+    @property
+    def host(self) -> str:
+        """IP address or name; the relay's for an address through a relay."""
+        return _host_of(self.text)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it is more than the word of a peer, which may lead to computers that only this one can reach."""
+        return self.is_given or self.is_remembered or self.is_near
 
     @property
     def has_worked(self) -> bool:
@@ -69,14 +80,18 @@ class KnownAddresses:
         self._own_id = own_id
         self._known: dict[str, KnownAddress] = {}
 
-    def add(self, addresses: Iterable[str], *, is_given: bool = False, is_remembered: bool = False) -> None:
+    def add(
+        self, addresses: Iterable[str], *, is_given: bool = False, is_remembered: bool = False, is_near: bool = False
+    ) -> None:
         """Add addresses, but not malformed ones or this node's own; the number of strangers' addresses is bounded."""
         for text in addresses:
-            address = KnownAddress(text, is_given, is_remembered)
+            address = KnownAddress(text, is_given, is_remembered, is_near)
             if len(text) > MAX_ADDRESS_CHARACTERS or not address.node_id or address.node_id == self._own_id:
                 continue
             if text in self._known:
-                self._known[text] = replace(self._known[text], is_given=is_given or self._known[text].is_given)
+                known = self._known[text]
+                known = replace(known, is_given=is_given or known.is_given, is_near=is_near or known.is_near)
+                self._known[text] = known
             elif len(self._known) < MAX_ADDRESSES or is_given or self._forget_worst():
                 self._known[text] = address
 
@@ -118,11 +133,14 @@ class KnownAddresses:
         """Make every address due now: the line is back, or the computer woke up."""
         self._known = {text: replace(known, next_try=0.0) for text, known in self._known.items()}
 
-    def note_met(self, connected: Iterable[NodeId], now: float) -> None:
-        """Record that these nodes are connected: their addresses that have not failed are worth remembering."""
-        there = set(connected)
+    def note_met(self, connected: Mapping[NodeId, str], now: float) -> None:
+        """Record that these nodes are connected, and their hosts.
+
+        Their addresses at the same host that have not failed are worth remembering. Others are only their word, and
+        a later start must not trust it.
+        """
         for text, known in self._known.items():
-            if known.node_id in there and not known.failures:
+            if connected.get(known.node_id) == known.host and not known.failures:
                 self._known[text] = replace(known, met_at=now)
 
     def memorable(self) -> tuple[str, ...]:
@@ -146,6 +164,10 @@ class KnownAddresses:
             return False
         del self._known[min(needless, key=lambda address: (address.has_worked, -address.failures)).text]
         return True
+
+
+def _host_of(address: str) -> str:
+    return (*address.split("/"), "", "", "")[2]
 
 
 class RememberedAddresses(Struct, frozen=True):
@@ -382,8 +404,7 @@ class Networking:
         try:
             async with limiter:
                 with anyio.fail_after(DIAL_SECONDS):
-                    is_given = address.is_given or address.is_remembered
-                    await network.transport.connect(address.text, is_given=is_given)
+                    await network.transport.connect(address.text, is_given=address.is_trusted)
         except (NeuroShardError, TimeoutError) as error:
             self.book.note_failure(address.text, anyio.current_time())
             level = logging.WARNING if address.is_given and address.failures == 0 else logging.DEBUG
@@ -398,7 +419,8 @@ class Networking:
         remembered = frozenset[str]()
         while True:
             await sleep_to_tick(REMEMBER_SECONDS)
-            self.book.note_met(network.transport.peers(), anyio.current_time())
+            hosts = {one.peer: _host_of(one.address) for one in network.transport.connections()}
+            self.book.note_met(hosts, anyio.current_time())
             memorable = self.book.memorable()
             if remembered != frozenset(memorable):  # their order changes with every connection
                 remember_addresses(self._peers_file, memorable)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -211,7 +212,7 @@ def use_surroundings(
     if ip_address(settings.p2p_host).is_loopback:
         return None
     if settings.lan_discovery:
-        networking.attach(MdnsDiscovery(node_id, networking.book.add, notice=notice).live)
+        networking.attach(MdnsDiscovery(node_id, partial(networking.book.add, is_near=True), notice=notice).live)
     if not settings.port_mapping:
         return None
     mapping = PortMapping(outside)

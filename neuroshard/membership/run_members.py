@@ -76,7 +76,11 @@ class RunMembers:
     _disputes: int = field(default=0, init=False)
     # wallets without a pass, since when members pass their reports on; infinite once that is a dispute
     _unknown: dict[WalletId, float] = field(default_factory=dict[WalletId, float], init=False)
+    # wallet of each node and end of its delegation, the newest last; nodes without a pass displace only each other
     _wallets: dict[NodeId, tuple[WalletId, float]] = field(
+        default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
+    )
+    _strangers: dict[NodeId, tuple[WalletId, float]] = field(
         default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
     )
 
@@ -84,7 +88,7 @@ class RunMembers:
         """The reason why a peer is not served; "" if its wallet may take part. This is the check of the gate."""
         if peer == self.identity.node_id:
             return ""
-        wallet, until = self._wallets.get(peer, (None, 0.0))
+        wallet, until = self._wallets.get(peer) or self._strangers.get(peer, (None, 0.0))
         if self.named is None and (wallet is None or self.now() >= until):
             return f"This is a run of friends, and node {peer} has not shown a pass. {ASK_FOR_ONE}"
         if wallet is None:
@@ -111,10 +115,12 @@ class RunMembers:
             self._note_unknown(wallet)
         if not reason:
             self._unknown.pop(wallet, None)
-        known = self._wallets.pop(node, None)
-        if known is None and len(self._wallets) >= MAX_NODES:
-            del self._wallets[next(iter(self._wallets))]
-        self._wallets[node] = (wallet, delegated_until)
+        self._wallets.pop(node, None)
+        self._strangers.pop(node, None)
+        table = self._strangers if reason else self._wallets
+        if len(table) >= MAX_NODES:
+            del table[next(iter(table))]
+        table[node] = (wallet, delegated_until)
         return reason or self._refusal_of(node, wallet)
 
     def learn(self, papers: Papers) -> None:
@@ -170,7 +176,8 @@ class RunMembers:
 
     def refused_nodes(self) -> list[NodeId]:
         """The known nodes that may not take part: of such wallets, or revoked."""
-        return [node for node, (wallet, _) in self._wallets.items() if self._refusal_of(node, wallet)]
+        known = (*self._wallets.items(), *self._strangers.items())
+        return [node for node, (wallet, _) in known if self._refusal_of(node, wallet)]
 
     def _admit(self, wallet: WalletId, data: bytes, *, is_vouched: bool) -> str:
         try:

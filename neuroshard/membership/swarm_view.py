@@ -60,7 +60,7 @@ class GlobalView:
     new.
     """
 
-    members: Mapping[NodeId, Member] = field(default_factory=dict[NodeId, Member])
+    members: Mapping[NodeId, Member] = field(default_factory=dict[NodeId, Member])  # the longest silent one first
     departed: Mapping[NodeId, ReportedMaximum] = field(
         default_factory=dict[NodeId, ReportedMaximum]
     )  # in the order of departure
@@ -134,11 +134,11 @@ class GlobalView:
 
 
 class _Fold:
-    """A view under construction: its table is copied once for any number of reports."""
+    """A view under construction: its tables are copied once for any number of reports."""
 
     def __init__(self, view: GlobalView) -> None:
         self._members = dict(view.members)
-        self._departed = view.departed
+        self._departed = dict(view.departed)
         self._steps = view.total_steps
         self._tokens = view.total_tokens
         self._min_loss = view.min_loss
@@ -147,23 +147,39 @@ class _Fold:
         return GlobalView(self._members, self._departed, self._steps, self._tokens, self._min_loss)
 
     def add(self, node_id: NodeId, wallet_id: WalletId, report: TrainingReport, now: float, *, is_local: bool) -> None:
-        """Count one report, unless it is not newer than the last one or the table is full."""
+        """Count one report, unless it is not newer than the last one.
+
+        If the table is full, a new node takes the place of the longest silent one: names cost nothing, so no number
+        of them may keep others out. A node that lost its place comes back with its next report.
+        """
         known = self._members.get(node_id)
         before = known.best if known else self._departed.get(node_id, NOTHING)
-        if report.sequence <= before.sequence or (known is None and len(self._members) >= MAX_MEMBERS):
+        is_full = known is None and len(self._members) >= MAX_MEMBERS
+        if report.sequence <= before.sequence or (is_full and report.leaving):
             return
+        if is_full:
+            self._drop_longest_silent()
         best = _better(before, report)
         self._steps += best.steps - before.steps
         self._tokens += best.tokens - before.tokens
         self._min_loss = _least(self._min_loss, report.loss_ema)
-        if node_id in self._departed:
-            self._departed = {node: other for node, other in self._departed.items() if node != node_id}
+        self._departed.pop(node_id, None)
+        self._members.pop(node_id, None)
         if report.leaving:
-            self._members.pop(node_id, None)
-            self._departed = _bounded({**self._departed, node_id: best})
+            self._depart(node_id, best)
         else:
             first_seen = known.first_seen if known else now
             self._members[node_id] = Member(node_id, wallet_id, report, best, first_seen, now, is_local)
+
+    def _drop_longest_silent(self) -> None:
+        silent = next(member for member in self._members.values() if not member.is_local)
+        del self._members[silent.node_id]
+        self._depart(silent.node_id, silent.best)
+
+    def _depart(self, node_id: NodeId, best: ReportedMaximum) -> None:
+        self._departed[node_id] = best
+        if len(self._departed) > MAX_DEPARTED:
+            del self._departed[next(iter(self._departed))]
 
 
 def _has_first_layers(report: TrainingReport) -> bool:

@@ -129,8 +129,8 @@ class Transport(Protocol):
     async def connect(self, address: str, *, is_given: bool = False) -> NodeId:
         """Connect to a multiaddr that ends with /p2p/<node id>. Raises PeerUnreachableError, UsageError.
 
-        `is_given` marks an address from this node's owner. Other addresses must not lead to this computer, unless
-        the whole network is on it.
+        `is_given` marks an address from this node's owner, which is obeyed. Others must be public, or reported by a
+        node on a private network or on this computer.
         """
         ...
 

@@ -28,7 +28,7 @@ async def over_libp2p() -> list[object]:
     options = NetworkOptions(host=sys.argv[1])
     async with libp2p_network(identity_of(1), options) as one, libp2p_network(identity_of(2), options) as other:
         other.transport.serve("echo", echo)
-        await one.transport.connect(other.transport.addresses()[0])
+        await one.transport.connect(other.transport.addresses()[0], is_given=True)
         error = ""
         try:
             await one.transport.connect(f"/ip4/{NOWHERE}/tcp/4001/p2p/{STRANGER}")

@@ -109,8 +109,16 @@ def test_a_node_that_dialled_this_one_is_remembered_at_its_newest_address() -> N
     book.note_failure(old, 1.0)
     assert book.memorable() == (old,)
     book.add([new])
-    book.note_met([NodeId("a")], 2.0)
+    book.note_met({NodeId("a"): "10.0.0.1"}, 2.0)
     assert book.memorable() == (new,)
+
+
+def test_what_a_connected_node_says_of_another_host_is_not_remembered() -> None:
+    """A later start dials remembered addresses like those from its owner."""
+    book = KnownAddresses(OWN)
+    book.add([f"/ip4/{host}/tcp/22/p2p/a" for host in ("192.168.1.1", "127.0.0.1", "8.8.8.8")])
+    book.note_met({NodeId("a"): "9.9.9.9"}, 2.0)
+    assert book.memorable() == ()
 
 
 def test_a_folder_is_made_for_them_but_no_data_folder_anew(tmp_path: Path) -> None:

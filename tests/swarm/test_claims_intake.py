@@ -31,8 +31,9 @@ from neuroshard.membership.claim_intake import (
 )
 from neuroshard.membership.clock_skew import CLOCK_WITNESSES, WITNESS_SECONDS
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
-from neuroshard.membership.run_members import MOST_UNKNOWN, PASS_SECONDS, RunMembers
+from neuroshard.membership.run_members import MAX_NODES, MOST_UNKNOWN, PASS_SECONDS, RunMembers
 from neuroshard.network import ScoreReason
+from neuroshard.types import NodeId
 from tests.worlds.claims import (
     DAY,
     EPOCH,
@@ -451,3 +452,17 @@ def test_reports_without_a_pass_that_keep_coming_are_a_reason_to_greet_the_peers
     for number in range(30, 30 + 2 * MOST_UNKNOWN):
         reported(number)
     assert members.news == MOST_UNKNOWN
+
+
+def test_ten_thousand_nodes_without_a_pass_close_the_run_to_no_member() -> None:
+    members = RunMembers(PassRegister(RUN, ALICE.delegation.grant.wallet_public_key), BOB, None, lambda: EPOCH)
+    old, new = NodeId("owner's old node"), NodeId("owner's new node")
+    assert members.introduce(old, ALICE.wallet_id, EPOCH + DAY) == ""
+    stranger = identity_of(20).wallet_id
+    for number in range(10_000):
+        assert members.introduce(NodeId(f"free {number}"), stranger, EPOCH + DAY)
+    assert members.introduce(new, ALICE.wallet_id, EPOCH + DAY) == ""
+    assert (members.refusal(old), members.refusal(new)) == ("", "")
+    assert "has not shown a pass" in members.refusal(NodeId("free 0"))  # forgotten
+    assert members.refusal(NodeId("free 9999"))
+    assert len(members.refused_nodes()) == MAX_NODES

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -163,11 +163,28 @@ def test_tables_are_bounded_and_totals_keep_what_was_forgotten(monkeypatch: pyte
         view = view.with_reports([(said(number, 1, steps=1, leaving=number < 10), EPOCH)])
         assert len(view.departed) <= 3
         assert len(view.members) <= 5
-    assert view.total_steps == 15
-    assert list(view.departed) == [NodeId(f"node {n}") for n in (7, 8, 9)]
+    assert view.total_steps == 20
+    assert list(view.departed) == [NodeId(f"node {n}") for n in (12, 13, 14)]
     assert len(view.expired(EPOCH + 1000).departed) == 3
-    view = view.with_reports([(said(10, 2, steps=3), EPOCH)])  # who is in stays in although the table is full
-    assert view.total_steps == 17
+    view = view.with_reports([(said(14, 2, steps=3), EPOCH)])  # a node that comes back is not counted twice
+    assert view.total_steps == 22
+    assert NodeId("node 14") in view.members
+    assert len(view.members) == 5
+
+
+def test_ten_thousand_free_names_keep_no_newcomer_out_and_replace_no_node_that_reports() -> None:
+    honest, free = range(5), iter(range(1000, 100_000))
+    me = identity_of(1)
+    view = GlobalView().with_local(me.node_id, me.wallet_id, REPORT, EPOCH)
+    for minute in range(4):
+        now = EPOCH + 60 * minute
+        view = view.with_reports([(said(number, 1 + minute), now) for number in honest])
+        view = view.with_reports([(said(number, 1), now) for number in islice(free, module.MAX_MEMBERS - 10)])
+    view = view.with_reports([(said(500, 1), EPOCH + 240)])
+    assert NodeId("node 500") in view.members
+    assert {NodeId(f"node {number}") for number in honest} <= set(view.members)
+    assert view.members[me.node_id].is_local
+    assert len(view.members) == module.MAX_MEMBERS
 
 
 @given(

@@ -27,7 +27,8 @@ from neuroshard.network import Network
 from neuroshard.network.libp2p import NetworkOptions, NetworkParts, libp2p_network
 from neuroshard.network.libp2p.bodies import BodyStream, dialled, upgraded_for_bodies
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, StreamAdmission, contain_errors
+from neuroshard.network.libp2p.peer_limits import StreamAdmission, contain_errors
+from neuroshard.network.libp2p.places import ConnectionAdmission
 from neuroshard.network.libp2p.sockets import BoundListener, SocketBytes
 from neuroshard.network.libp2p.streams import RoundTrips
 from neuroshard.network.libp2p.tls import TlsConnection
@@ -211,7 +212,7 @@ class Door:
             assert self.pool is not None
             await self.pool.welcome(NodeId(str(conn.get_remote_peer())), BodyStream(conn, raw))
         finally:
-            raw.close_now()
+            raw.cut()
 
 
 def tensor(data: bytes, dtype: DType = "uint8", name: str = "x") -> TensorPart:

@@ -13,7 +13,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from neuroshard.errors import UsageError
-from neuroshard.network.libp2p.addresses import PeerAddress, Scope, parse_address, scope_of
+from neuroshard.network.libp2p.addresses import PeerAddress, may_be_reported, parse_address
 from neuroshard.network.limits import TokenBucket
 from neuroshard.types import NodeId
 
@@ -143,29 +143,27 @@ class PeerAddressBook:
         if claimed:
             self._known.put(peer, replace(known, claimed=claimed, claimed_at=known.claimed_at if at is None else at))
 
-    def may_follow(self, address: PeerAddress, host: str | None = None) -> bool:
-        """Whether an address that its own node claims, from `host` if that is known, may be dialled.
+    def may_follow(self, address: PeerAddress, teller: str | None = None) -> bool:
+        """Whether an address from a peer at the IP address `teller` (None: unknown) may be dialled (`may_be_reported`).
 
-        One on the local network may: both nodes may be behind one router, and meet through a relay or the directory.
-        One on this computer, or a name that may resolve to one, may not, unless the other node runs on it as well:
-        otherwise any peer could make this node connect to services of its own computer.
+        Otherwise any peer could make this node connect to services of its own computer or local network. An address
+        that was accepted before may be dialled when any node repeats it. Peers on this computer may report all.
         """
-        is_neighbour = self._has_neighbours or (host is not None and scope_of(host) is Scope.COMPUTER)
-        return is_neighbour or scope_of(address.host) is not Scope.COMPUTER
+        if may_be_reported(address.host, "127.0.0.1" if self._has_neighbours else teller):
+            return True
+        return any(known.text == address.text for known in self.of(address.peer))
 
     def hear_texts(self, peer: NodeId, texts: Iterable[str], teller_host: str | None) -> None:
         """Store the addresses that one peer reports for another. `teller_host` is its IP address, None behind a relay.
 
-        They are kept only while there is space, and only within networks that the reporting peer can share with this
-        node.
+        They are kept only while there is space, and only if `may_follow` allows them.
         """
         heard = self._heard_of(peer)
         if peer == self._local_id or len(heard) >= MAX_HEARSAY:
             return
-        scope = Scope.WORLD if teller_host is None else scope_of(teller_host)
         known = {address.text for address in (*heard, *self.vouched(peer))}
         unknown = (text for text in islice(texts, 2 * MAX_ADDRESSES) if text not in known)
-        new = [address for address in _addresses_of(peer, unknown) if scope_of(address.host) <= scope]
+        new = [address for address in _addresses_of(peer, unknown) if self.may_follow(address, teller_host)]
         direct, relayed = [a for a in new if not a.is_relayed], [a for a in new if a.is_relayed]
         chosen = (*heard, *direct[:1], *relayed[:1], *direct[1:], *relayed[1:])[:MAX_HEARSAY]
         if chosen:

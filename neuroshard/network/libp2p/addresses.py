@@ -64,21 +64,60 @@ class Scope(IntEnum):
     """The area in which an address means the same place."""
 
     WORLD = 0
-    NETWORK = 1  # the local network
+    NETWORK = 1  # a private network, or the shared one of a provider
     COMPUTER = 2  # this computer, or unknown, as for a name
+    NOWHERE = 3  # link-local (with the metadata service of clouds), multicast, reserved
+
+
+_PRIVATE = tuple(
+    ip_network(text)
+    for text in (
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",
+        "192.0.0.0/24",
+        "198.18.0.0/15",
+        "fc00::/7",
+        "fec0::/10",
+    )
+)
+_TRANSLATED = ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator (RFC 6052)
 
 
 def scope_of(host: str) -> Scope:
     """The scope of an IP address or name."""
     try:
-        ip = ip_address(host)
+        ip = final_ip(ip_address(host))
     except ValueError:
         return Scope.COMPUTER
-    if isinstance(ip, IPv6Address):
-        ip = ip.ipv4_mapped or ip
-    if ip.is_loopback or ip.is_unspecified:
+    if ip.is_loopback:
         return Scope.COMPUTER
-    return Scope.WORLD if ip.is_global else Scope.NETWORK
+    is_this_network = isinstance(ip, IPv4Address) and int(ip) >> 24 == 0
+    if ip.is_unspecified or ip.is_link_local or ip.is_multicast or ip.is_reserved or is_this_network:
+        return Scope.NOWHERE
+    return Scope.NETWORK if any(ip in network for network in _PRIVATE) else Scope.WORLD
+
+
+def final_ip(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address to which packets for an IPv6 address go in the end, or the address itself."""
+    if isinstance(ip, IPv4Address):
+        return ip
+    return ip.ipv4_mapped or ip.sixtofour or (IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _TRANSLATED else ip)
+
+
+def may_be_reported(host: str, teller: str | None) -> bool:
+    """Whether the word of a peer at the IP address `teller` (None: unknown) may make this node dial `host`.
+
+    | host | reported from far away | from a private network | from this computer |
+    | --- | --- | --- | --- |
+    | public | yes | yes | yes |
+    | private or shared | no | yes | yes |
+    | this computer, a name | no | no | yes |
+    | link-local, multicast, reserved | no | no | no |
+    """
+    of_teller = Scope.WORLD if teller is None else scope_of(teller)
+    return scope_of(host) <= (Scope.NETWORK if of_teller is Scope.NOWHERE else of_teller)
 
 
 def is_near(ip: str) -> bool:

@@ -79,7 +79,7 @@ class BodyStream:
 
     def close(self) -> None:
         """Close it; a task that waits for it gets ConnectionLostError."""
-        self._raw.close_now()
+        self._raw.cut()
 
     def tcp_info(self) -> TcpInfo | None:
         """The system's measurements, where it has any."""
@@ -101,10 +101,10 @@ async def upgraded_for_bodies(
     try:
         conn = await upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
     except (BaseLibp2pError, ValueError) as error:  # ValueError: an id that cannot be one
-        raw.close_now()
+        raw.cut()
         raise _lost(error) from None
     except BaseException:
-        raw.close_now()
+        raw.cut()
         raise
     return BodyStream(conn, raw)
 
@@ -242,7 +242,7 @@ class BodyConnections:
     async def take(self, peer: NodeId, conn: TlsConnection, raw: SocketBytes) -> None:
         """Use a connection that this peer opened, until it ends."""
         if self.pool is None:
-            raw.close_now()
+            raw.cut()
         else:
             await self.pool.welcome(peer, BodyStream(conn, raw))
 

@@ -25,7 +25,8 @@ from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.addresses import PeerAddress, is_near
 from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, contain_errors
+from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.places import ConnectionAdmission, DialBudget
 from neuroshard.network.libp2p.sockets import SocketBytes, share_port
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.pool import PeerTraffic
@@ -40,40 +41,59 @@ class Dialler:
     """Dials connections for one node. `source` is its listening address and port, used as the local end as well."""
 
     def __init__(
-        self, swarm: NodeSwarm, source: tuple[str, int] | None = None, congestion_control: str | None = None
+        self,
+        swarm: NodeSwarm,
+        budget: DialBudget,
+        source: tuple[str, int] | None = None,
+        congestion_control: str | None = None,
     ) -> None:
         self._swarm = swarm
+        self.budget = budget
         self._source = source
         self.congestion_control = congestion_control
 
     async def dial(self, address: PeerAddress) -> BoundedMuxer:
-        """Connect to a peer at an address. Raises PeerUnreachableError if another node answers, or OSError."""
-        stream = await self.call(address)
+        """Connect to a peer at an address.
+
+        Raises OSError, or PeerUnreachableError if another node answers or the host was dialled too often.
+        """
+        stream = await self._shared_call(address)
         if stream is not None:
             # the peer may dial at the same moment, also from its listening port: then both are the client
             with suppress(PeerUnreachableError):
                 muxer = await self._upgraded(stream, address)
                 muxer.is_from_listening_port = True
                 return muxer
+        self._count(address)
         return await self._upgraded(await trio.open_tcp_stream(address.host, address.port), address)
+
+    def _count(self, address: PeerAddress) -> None:
+        """Count a socket that is opened to a host. Raises PeerUnreachableError if there were too many."""
+        if not self.budget.take(address, anyio.current_time()):
+            raise PeerUnreachableError("this host was dialled too often without success; it is tried again later")
 
     async def punch(self, address: PeerAddress, *, is_client: bool) -> BoundedMuxer | None:
         """Connect to a peer that dials this node at the same moment; the two must have different roles."""
-        with anyio.move_on_after(PUNCH_SECONDS):
-            stream = await self.call(address)
+        with anyio.move_on_after(PUNCH_SECONDS), suppress(PeerUnreachableError):
+            stream = await self._shared_call(address)
             if stream is not None:
-                try:
-                    return await self._upgraded(stream, address, is_client=is_client)
-                except PeerUnreachableError:
-                    return None
+                return await self._upgraded(stream, address, is_client=is_client)
         return None
+
+    async def _shared_call(self, address: PeerAddress) -> trio.SocketStream | None:
+        if self._can_call(address):
+            self._count(address)
+        return await self.call(address)
+
+    def _can_call(self, address: PeerAddress) -> bool:
+        return self._source is not None and _is_same_family(self._source[0], address.host)
 
     async def call(self, address: PeerAddress) -> trio.SocketStream | None:
         """Dial from the listening port: the router maps it to the same external port as all other connections.
 
         None if that fails, or if the port cannot be shared.
         """
-        if self._source is None or not _is_same_family(self._source[0], address.host):
+        if self._source is None or not self._can_call(address):
             return None
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = trio.socket.socket(family, socket.SOCK_STREAM)
@@ -102,6 +122,7 @@ class Dialler:
                     await contain_errors(raw.close(), "Closing")
         if not isinstance(result, BoundedMuxer):
             raise PeerUnreachableError(f"it does not answer as that node ({result})")
+        self.budget.note_worked(address, anyio.current_time())
         return result
 
     async def _shake_hands(self, raw: SocketBytes, address: PeerAddress, *, is_client: bool) -> BoundedMuxer:
@@ -178,26 +199,24 @@ class Connections:
     async def accept(self, stream: trio.SocketStream) -> None:
         """Upgrade an accepted socket to a connection, if the limits allow it."""
         raw = SocketBytes(stream, self._dialler.congestion_control)
-        address = raw.get_remote_address()
-        ip = address[0] if address else ""
-        if not self._admission.may_shake_hands(ip):
+        if not self._admission.begin_handshake(raw):
             await contain_errors(raw.close(), "Closing")
             return
-        await contain_errors(self._serve(raw, ip), f"A connection from {ip}")
+        await contain_errors(self._serve(raw), f"A connection from {raw.ip}")
 
-    async def _serve(self, raw: SocketBytes, ip: str) -> None:
+    async def _serve(self, raw: SocketBytes) -> None:
         try:
             muxer = await self._accepted(raw)
         finally:
-            self._admission.end_handshake(ip)
+            self._admission.end_handshake(raw)
         if isinstance(muxer, TlsConnection):
             await self._take_bodies(muxer, raw)
             return
         if not isinstance(muxer, BoundedMuxer):
             return
-        if ip in self._punched_ips:  # it arrives because this node dialled there
+        if raw.ip in self._punched_ips:  # it arrives because this node dialled there
             self._mark_punched(muxer)
-        elif not is_near(ip):
+        elif not is_near(raw.ip):
             self._reached_at = anyio.current_time()
         await muxer.wait_closed()  # the socket lives as long as this task
 
@@ -205,14 +224,14 @@ class Connections:
         try:
             return await self._swarm.accept(RawConnection(raw, initiator=False))
         except BaseException:
-            raw.close_now()
+            raw.cut()
             raise
 
     async def _take_bodies(self, conn: TlsConnection, raw: SocketBytes) -> None:
         """Use a connection for bodies, if its peer has one for streams."""
         peer = NodeId(str(conn.get_remote_peer()))
         if self.take_bodies is None or self.of(peer) is None:
-            raw.close_now()
+            raw.cut()
         else:
             await self.take_bodies(peer, conn, raw)
 
@@ -236,8 +255,10 @@ class Connections:
         """Connect at an address from the owner or from another peer. Raises PeerUnreachableError."""
         if not is_given and not self._contacts.may_follow(address):
             raise PeerUnreachableError(
-                f"{address.text} is an address of this computer; only its owner may give such an address."
+                f"{address.text} is not a public address. Only the owner or a near node may report it."
             )
+        if is_given:
+            self._dialler.budget.trust(address.of_relay() if address.is_relayed else address)
         await self.dial(address.peer, (address,))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
@@ -385,6 +406,7 @@ class Connections:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             failures.append(_Failure(f"{address.host} port {address.port}: {reason}", is_refused=_is_refusal(error)))
             self._contacts.note_failed(address)
+            self._dialler.budget.note_failed(address)
             failed.set()
         else:
             self._contacts.note_worked(address)

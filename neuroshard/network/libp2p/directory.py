@@ -30,9 +30,9 @@ from neuroshard.network.libp2p.kademlia import (
     RoutingTable,
     StoredRecord,
     key_of,
-    record_origin,
     record_score_reason,
 )
+from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import (
     MAX_RECORD_BYTES,
@@ -281,7 +281,9 @@ class KademliaDirectory:
             self.refused[reason] += 1
             self._report(sender, reason)
             return None
-        self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at)
+        # its author wrote it, wherever the sender is: only a record from the author itself says where it comes from
+        host = self._host_of(sender) if sender == record.node_id else None
+        self._contacts.learn_texts(record.node_id, record.addresses, record.issued_at, host=host)
         return record
 
     # Requests of other nodes
@@ -304,7 +306,8 @@ class KademliaDirectory:
         record = self._checked(peer, given.record, peer)
         if record is None:
             raise RequestRefusedError("The record was refused.")
-        if not self._store.put(given.namespace, record, record_origin(self._host_of(peer))):
+        origin = network_of(self._host_of(peer) or "relayed", 32)  # all nodes behind relays are one
+        if not self._store.put(given.namespace, record, origin):
             raise RequestRefusedError("This node is in as many namespaces as are kept.")
         return Frame(STORE_KIND, Stored())
 

@@ -99,6 +99,7 @@ PUNCH_PROTOCOL = "/libp2p/dcutr"
 MAX_ADDRESSES = 8
 ROUNDS = 3
 ROUND_SECONDS = 4.0
+FIRST_PAUSE_SECONDS = 0.1
 AGAIN_SECONDS = 60.0  # until a peer may ask again
 LEAVE_RELAY_SECONDS = 20.0  # for requests in progress on the relay
 _LOG = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class HolePuncher:
         found: list[BoundedMuxer] = []
 
         async def attempt(address: PeerAddress) -> None:
-            until = anyio.current_time() + ROUND_SECONDS
+            until, pause = anyio.current_time() + ROUND_SECONDS, FIRST_PAUSE_SECONDS
             while anyio.current_time() < until:  # a router may answer the first attempt with a reset
                 if self._connections.kind_of(peer) is ConnectionKind.PUNCHED:
                     tasks.cancel_scope.cancel()  # the other side's connection arrived
@@ -180,7 +181,8 @@ class HolePuncher:
                 if muxer is not None:
                     found.append(muxer)
                     tasks.cancel_scope.cancel()
-                await anyio.sleep(0.1)
+                await anyio.sleep(pause)
+                pause *= 2  # each attempt counts in the budget of dials for its host
 
         with anyio.move_on_after(ROUND_SECONDS):
             async with anyio.create_task_group() as tasks:

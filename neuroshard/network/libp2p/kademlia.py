@@ -1,8 +1,8 @@
 """Kademlia without I/O (Maymounkov and Mazieres 2002): routing table, lookup and record store.
 
 The store keeps small, signed, recent records, one for each node and namespace, within a byte limit. A new record
-always finds space: when the store is full, the origin (usually an IP address) whose records take the most bytes
-loses its oldest record.
+always finds space: when the store is full, the origin (an IP address, or a /64 of IPv6) whose records take the most
+bytes loses its oldest record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from ipaddress import IPv6Address, ip_address, ip_network
 from random import Random
 from types import MappingProxyType
 
@@ -246,11 +245,3 @@ class RecordStore:
         self._of_node[node_id] -= 1
         if not self._of_node[node_id]:
             del self._of_node[node_id]
-
-
-def record_origin(host: str | None) -> str:
-    """The origin whose records share a quota: an IPv4 address or an IPv6 network; None behind a relay is one origin."""
-    if host is None:
-        return "relayed"
-    ip = ip_address(host)
-    return str(ip_network((ip, 64), strict=False)) if isinstance(ip, IPv6Address) else str(ip)

@@ -27,7 +27,8 @@ from neuroshard.network.libp2p.host import NodeHost, NodeSwarm, PeerEvents, sile
 from neuroshard.network.libp2p.kademlia import RecordStore
 from neuroshard.network.libp2p.muxer import MuxerOptions
 from neuroshard.network.libp2p.options import NetworkOptions, NetworkParts
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, ReceiveMemory, StreamAdmission
+from neuroshard.network.libp2p.peer_limits import ReceiveMemory, StreamAdmission
+from neuroshard.network.libp2p.places import ConnectionAdmission, DialBudget
 from neuroshard.network.libp2p.relay import RelayClient, RelayServer
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.sockets import BoundListener
@@ -145,7 +146,7 @@ class _Node:
         """Where relays are used, it dials from the listening port, so that other peers see the same external port."""
         uses_relays = self._options.relay and not self._options.is_local
         source = (self._options.host, self._listening.port) if uses_relays else None
-        return Dialler(self.swarm, source, self._options.congestion_control)
+        return Dialler(self.swarm, DialBudget(self._options.limits), source, self._options.congestion_control)
 
     def _joined_relays(self, contacts: PeerAddressBook) -> RelayClient | None:
         if not self._options.relay or self._options.is_local:

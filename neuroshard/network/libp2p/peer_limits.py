@@ -1,4 +1,4 @@
-"""Limits on peers: connections, streams and receive memory, and the containment of errors that their data causes.
+"""Limits on peers: streams and receive memory, and the containment of errors that their data causes.
 
 The limits only count; no code here opens a socket. An error caused by a peer ends its connection or stream, not the
 node.
@@ -10,22 +10,18 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Protocol, TypeVar
-
-_Peer = TypeVar("_Peer")
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
     """Limits on the connections of one node."""
 
-    connections: int = 512
+    connections: int = 512  # half of them for peers that this node dialled
     connections_of_peer: int = 4
-    handshakes: int = 64  # not yet authenticated, in total
-    handshakes_of_ip: int = 16
-    identities_of_ip: int = 64
-    identities_of_loopback: int = 1024
+    handshakes: int = 64  # of others, not yet authenticated
+    dials_of_host: int = 10  # within a minute, without success
+    is_loopback_free: bool = True  # dials on this computer do not count
     streams: int = 2048  # opened by one peer
     streams_of_peer: int = 32
 
@@ -58,75 +54,6 @@ class StreamAdmission:
     def open_streams(self, peer: object) -> int:
         """Number of the peer's open streams."""
         return self._open[peer]
-
-
-class ConnectionAdmission:
-    """Counts connections in both directions, by IP address and by identity."""
-
-    def __init__(self, limits: ConnectionLimits | None = None) -> None:
-        self.limits = limits or ConnectionLimits()
-        self._handshakes: Counter[str] = Counter()
-        self._established: Counter[tuple[str, str]] = Counter()  # (ip, identity)
-        self.refused: Counter[str] = Counter()  # by reason
-
-    @property
-    def connections(self) -> int:
-        """Number of established connections."""
-        return self._established.total()
-
-    def may_shake_hands(self, ip: str) -> bool:
-        """Count a handshake with this address if the limits allow it."""
-        is_full = self.connections + self._handshakes.total() >= self.limits.connections
-        is_crowded = self._handshakes.total() >= self.limits.handshakes or (
-            self._handshakes[ip] >= self.limits.handshakes_of_ip and not is_loopback(ip)
-        )
-        if is_full or is_crowded:
-            self.refused["connections" if is_full else "handshakes"] += 1
-            return False
-        self._handshakes[ip] += 1
-        return True
-
-    def end_handshake(self, ip: str) -> None:
-        """End a handshake, successful or not."""
-        _decrease(self._handshakes, ip)
-
-    def enter(self, ip: str, identity: str) -> bool:
-        """Count a connection of this identity from this address if the limits allow it."""
-        reason = self._obstacle(ip, identity)
-        if reason is not None:
-            self.refused[reason] += 1
-            return False
-        self._established[ip, identity] += 1
-        return True
-
-    def leave(self, ip: str, identity: str) -> None:
-        """Remove a connection that was closed."""
-        _decrease(self._established, (ip, identity))
-
-    def _obstacle(self, ip: str, identity: str) -> str | None:
-        if self.connections >= self.limits.connections:
-            return "connections"
-        if sum(count for (_, who), count in self._established.items() if who == identity) >= (
-            self.limits.connections_of_peer
-        ):
-            return "connections of peer"
-        others = sum(1 for (where, who) in self._established if where == ip and who != identity)
-        most = self.limits.identities_of_loopback if is_loopback(ip) else self.limits.identities_of_ip
-        return "identities of address" if others >= most else None
-
-
-def is_loopback(ip: str) -> bool:
-    """Whether an IP address (or an empty text, for an unknown one) is this computer's own."""
-    try:
-        return ip_address(ip).is_loopback
-    except ValueError:
-        return False
-
-
-def _decrease(counts: Counter[_Peer], key: _Peer) -> None:
-    counts[key] -= 1
-    if counts[key] <= 0:
-        del counts[key]
 
 
 MIB = 1024 * 1024

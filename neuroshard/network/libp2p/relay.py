@@ -23,12 +23,13 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.addresses import PeerAddress
+from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import NodeSwarm, stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import confirm, proposal
-from neuroshard.network.libp2p.peer_limits import contain_errors, is_loopback
+from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.libp2p.relay_messages import (
     HOP_PROTOCOL,
     MESSAGE_SECONDS,
@@ -222,7 +223,7 @@ class RelayLimits:
     reservations: int = 256
     circuits: int = 256
     circuits_of_node: int = 24  # fewer than the streams that a peer may open
-    circuits_of_address: int = 64  # requested from one IP address, this computer's own excepted
+    circuits_of_address: int = 64  # requested from one IP address (IPv6: /64), this computer's own excepted
     bytes_per_second: float = 256 * 1024  # per circuit and direction
 
 
@@ -287,17 +288,19 @@ class RelayServer:
         most = self._limits.circuits_of_node
         is_full = self._circuits[client] >= most or self._circuits[target] >= most
         ip = self._connections.direct_ip(client) or ""
-        is_crowded = self._circuits_of_address[ip] >= self._limits.circuits_of_address and not is_loopback(ip)
+        household = network_of(ip, 32)
+        is_crowded = self._circuits_of_address[household] >= self._limits.circuits_of_address
+        is_crowded = is_crowded and not is_loopback_host(ip)
         if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
             await _send_status(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
         self._circuits.update((client, target))
-        self._circuits_of_address[ip] += 1
+        self._circuits_of_address[household] += 1
         try:
             await self._join(client, target, stream)
         finally:
             self._circuits.subtract((client, target))
-            self._circuits_of_address[ip] -= 1
+            self._circuits_of_address[household] -= 1
             self._circuits += Counter()  # drops zero entries
             self._circuits_of_address += Counter()
 

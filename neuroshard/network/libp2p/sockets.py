@@ -32,6 +32,7 @@ class SocketBytes(ReadWriteCloser):
         self._received = bytearray()
         self.portion_bytes = MAX_READ_BYTES  # of a read that takes what is there
         self._remote = _remote_address(stream)
+        self.heard_at = trio.current_time()
         enable_keepalive(stream.setsockopt)
         choose_sending(stream.setsockopt, congestion_control)
 
@@ -66,10 +67,6 @@ class SocketBytes(ReadWriteCloser):
         """Close the socket."""
         await self._stream.aclose()
 
-    def close_now(self) -> None:
-        """Close the socket without waiting."""
-        self._stream.socket.close()
-
     def tcp_info(self) -> TcpInfo | None:
         """The system's measurements of the connection, where it has any."""
         return tcp_info(self._stream.socket.getsockopt)
@@ -78,13 +75,24 @@ class SocketBytes(ReadWriteCloser):
         """IP address and port of the other side."""
         return self._remote
 
+    @property
+    def ip(self) -> str:
+        """IP address of the other side, "" if it has left already."""
+        return self._remote[0] if self._remote else ""
+
+    def cut(self) -> None:
+        """Close the socket at once: reads end, writes fail."""
+        self._stream.socket.close()
+
     async def _receive(self) -> bytes:
         try:
-            return bytes(await self._stream.receive_some(self.portion_bytes))
+            data = bytes(await self._stream.receive_some(self.portion_bytes))
         except trio.BrokenResourceError as error:
             raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
         except trio.ClosedResourceError:
             return b""
+        self.heard_at = trio.current_time()
+        return data
 
 
 def _remote_address(stream: trio.SocketStream) -> tuple[str, int] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
 from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn
 from libp2p.crypto.ed25519 import Ed25519PublicKey
 from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
@@ -24,7 +25,8 @@ from libp2p.transport.upgrader import TransportUpgrader
 from neuroshard.identity import NodeKey
 from neuroshard.network.libp2p.muxer import BoundedMuxer, MuxerOptions
 from neuroshard.network.libp2p.negotiation import confirm, proposal
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission
+from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.places import ConnectionAdmission, ConnectionPlace, NoPlaceError
 from neuroshard.network.libp2p.tls import TLS_PROTOCOL, TlsConnection, TlsTransport
 
 HANDSHAKE_SECONDS = 10
@@ -55,7 +57,7 @@ class NodeUpgrader(TransportUpgrader):
         Raises MuxerUpgradeFailure if the limits do not allow it.
         """
         await self.muxer_multistream.select_transport(conn)
-        return self._admitted(conn, peer_id)
+        return await self._placed(conn, peer_id)
 
     async def upgrade_accepted(self, raw: IRawConnection) -> IMuxedConn | TlsConnection:
         """Upgrade a connection that a peer opened. A TlsConnection is one for bodies.
@@ -65,7 +67,7 @@ class NodeUpgrader(TransportUpgrader):
         conn = await self.upgrade_security(raw, is_initiator=False)
         protocol, _ = await self._accepted.negotiate(MultiselectCommunicator(conn), HANDSHAKE_SECONDS)
         if protocol != BODIES_PROTOCOL:
-            return self._admitted(conn, conn.get_remote_peer())
+            return await self._placed(conn, conn.get_remote_peer())
         if not isinstance(conn, TlsConnection):
             raise MuxerUpgradeFailure("bodies need TLS")
         return conn
@@ -79,14 +81,25 @@ class NodeUpgrader(TransportUpgrader):
         await confirm(conn, BODIES_PROTOCOL)
         return conn
 
-    def _admitted(self, conn: ISecureConn, peer_id: ID) -> BoundedMuxer:
-        address = conn.get_remote_address()
-        ip, identity = address[0] if address else "", str(peer_id)
+    async def _placed(self, conn: ISecureConn, peer_id: ID) -> BoundedMuxer:
+        """The streams of a connection that gets a place, maybe that of another one. Raises MuxerUpgradeFailure."""
         if not self._is_welcome(peer_id):
             raise MuxerUpgradeFailure(f"{peer_id} is banned")
-        if not self._admission.enter(ip, identity):
-            raise MuxerUpgradeFailure(f"too many connections for {peer_id} at {ip}")
-        return BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(ip, identity))
+        address = conn.get_remote_address()
+        place = ConnectionPlace(address[0] if address else "", str(peer_id), conn.is_initiator, trio.current_time())
+        try:
+            replaced = self._admission.enter(place)
+        except NoPlaceError as error:
+            raise MuxerUpgradeFailure(f"{error} for {peer_id} at {place.ip}") from error
+        muxer = BoundedMuxer(conn, peer_id, self._options, lambda: self._admission.leave(place))
+        self._admission.opened(place, muxer)
+        try:
+            if replaced is not None and isinstance(replaced.streams, BoundedMuxer):
+                await contain_errors(replaced.streams.close(), "Closing a replaced connection")
+        except BaseException:
+            self._admission.leave(place)
+            raise
+        return muxer
 
 
 class NodePrivateKey(PrivateKey):

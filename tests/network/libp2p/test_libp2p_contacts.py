@@ -57,22 +57,36 @@ def test_of_hearsay_one_direct_and_one_relayed_way_are_kept() -> None:
         (PUBLIC, {"9.9.9.9"}),
         (None, {"9.9.9.9"}),  # behind a relay
         ("192.168.1.7", {"9.9.9.9", "10.0.0.7", "fd00::7"}),
+        ("169.254.7.7", {"9.9.9.9", "10.0.0.7", "fd00::7"}),
         ("127.0.0.1", {"9.9.9.9", "10.0.0.7", "fd00::7", "127.0.0.1", "::ffff:127.0.0.1", "name.example"}),
     ],
 )
 def test_nobody_far_away_makes_this_node_dial_what_is_near(teller: str | None, believed: set[str]) -> None:
     told: set[str] = set()
-    for host in ("9.9.9.9", "10.0.0.7", "fd00::7", "127.0.0.1", "::ffff:127.0.0.1", "name.example"):
+    nowhere = ("169.254.169.254", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "255.255.255.255")
+    for host in (*nowhere, "9.9.9.9", "10.0.0.7", "fd00::7", "127.0.0.1", "::ffff:127.0.0.1", "name.example"):
         contacts = PeerAddressBook(ME)
         contacts.hear_texts(BOB, [at(host)], teller)
         told |= {address.host for address in contacts.of(BOB)}
     assert told == believed
 
 
-def test_scopes() -> None:
-    hosts = ("8.8.8.8", "2606:4700::1", "100.64.0.1", "169.254.1.1", "192.168.0.1", "0.0.0.0", "::1", "localhost")
-    world, network, computer = Scope.WORLD, Scope.NETWORK, Scope.COMPUTER
-    assert [scope_of(host) for host in hosts] == [world, world, network, network, network, computer, computer, computer]
+@pytest.mark.parametrize(
+    ("scope", "hosts"),
+    [
+        (Scope.WORLD, ("8.8.8.8", "2606:4700::1", "172.32.0.1", "100.128.0.1", "64:ff9b::808:808")),
+        (Scope.NETWORK, ("10.1.2.3", "172.16.0.1", "192.168.0.1", "100.64.0.1", "fc00::1", "fd00:ec2::254")),
+        (Scope.NETWORK, ("64:ff9b::a00:1", "2002:a00:1::", "::ffff:192.168.0.1")),  # IPv4 addresses inside
+        (Scope.COMPUTER, ("127.9.9.9", "::1", "localhost", "name.example", "64:ff9b::7f00:1")),
+        (
+            Scope.NOWHERE,
+            ("169.254.169.254", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "0.1.2.3", "240.0.0.1"),
+        ),
+        (Scope.NOWHERE, ("::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "255.255.255.255")),
+    ],
+)
+def test_scopes(scope: Scope, hosts: tuple[str, ...]) -> None:
+    assert {host: scope_of(host) for host in hosts} == dict.fromkeys(hosts, scope)
 
 
 def test_only_so_much_hearsay_is_dialled_a_minute() -> None:
@@ -90,13 +104,14 @@ def test_only_so_much_hearsay_is_dialled_a_minute() -> None:
 @pytest.mark.parametrize(
     ("teller", "has_neighbours", "followed"),
     [
-        (PUBLIC, False, {"9.9.9.9", "10.0.0.7"}),
-        (None, False, {"9.9.9.9", "10.0.0.7"}),  # through a relay, or in a signed record
+        (PUBLIC, False, {"9.9.9.9"}),
+        (None, False, {"9.9.9.9"}),  # through a relay, or in a signed record
+        ("192.168.1.7", False, {"9.9.9.9", "10.0.0.7"}),
         ("127.0.0.1", False, {"9.9.9.9", "10.0.0.7", "127.0.0.1", "::1", "name.example"}),
         (None, True, {"9.9.9.9", "10.0.0.7", "127.0.0.1", "::1", "name.example"}),
     ],
 )
-def test_who_is_elsewhere_cannot_make_this_node_dial_its_own_computer(
+def test_who_is_elsewhere_cannot_make_this_node_dial_its_own_computer_or_network(
     teller: str | None, has_neighbours: bool, followed: set[str]
 ) -> None:
     hosts = ("127.0.0.1", "::1", "name.example", "10.0.0.7", "9.9.9.9")
@@ -105,6 +120,18 @@ def test_who_is_elsewhere_cannot_make_this_node_dial_its_own_computer(
     for way in ways:
         contacts.learn_texts(BOB, [way], host=teller)
         assert (texts(contacts) == [way]) == (parse_address(way).host in followed)
+
+
+def test_an_address_that_was_told_near_by_may_be_repeated_from_far_away() -> None:
+    """Two nodes of one local network also find each other's signed record at a node far away."""
+    contacts = PeerAddressBook(ME)
+    near, other = parse_address(at("192.168.1.7")), parse_address(at("192.168.1.8"))
+    assert not contacts.may_follow(near)
+    contacts.learn_texts(BOB, [near.text], host="192.168.1.7")
+    assert contacts.may_follow(near)
+    assert not contacts.may_follow(other)
+    contacts.learn_texts(BOB, [other.text, near.text])
+    assert texts(contacts) == [near.text]
 
 
 def test_a_peers_newest_word_of_itself_counts() -> None:

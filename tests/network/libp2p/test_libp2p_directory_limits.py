@@ -233,3 +233,25 @@ def test_addresses_in_a_signed_record_are_the_nodes_own_word() -> None:
         assert directory.refused == {ScoreReason.MALFORMED_CLAIM: 3}
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("is_author", "believed"), [(True, ["8.8.8.8", "10.0.0.7"]), (False, ["8.8.8.8"])])
+def test_private_addresses_in_a_record_count_only_from_its_author_on_a_private_network(
+    is_author: bool, believed: list[str]
+) -> None:
+    """Whoever signs a record may be anywhere: the node that keeps it says nothing about that."""
+
+    async def scenario() -> None:
+        contacts, bob = PeerAddressBook(ME), identity_of(3)
+        places = [f"/ip4/{host}/tcp/22/p2p/{bob.node_id}" for host in ("8.8.8.8", "10.0.0.7", "169.254.169.254")]
+        record = sign_claim(bob, "announcement", {"addresses": places}, time.time()).encode()
+
+        async def tell(_: NodeId, question: Frame) -> Frame:
+            return Frame(FIND_KIND, FindAnswer(records=(record,)))
+
+        directory, _ = directory_with(tell, contacts, "10.0.0.2")
+        directory.meet(bob.node_id if is_author else identity_of(2).node_id)
+        assert await directory.find(SPACE) == (record,)
+        assert [known.host for known in contacts.vouched(bob.node_id)] == believed
+
+    run(scenario)

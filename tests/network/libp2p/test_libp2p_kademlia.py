@@ -22,7 +22,6 @@ from neuroshard.network.libp2p.kademlia import (
     StoredRecord,
     closest,
     key_of,
-    record_origin,
     record_score_reason,
 )
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_SECONDS
@@ -206,12 +205,6 @@ def test_a_full_namespace_keeps_those_who_share_their_address_with_few() -> None
     kept = {record.node_id for record in store.get("full", NOW, Random(1))}
     assert len(kept) == MAX_RECORDS_OF_NAMESPACE
     assert kept >= {name(number) for number in range(20)}
-
-
-def test_who_shares_an_ipv6_network_shares_its_room() -> None:
-    assert record_origin("2001:db8:1:2::5") == record_origin("2001:db8:1:2:ffff::1") != record_origin("2001:db8:1:3::5")
-    assert len({record_origin("192.0.2.1"), record_origin("192.0.2.2"), record_origin(None), ""}) == 4
-    assert record_origin("fe80::1%eth0")
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_two_that_met_through_a_relay_get_a_direct_connection_where_there_can_be
 def test_a_place_on_this_computer_is_dialled_only_for_its_owner() -> None:
     async def scenario() -> None:
         async with nodes(1) as (other,), nodes(1, ALONE, first=2) as (alone,):
-            with pytest.raises(PeerUnreachableError, match="only its owner"):
+            with pytest.raises(PeerUnreachableError, match="Only the owner"):
                 await alone.transport.connect(address_of(other))
             assert await alone.transport.connect(address_of(other), is_given=True) == other.transport.local_id
 

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network import ScoreReason
 from neuroshard.network.libp2p.muxer import MAX_UNACCEPTED_STREAMS, BoundedMuxer, MuxerOptions
-from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, ConnectionLimits, StreamAdmission
+from neuroshard.network.libp2p.peer_limits import ConnectionLimits, StreamAdmission
 from neuroshard.network.libp2p.streams import (
     DATA,
     INITIAL_WINDOW,
@@ -233,31 +233,6 @@ def test_streams_are_admitted_by_peer_and_in_all() -> None:
     admission.leave("a")
     assert admission.enter("b")
     assert (admission.open_streams("a"), admission.open_streams("b"), admission.refused) == (2, 3, 2)
-
-
-def test_connections_are_admitted_by_address_and_identity() -> None:
-    limits = ConnectionLimits(
-        connections=10, connections_of_peer=2, handshakes=4, handshakes_of_ip=2, identities_of_ip=3
-    )
-    admission = ConnectionAdmission(limits)
-    assert [admission.may_shake_hands("1.1.1.1") for _ in range(3)] == [True, True, False]
-    assert [admission.may_shake_hands(f"1.1.1.{n}") for n in range(2, 5)] == [True, True, False]
-    for ip in ("1.1.1.1", "1.1.1.1", "1.1.1.2", "1.1.1.3"):
-        admission.end_handshake(ip)
-    assert [admission.enter("1.1.1.1", "a") for _ in range(3)] == [True, True, False]
-    assert [admission.enter("1.1.1.1", who) for who in "bcd"] == [True, True, False]
-    assert not admission.enter("9.9.9.9", "a")  # the same identity elsewhere counts as well
-    assert [admission.enter("127.0.0.1", who) for who in "efghijk"] == [True] * 6 + [False]
-    assert admission.connections == 10
-    assert not admission.may_shake_hands("8.8.8.8")
-    assert admission.refused == {
-        "handshakes": 2,
-        "connections of peer": 2,
-        "identities of address": 1,
-        "connections": 2,
-    }
-    admission.leave("1.1.1.1", "a")
-    assert admission.may_shake_hands("8.8.8.8")
 
 
 def test_bytes_that_come_one_by_one_take_no_more_memory_than_others() -> None:
