@@ -49,6 +49,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "meeting": ("meeting", ()),
     "first_record": ("first_record", ()),
     "line_speed": ("line_speed", ("shaped",)),
+    "punched_speed": ("punched_speed", ()),
     "loopback_speed": ("line_speed", ("loopback",)),
     "tensor_round_trip": ("tensor_round_trip", ()),
     "rounds": ("rounds", ()),

@@ -90,7 +90,7 @@ def _timed(work: Callable[[], int]) -> Facts:
 
 async def _live(args: argparse.Namespace) -> None:
     async with _network(args) as (facts, ask):
-        asker = _Asker(ask)
+        asker = Asker(ask)
         if args.role == "ask":
             await asker.send(0)  # connects
         _tell(facts())
@@ -98,7 +98,7 @@ async def _live(args: argparse.Namespace) -> None:
             _tell({**await _obeyed(asker, json.loads(line)), **facts()})
 
 
-async def _obeyed(asker: _Asker, order: Mapping[str, object]) -> Facts:
+async def _obeyed(asker: Asker, order: Mapping[str, object]) -> Facts:
     start = time.perf_counter()
     match order:
         case {"bytes": int(count)}:
@@ -127,7 +127,7 @@ async def _network(args: argparse.Namespace) -> AsyncGenerator[tuple[Callable[[]
     )
     async with libp2p_network(SERVER if is_server else ASKER, options) as network:
         transport = network.transport
-        transport.serve("swallow", _swallowed, LIMITS)
+        transport.serve("swallow", swallowed, LIMITS)
         transport.serve("echo", _echoed, LIMITS)
         if not is_server:
             await transport.connect(f"/ip4/{args.host}/tcp/{args.port}/p2p/{SERVER.node_id}", is_given=True)
@@ -159,7 +159,8 @@ def _algorithm(stream: Any) -> str:
     return name.split(b"\0")[0].decode()
 
 
-async def _swallowed(_: NodeId, __: Frame) -> Frame:
+async def swallowed(_: NodeId, __: Frame) -> Frame:
+    """The handler of what an Asker sends."""
     return Frame("done")
 
 
@@ -170,7 +171,7 @@ async def _echoed(_: NodeId, request: Frame) -> Frame:
     return Frame("echo", {}, (part_of("activation", tensor_of(request.tensors[0])),))
 
 
-class _Asker:
+class Asker:
     """Sends what it is told."""
 
     def __init__(self, ask: Ask) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 DEFAULT_SOURCE = Path(__file__).resolve().parents[2] / "shared" / "tools" / "link_emulator.c"
 NEAR_ADDRESS, FAR_ADDRESS = "10.77.0.1", "10.77.0.2"
+PUBLIC_ADDRESS = "203.0.113.1"
 FORWARD = "echo 1 > /proc/sys/net/ipv4/ip_forward"
 QUEUE_MS = 100
 READY_SECONDS = 10
@@ -58,7 +59,7 @@ def emulator_source() -> Path:
 def shaped_line(mbit: float, rtt_ms: float, loss: float) -> Generator[Line]:
     """A line of this rate in both directions, half the round trip each way. Raises NoLineError."""
     with ExitStack() as stack:
-        program = _compiled(stack)
+        program = _compiled(stack, emulator_source())
         line = Line(*(_namespace(stack, name) for name in ("near", "far")))
         _emulate(stack, program, (line.near, line.far), (mbit, mbit, rtt_ms / 2, loss))
         for name, address in ((line.near, NEAR_ADDRESS), (line.far, FAR_ADDRESS)):
@@ -87,7 +88,7 @@ def home_lines(count: int, up_mbit: float, down_mbit: float, one_way_ms: float) 
     """
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
-        program = _compiled(stack)
+        program = _compiled(stack, emulator_source())
         hub = _namespace(stack, "hub")
         _run("ip", "netns", "exec", hub, "sh", "-c", FORWARD)
         homes = [Home(_namespace(stack, f"home{place}-"), f"10.77.{place}.2") for place in range(1, count + 1)]
@@ -97,6 +98,23 @@ def home_lines(count: int, up_mbit: float, down_mbit: float, one_way_ms: float) 
             _configure(hub, f"line{place}", f"10.77.{place}.1")
             _configure(home.name, "emu0", home.address)
             _run("ip", "-n", home.name, "route", "add", "default", "dev", "emu0")
+        yield homes
+
+
+@contextmanager
+def homes_behind_routers(mbit: float, rtt_ms: float, loss: float) -> Generator[Sequence[Home]]:
+    """A public place and two homes, each behind a router that filters by address and port. Raises NoLineError.
+
+    Every pair of them has a line of its own, with this rate in both directions.
+    """
+    with ExitStack() as stack:
+        program = _compiled(stack, emulator_source().with_name("nat_lines.c"))
+        places = ("relay", PUBLIC_ADDRESS), ("left", "10.0.1.2"), ("right", "10.0.2.2")
+        homes = [Home(_namespace(stack, name), address) for name, address in places]
+        _started(stack, program, (*(home.name for home in homes), mbit, rtt_ms / 2, loss, QUEUE_MS))
+        for home in homes:
+            _configure(home.name, "wan", home.address)
+            _run("ip", "-n", home.name, "route", "add", "default", "dev", "wan")
         yield homes
 
 
@@ -115,7 +133,10 @@ def _namespace(stack: ExitStack, name: str) -> str:
 
 def _emulate(stack: ExitStack, program: Path, ends: tuple[str, str], line: tuple[float, float, float, float]) -> None:
     """Join two namespaces until the stack ends. `line`: Mbit/s from the first and to it, ms one way, and loss."""
-    arguments = (*ends, *line, QUEUE_MS)
+    _started(stack, program, (*ends, *line, QUEUE_MS))
+
+
+def _started(stack: ExitStack, program: Path, arguments: Sequence[object]) -> None:
     emulator = subprocess.Popen([str(program), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
     stack.callback(_stop, emulator)
     assert emulator.stdout is not None
@@ -129,9 +150,8 @@ def _configure(namespace: str, device: str, address: str) -> None:
     _run("ip", "-n", namespace, "link", "set", "lo", "up")
 
 
-def _compiled(stack: ExitStack) -> Path:
+def _compiled(stack: ExitStack, source: Path) -> Path:
     """The emulator's program, which is deleted with the stack."""
-    source = emulator_source()
     if os.name != "posix" or os.geteuid() != 0:
         raise NoLineError("network namespaces need root")
     if not source.is_file():

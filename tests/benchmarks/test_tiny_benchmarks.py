@@ -28,6 +28,7 @@ NO_LINE = (
 )
 REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of the benchmark
     "line_speed": NO_LINE,
+    "punched_speed": NO_LINE,
     "shaped_rounds": NO_LINE,
     "utilisation_int8": NO_LINE,
     "node_speed_350m": "PyTorch sees no CUDA device here",
@@ -44,7 +45,14 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
         "rounds",
     ),
-    "lines": ("line_speed", "loopback_speed", "tensor_round_trip", "shaped_rounds", "utilisation_int8"),
+    "lines": (
+        "line_speed",
+        "punched_speed",
+        "loopback_speed",
+        "tensor_round_trip",
+        "shaped_rounds",
+        "utilisation_int8",
+    ),
     "nodes": (
         *("start", "learning", "kill", "dashboards", "foreground", "paused", "node_speed_5m", "node_speed_350m"),
         *("first_record", "state_joining", "real_together"),

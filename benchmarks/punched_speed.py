@@ -1,0 +1,85 @@
+"""How fast tensors cross a punched hole between two home routers: with connections for bodies, and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.bulk_processes import bulk_pair
+from benchmarks.line_speed import CONDITIONS, CUBIC, LINE_MBIT, Condition
+from benchmarks.record import NotHereError, Report, Row
+from benchmarks.shaped_line import PUBLIC_ADDRESS, Home, NoLineError, homes_behind_routers
+from benchmarks.sizes import size
+
+SECONDS = float(os.environ.get("BENCHMARK_SHAPED_SECONDS", size(20, 0.5)))
+ASK_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class _Speed:
+    first: float  # Mbit/s
+    later: float
+    connections: int
+
+
+def measure() -> Report:
+    """A row for each line. Raises NotHereError where no line can be made."""
+    rows = list[Row]()
+    for condition in CONDITIONS:
+        try:
+            rows.extend(_rows(condition))
+        except NoLineError as error:
+            raise NotHereError(str(error)) from error
+    note = (
+        f"Two homes behind routers that filter by address and port, default options but CUBIC, {LINE_MBIT} Mbit/s. "
+        f"Frames of 16 MiB, two at a time, twice for {SECONDS:g} s; the second figure counts. One TLS connection goes "
+        "from a home to a public address over an equal line."
+    )
+    return Report("punched_speed", "Tensors through a punched hole", tuple(rows), (note,))
+
+
+def _rows(condition: Condition) -> list[Row]:
+    with homes_behind_routers(LINE_MBIT, condition.rtt_ms, condition.loss) as (relay, left, right):
+        places = {"serve_in": relay.prefix, "ask_in": left.prefix}
+        with bulk_pair("raw", CUBIC, PUBLIC_ADDRESS, **places) as raw:
+            single = raw.send_for(SECONDS).mbit_per_second
+        streams, bodies = (_punched(relay, left, right, more) for more in (("--streams",), ()))
+    text = f"{bodies.later:.1f} Mbit/s over {bodies.connections} ({bodies.first:.1f} at first); one TLS {single:.1f}"
+    met = condition.is_met(bodies.later, single)
+    return [
+        Row(f"punched, {condition.name}", text, condition.goal, met),
+        Row(f"punched, streams alone, {condition.name}", f"{streams.later:.1f} Mbit/s", "report", None),
+    ]
+
+
+def _punched(relay: Home, left: Home, right: Home, options: Sequence[str]) -> _Speed:
+    with ExitStack() as stack:
+        address = stack.enter_context(_peer(relay, "relay", *options))
+        circuit = stack.enter_context(_peer(right, "serve", address, *options))
+        command = [*left.prefix, *_command("ask", circuit, f"{SECONDS:g}", *options)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=ASK_SECONDS)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return _Speed(*facts["mbit"], facts["connections"])
+
+
+@contextmanager
+def _peer(home: Home, *arguments: str) -> Generator[str]:
+    """A process at a home; the line that it prints."""
+    command = [*home.prefix, *_command(*arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.punched_peer", *arguments, *CUBIC]
