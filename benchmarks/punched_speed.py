@@ -65,7 +65,8 @@ def _punched(relay: Home, left: Home, right: Home, options: Sequence[str]) -> _S
         command = [*left.prefix, *_command("ask", circuit, f"{SECONDS:g}", *options)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=ASK_SECONDS)
     facts: dict[str, Any] = json.loads(done.stdout)
-    return _Speed(*facts["mbit"], facts["connections"])
+    first, later = facts["mbit"]
+    return _Speed(first, later, facts["connections"])
 
 
 @contextmanager
