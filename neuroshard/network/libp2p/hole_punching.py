@@ -22,6 +22,7 @@ from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.libp2p.relay_messages import MESSAGE_SECONDS, RelayError, encode_message, read_message
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
@@ -40,7 +41,7 @@ class _Observation:
 
 
 class ObservedAddresses:
-    """The newest report of each observer, by its IP address."""
+    """The newest report of each observer, by its IP address (IPv6: /64)."""
 
     def __init__(self, when_moved: Callable[[], None] = lambda: None) -> None:
         """`when_moved` is called with an IP address at which no peer observed this node before."""
@@ -52,14 +53,14 @@ class ObservedAddresses:
         address, text = muxer.get_remote_address(), str(observed)
         if not muxer.is_from_listening_port or address is None:
             return
-        known = self._current()
-        self._by_observer.pop(address[0], None)
+        known, observer = self._current(), network_of(address[0], 32)
+        self._by_observer.pop(observer, None)
         if text in {str(one) for one in local}:
             return
         while len(self._by_observer) >= MAX_OBSERVERS:
             del self._by_observer[min(self._by_observer, key=lambda ip: self._by_observer[ip].held_at)]
         now = anyio.current_time()
-        self._by_observer[address[0]] = _Observation(text, muxer, made_at=now, held_at=now)
+        self._by_observer[observer] = _Observation(text, muxer, made_at=now, held_at=now)
         if known and _ip_of(text) not in {_ip_of(one.text) for one in known}:
             self._when_moved()
 

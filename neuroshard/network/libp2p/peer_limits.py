@@ -21,6 +21,7 @@ class ConnectionLimits:
     connections_of_peer: int = 4
     handshakes: int = 64  # of others, not yet authenticated
     dials_of_host: int = 10  # within a minute, without success
+    dials_of_network: int = 40
     is_loopback_free: bool = True  # dials on this computer do not count
     streams: int = 2048  # opened by one peer
     streams_of_peer: int = 32

@@ -158,7 +158,11 @@ class ConnectionAdmission:
         return len(self._handshakes)
 
     def begin_handshake(self, newcomer: Handshake) -> bool:
-        """Count a socket of another node. It may cut another one; False if it gets no place."""
+        """Count a socket of another node. It may cut another one; False if it gets no place now or as a connection."""
+        try:
+            self._replaced_by(newcomer.ip, is_chosen=False)
+        except NoPlaceError:
+            return False  # before the handshake, which costs time
         if len(self._handshakes) >= self.limits.handshakes:
             silent = longest_silent(self._handshakes, newcomer.ip)
             if silent is None:
@@ -178,12 +182,8 @@ class ConnectionAdmission:
         """Count a connection. Returns the one that it replaces, which must be closed. Raises NoPlaceError."""
         if sum(place.identity == newcomer.identity for place in self._places) >= self.limits.connections_of_peer:
             raise self._refusal("connections of peer")
-        replaced = None
-        same = [place for place in self._places if place.is_chosen is newcomer.is_chosen]
-        if len(same) >= self._most(is_chosen=newcomer.is_chosen):
-            replaced = None if newcomer.is_chosen else least_needed(same, newcomer.ip)
-            if replaced is None:
-                raise self._refusal("connections")
+        replaced = self._replaced_by(newcomer.ip, is_chosen=newcomer.is_chosen)
+        if replaced is not None:
             self.leave(replaced)
         self._places[newcomer] = None
         return replaced
@@ -196,9 +196,16 @@ class ConnectionAdmission:
         """Remove a connection that was closed. One that was replaced is removed already."""
         self._places.pop(place, None)
 
-    def _most(self, *, is_chosen: bool) -> int:
+    def _replaced_by(self, newcomer_ip: str, *, is_chosen: bool) -> ConnectionPlace | None:
+        """The connection that a newcomer replaces, None if a place is free. Raises NoPlaceError."""
+        same = [place for place in self._places if place.is_chosen is is_chosen]
         half = self.limits.connections // 2
-        return half if is_chosen else self.limits.connections - half
+        if len(same) < (half if is_chosen else self.limits.connections - half):
+            return None
+        replaced = None if is_chosen else least_needed(same, newcomer_ip)
+        if replaced is None:
+            raise self._refusal("connections")
+        return replaced
 
     def _refusal(self, reason: str) -> NoPlaceError:
         self.refused[reason] += 1
@@ -212,7 +219,9 @@ MAX_TRUSTED = 1024
 
 
 class DialBudget:
-    """Limits the dials to each host (IPv6: /64) that have not succeeded, so that peers cannot aim this node at one.
+    """Limits the dials that have not succeeded, for each host (IPv6: /64) and each network (/24, /48).
+
+    So other nodes cannot aim this one at a victim.
 
     Free are dials to an address from the owner, and to one that worked recently. Times are those of one monotonic
     clock.
@@ -220,7 +229,7 @@ class DialBudget:
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._limits = limits or ConnectionLimits()
-        # by host: dials under way and failed ones; the host that was dialled last is the last one
+        # by host and by network: dials under way and failed ones; the one that was dialled last is the last one
         self._dials: dict[str, list[tuple[float, PeerAddress]]] = {}
         self._free_until: dict[PeerAddress, float] = {}
 
@@ -228,12 +237,14 @@ class DialBudget:
         """Count one dial if its host may be dialled."""
         if self._is_free(address, now):
             return True
-        target = network_of(address.host, 32)
-        recent = [dial for dial in self._dials.get(target, ()) if now - dial[0] < DIAL_WINDOW_SECONDS]
-        if len(recent) >= self._limits.dials_of_host or not (target in self._dials or self._has_room(now)):
-            return False
-        self._dials.pop(target, None)
-        self._dials[target] = [*recent, (now, address)]
+        recent: dict[str, list[tuple[float, PeerAddress]]] = {}
+        for target, most in self._targets(address.host).items():
+            recent[target] = [dial for dial in self._dials.get(target, ()) if now - dial[0] < DIAL_WINDOW_SECONDS]
+            if len(recent[target]) >= most or not (target in self._dials or self._has_room(now)):
+                return False
+        for target, dials in recent.items():
+            self._dials.pop(target, None)
+            self._dials[target] = [*dials, (now, address)]
         return True
 
     def trust(self, address: PeerAddress) -> None:
@@ -242,16 +253,21 @@ class DialBudget:
 
     def note_worked(self, address: PeerAddress, now: float) -> None:
         """Return the dials that led to a connection."""
-        target = network_of(address.host, 32)
-        left = [dial for dial in self._dials.pop(target, ()) if dial[1] != address]
-        if left:
-            self._dials[target] = left
+        for target in self._targets(address.host):
+            left = [dial for dial in self._dials.pop(target, ()) if dial[1] != address]
+            if left:
+                self._dials[target] = left
         self._free(address, max(now + WORKED_SECONDS, self._free_until.get(address, -inf)))
 
     def note_failed(self, address: PeerAddress) -> None:
         """Count the next dials to an address that worked before."""
         if self._free_until.get(address, inf) < inf:
             del self._free_until[address]
+
+    def _targets(self, host: str) -> dict[str, int]:
+        """The networks of a host, with the most dials to each; a name has only one."""
+        limits = self._limits
+        return {network_of(host, 24, 48): limits.dials_of_network, network_of(host, 32): limits.dials_of_host}
 
     def _is_free(self, address: PeerAddress, now: float) -> bool:
         is_here = self._limits.is_loopback_free and scope_of(address.host) is Scope.COMPUTER
@@ -264,10 +280,10 @@ class DialBudget:
             del self._free_until[next(iter(self._free_until))]
 
     def _has_room(self, now: float) -> bool:
-        """Whether one more host can be counted. If not, it is not dialled: otherwise its count could be lost."""
+        """Whether one more target can be counted. If not, it is not dialled: otherwise its count could be lost."""
         while self._dials:
             oldest = next(iter(self._dials))
             if now - self._dials[oldest][-1][0] < DIAL_WINDOW_SECONDS:
                 break
             del self._dials[oldest]
-        return len(self._dials) < MAX_TARGETS
+        return len(self._dials) < MAX_TARGETS - 1  # both of a dial

@@ -18,7 +18,7 @@ from neuroshard.network import Network, PeerUnreachableError
 from neuroshard.network.libp2p import ConnectionLimits
 from neuroshard.network.libp2p.addresses import parse_address
 from neuroshard.network.libp2p.places import ConnectionAdmission
-from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
+from neuroshard.network.libp2p.upgrading import HANDSHAKE_SECONDS, NodeUpgrader, key_pair_of
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import address_of, echo, lives, nodes, port_of, run
@@ -91,6 +91,19 @@ def test_many_sockets_that_say_nothing_are_bounded() -> None:
                 await lives(other, victim)
 
     run(scenario)
+
+
+def test_silent_sockets_of_a_full_table_are_closed_by_the_deadline() -> None:
+    async def scenario() -> None:
+        async with nodes(1) as (victim,), AsyncExitStack() as stack:
+            for _ in range(CROWD):
+                stream = await trio.open_tcp_stream("127.0.0.1", port_of(victim))
+                stack.push_async_callback(stream.aclose)
+            await until(lambda: admission_of(victim).handshakes == LIMITS.handshakes)
+            await trio.sleep(HANDSHAKE_SECONDS + 1)
+            assert admission_of(victim).handshakes == 0
+
+    run(scenario, clock=MockClock(autojump_threshold=0.1))
 
 
 def test_many_identities_from_one_address_are_bounded() -> None:

@@ -71,6 +71,18 @@ def test_many_observers_do_not_keep_a_new_one_from_being_heard() -> None:
     virtual(scenario)
 
 
+def test_the_addresses_of_one_ipv6_network_are_one_observer() -> None:
+    async def scenario() -> None:
+        addresses = ObservedAddresses()
+        for number in range(1, 10):
+            see(addresses, Observer(f"2606:4700:1:1::{number}"), "/ip4/198.51.100.1/tcp/9")
+        assert addresses.addrs() == []
+        see(addresses, Observer("2606:4700:1:2::1"), "/ip4/198.51.100.1/tcp/9")
+        assert [str(address) for address in addresses.addrs()] == ["/ip4/198.51.100.1/tcp/9"]
+
+    virtual(scenario)
+
+
 def test_one_word_of_each_address_counts() -> None:
     async def scenario() -> None:
         addresses = ObservedAddresses()
