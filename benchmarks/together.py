@@ -173,11 +173,10 @@ TABLES: Mapping[str, Table] = {
     ),
     LARGER: Table(
         "Several computers against one, 1.3 M parameters",
-        {ALONE: 2e-3, TOGETHER: 2e-3, SYNCHRONOUS: 4e-3},
+        dict.fromkeys((ALONE, TOGETHER, SYNCHRONOUS), 1e-3),
         steps=size((4_000,), (4,)),
         arms=_main_arms(REPLICAS),
         shape=replace(SHAPE, hidden_size=192, layer_count=3, feed_forward_size=512),
-        rates_are="is a guess from those of smaller models, not tuned",
         goal=0.015,
     ),
     LARGEST: Table(
