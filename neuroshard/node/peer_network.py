@@ -191,7 +191,9 @@ class JoinedRun:
         return self._swarm
 
     def join_line(self, addresses: Sequence[str]) -> str:
-        """Command that others type to join the run; "" while they cannot."""
+        """Command that others type to join the run; "" while they cannot, and in a demo."""
+        if self._status().is_demo:
+            return ""
         return join_line(self._versions.offer, addresses, self._genesis)
 
     def status(self, network: Network | None, now: float) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
