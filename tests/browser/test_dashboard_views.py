@@ -115,6 +115,8 @@ def test_every_view_fits_a_phone(view: str, start_node: StartNode, open_page: Op
     expect(page.get_by_role("link", name=view, exact=True)).to_have_attribute("aria-current", "page")
     expect(page.locator(".view")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    tabs = page.get_by_role("navigation", name="Views")
+    assert tabs.evaluate("tabs => tabs.scrollWidth <= tabs.clientWidth")  # all six are seen at once
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
