@@ -63,7 +63,7 @@ export function Chat({ steps, ready, actions }: Props) {
         onSubmit={(event) => {
           event.preventDefault();
           if (running) abort.current?.abort();
-          else void ask();
+          else if (ready) void ask();
         }}
       >
         <label class="chat-prompt">
@@ -95,7 +95,7 @@ export function Chat({ steps, ready, actions }: Props) {
               onInput={(event) => setMaxTokens(Number(event.currentTarget.value))}
             />
           </label>
-          <button type="submit" class={`button ${running ? "" : "button-primary"}`} disabled={!ready && !running}>
+          <button type="submit" class={`button ${running ? "" : "button-primary"}`} aria-disabled={!ready && !running}>
             {running ? "Cancel" : turns ? "Send" : "Continue the text"}
           </button>
           <label class="chat-mode">
