@@ -41,6 +41,10 @@ class PeerUnreachableError(NeuroShardError):
     """The peer cannot be reached now; a later attempt may succeed."""
 
 
+class NobodyListensError(PeerUnreachableError):
+    """Every computer at the peer's addresses answers that no program listens there."""
+
+
 class RequestTimeoutError(PeerUnreachableError):
     """The peer was reached but did not answer in time."""
 

@@ -27,7 +27,7 @@ from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.peer_limits import ConnectionAdmission, contain_errors
 from neuroshard.network.libp2p.sockets import SocketBytes, share_port
 from neuroshard.network.pool import PeerTraffic
-from neuroshard.network.transport import Connection, PeerUnreachableError
+from neuroshard.network.transport import Connection, NobodyListensError, PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 
@@ -208,7 +208,10 @@ class Connections:
         await self.dial(address.peer, (address,))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
-        """Connect at the first address where this peer answers. Raises PeerUnreachableError."""
+        """Connect at the first address where this peer answers. Raises PeerUnreachableError.
+
+        It is a NobodyListensError if a computer answers at every address and no program listens there.
+        """
         if peer == self.local_id:
             raise PeerUnreachableError("That is this node itself.")
         lock = self._dials.setdefault(peer, anyio.Lock())
@@ -328,17 +331,24 @@ class Connections:
         if not addresses:
             raise PeerUnreachableError(f"No address of peer {peer} is known.")
         failures: list[str] = []
+        refusals: list[PeerAddress] = []
         async with anyio.create_task_group() as tasks:
             for address in addresses:
                 failed = anyio.Event()
-                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures)
+                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures, refusals)
                 with anyio.move_on_after(NEXT_ADDRESS_SECONDS):
                     await failed.wait()
         if len(failures) == len(addresses):
-            raise PeerUnreachableError(f"Peer {peer} cannot be reached: {'; '.join(failures)}.")
+            kind = NobodyListensError if len(refusals) == len(addresses) else PeerUnreachableError
+            raise kind(f"Peer {peer} cannot be reached: {'; '.join(failures)}.")
 
     async def _try(
-        self, address: PeerAddress, succeed: Callable[[], None], failed: anyio.Event, failures: list[str]
+        self,
+        address: PeerAddress,
+        succeed: Callable[[], None],
+        failed: anyio.Event,
+        failures: list[str],
+        refusals: list[PeerAddress],
     ) -> None:
         try:
             with anyio.fail_after(DIAL_SECONDS):
@@ -346,6 +356,8 @@ class Connections:
         except (PeerUnreachableError, OSError, TimeoutError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             failures.append(f"{address.host} port {address.port}: {reason}")
+            if _is_refused(error):
+                refusals.append(address)
             self._contacts.note_failed(address)
             failed.set()
         else:
@@ -356,6 +368,13 @@ class Connections:
         if self.relay is None:
             raise PeerUnreachableError("relays are switched off")
         await self.relay.dial(address)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the system at the other end refused the connection; trio gives its answers as the cause."""
+    cause = cast("object", error.__cause__)
+    answers = cast("ExceptionGroup[Exception]", cause).exceptions if isinstance(cause, ExceptionGroup) else (error,)
+    return all(isinstance(answer, ConnectionRefusedError) for answer in answers)
 
 
 def _is_usable(conn: INetConn) -> bool:
