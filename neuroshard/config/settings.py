@@ -20,7 +20,7 @@ from neuroshard.config.folders import NodePaths, expanded
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 from neuroshard.config.weekly_schedule import SCHEDULE_FORM, checked_spans
 from neuroshard.errors import UsageError
-from neuroshard.types import LOOPBACK
+from neuroshard.types import BITS_PER_BYTE, LOOPBACK
 
 
 class Applies(StrEnum):
@@ -244,6 +244,11 @@ class Settings(BaseModel):
     @property
     def paths(self) -> NodePaths:
         return NodePaths.below(self.data_dir)
+
+    @property
+    def upload_bytes_per_second(self) -> float | None:
+        """The upload limit; None if there is none."""
+        return None if self.max_upload is None else self.max_upload * 1e6 / BITS_PER_BYTE
 
 
 ALIASES = {"diloco_steps": "inner_steps"}

@@ -134,6 +134,9 @@ def test_dark_and_light_follow_the_system_until_chosen(start_node: StartNode, op
     assert brightness(open_page(node.url, theme="dark")) < 60
     page = open_page(node.url, theme="light")
     assert brightness(page) > 200
+    page.emulate_media(color_scheme="dark")
+    expect(page.get_by_role("button", name="Switch to light colours")).to_be_visible()
+    page.emulate_media(color_scheme="light")
     page.get_by_role("button", name="Switch to dark colours").click()
     assert brightness(page) < 60
     page.reload()
