@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from importlib.resources import files
 
@@ -12,7 +13,7 @@ import snapshots
 from dashboard_session import DESKTOP, OpenPage, StartNode, sign_in
 from playwright.sync_api import Page, Route, ViewportSize, expect
 
-from neuroshard.status.snapshot import NodeState
+from neuroshard.status.snapshot import HeldOutPoint, NodeState
 
 pytestmark = pytest.mark.browser
 VIEWS = ("Home", "Talk", "Model", "Network", "Files", "Settings")
@@ -107,6 +108,27 @@ def test_the_training_view_has_its_five_values(start_node: StartNode, open_page:
     for name, value in {**values, "Model convergence": "Verified"}.items():
         stat = page.locator(".stat", has=page.get_by_text(name, exact=True))
         expect(stat.locator(".stat-value")).to_have_text(value)
+
+
+def test_the_model_page_counts_no_sync_of_a_lone_node_and_no_improvement_of_one_test(
+    start_node: StartNode, open_page: OpenPage
+) -> None:
+    node = start_node()
+    page = open_page(f"{node.url}#training")
+    teamwork, proof = (
+        page.get_by_role("region", name="Teamwork"),
+        page.get_by_role("region", name="Does it really learn?"),
+    )
+    expect(teamwork).to_contain_text(re.compile("Outer steps\\s*1"))
+    expect(teamwork).to_contain_text(re.compile("With others, since this start\\s*0"))
+    expect(proof).to_contain_text("Improvement")
+    node.publish(
+        lambda status: replace(
+            status, training=replace(status.training, held_out=(HeldOutPoint(0, status.time, 7.6, 0.0, 0.0),))
+        )
+    )
+    expect(proof).to_contain_text(re.compile("Tests so far\\s*1"))
+    expect(proof).not_to_contain_text("Improvement")
 
 
 @pytest.mark.parametrize("view", VIEWS)

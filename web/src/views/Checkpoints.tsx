@@ -60,7 +60,7 @@ function Generations({ status }: { status: NodeStatus }) {
             <th scope="col">Step</th>
             <th scope="col">Saved</th>
             <th scope="col">Loss</th>
-            <th scope="col">Syncs</th>
+            <th scope="col">Outer step</th>
             <th scope="col">Size</th>
           </tr>
         </thead>

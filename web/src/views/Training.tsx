@@ -40,7 +40,7 @@ export function Training({ dashboard, status, nodeNow }: Props) {
           value={count(swarm?.training_nodes ?? Number(status.state === "training"))}
           note={`of ${count(swarm?.nodes ?? status.peer_count + 1)} in the run`}
         />
-        <Stat label="Global loss" value={loss(swarm?.global_loss ?? training.loss_ema)} note={least === null ? "over all of them" : `lowest so far ${loss(least)}`} />
+        <Stat label="Global loss" value={loss(swarm?.global_loss ?? training.loss_ema)} note={least === null ? "smoothed, over all of them" : `smoothed; lowest so far ${loss(least)}`} />
         <Stat label="Total steps" value={count(swarm?.total_steps ?? training.steps)} note={`${bigCount(swarm?.total_tokens ?? training.tokens)} tokens`} />
         <Stat label="Data shards" value={count(data?.total_shards ?? 0)} note={`${count(swarm?.shards_covered ?? data?.shards_seen ?? 0)} read so far`} />
         <Stat label="Model convergence" value={convergence} tone={tone} note="on text never trained on" />
