@@ -22,7 +22,7 @@ SETTLING_SECONDS = size(40.0, 0.5)  # of a pause, until its memory has been give
 SECONDS = size(60.0, 0.5)
 PAUSES, WARM_UP_STEPS = size((5, 20), (1, 1))
 MEGABYTE = 1e6
-GOAL_MEGABYTES, GOAL_SHARE, GOAL_SECONDS = 100, 0.003, 1.0
+GOAL_MEGABYTES, GOAL_SHARE, GOAL_SECONDS = 80, 0.003, 1.0
 # Everything that a node has imported when it trains, and nothing else.
 IMPORTS = """
 import sys, json, importlib

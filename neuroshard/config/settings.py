@@ -20,7 +20,10 @@ from neuroshard.config.folders import NodePaths, expanded
 from neuroshard.config.multiaddr import MULTIADDR_FORM, checked_multiaddr
 from neuroshard.config.weekly_schedule import SCHEDULE_FORM, checked_spans
 from neuroshard.errors import UsageError
-from neuroshard.types import LOOPBACK
+from neuroshard.types import BITS_PER_BYTE, LOOPBACK
+
+VAST = 1_000_000_000
+"""Upper bound of limits that have no other: more than any computer has, and small enough for every calculation."""
 
 
 class Applies(StrEnum):
@@ -142,19 +145,25 @@ class Settings(BaseModel):
         SettingNote("a folder with your own text files; unset: none", owner="`neuroshard --text FOLDER`"),
     ] = None
     device: Annotated[Literal["auto", "cuda", "mps", "cpu"], SettingNote("auto, cuda, mps or cpu")] = "auto"
-    memory: Annotated[Whole | None, Field(ge=1), SettingNote("megabytes, at least 1; unset: measured")] = None
+    memory: Annotated[Whole | None, Field(ge=1, le=VAST), SettingNote(f"megabytes, 1 to {VAST}; unset: measured")] = (
+        None
+    )
     cpu_threads: Annotated[Whole | None, Field(ge=1, le=1024), SettingNote("1 to 1024; unset: measured")] = None
     max_storage: Annotated[
-        Whole, Field(ge=20), SettingNote("megabytes of shards and their descriptions, at least 20", Applies.AT_ONCE)
+        Whole,
+        Field(ge=20, le=VAST),
+        SettingNote(f"megabytes of shards and their descriptions, 20 to {VAST}", Applies.AT_ONCE),
     ] = 2000
     max_checkpoint_storage: Annotated[
-        Whole, Field(ge=1), SettingNote("megabytes of all checkpoints and copies, at least 1", Applies.AT_ONCE)
+        Whole,
+        Field(ge=1, le=VAST),
+        SettingNote(f"megabytes of all checkpoints and copies, 1 to {VAST}", Applies.AT_ONCE),
     ] = 50_000
     checkpoint_min_seconds: Annotated[
         Real, Field(ge=0, le=86_400), SettingNote("seconds between checkpoints, 0 to 86400", Applies.AT_ONCE)
     ] = 30.0
     checkpoint_write_gb_per_day: Annotated[
-        Real, Field(ge=0.001), SettingNote("gigabytes per day, at least 0.001", Applies.AT_ONCE)
+        Real, Field(ge=0.001, le=VAST), SettingNote(f"gigabytes per day, 0.001 to {VAST}", Applies.AT_ONCE)
     ] = 200.0
     inner_steps: Annotated[
         Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of your own; unset: 100")
@@ -185,8 +194,10 @@ class Settings(BaseModel):
     ] = "0.0.0.0"  # noqa: S104 - other nodes must reach this one
     max_upload: Annotated[
         Real | None,
-        Field(gt=0),
-        SettingNote("megabits per second to other nodes, more than 0; unset: no limit", Applies.AT_ONCE),
+        Field(gt=0, le=VAST),
+        SettingNote(
+            f"megabits per second to other nodes, more than 0, at most {VAST}; unset: no limit", Applies.AT_ONCE
+        ),
     ] = None
     network: Annotated[bool, SettingNote("true or false; false: this node does not connect to others")] = True
     lan_discovery: Annotated[bool, SettingNote("true or false; whether nodes on the local network find this one")] = (
@@ -213,8 +224,11 @@ class Settings(BaseModel):
     network_schedule: Annotated[Spans, SettingNote(f"{SCHEDULE_FORM}; none: always", Applies.AT_ONCE)] = ()
     monthly_quota: Annotated[
         Real | None,
-        Field(gt=0),
-        SettingNote("gigabytes per calendar month, sent and received, more than 0; unset: no limit", Applies.AT_ONCE),
+        Field(gt=0, le=VAST),
+        SettingNote(
+            f"gigabytes per calendar month, sent and received, more than 0, at most {VAST}; unset: no limit",
+            Applies.AT_ONCE,
+        ),
     ] = None
     spare_metered: Annotated[
         bool, SettingNote("true or false; whether to send nothing large over a metered connection", Applies.AT_ONCE)
@@ -244,6 +258,11 @@ class Settings(BaseModel):
     @property
     def paths(self) -> NodePaths:
         return NodePaths.below(self.data_dir)
+
+    @property
+    def upload_bytes_per_second(self) -> float | None:
+        """The upload limit; None if there is none."""
+        return None if self.max_upload is None else self.max_upload * 1e6 / BITS_PER_BYTE
 
 
 ALIASES = {"diloco_steps": "inner_steps"}

@@ -1,4 +1,10 @@
-"""The failure detector: drops a node that is disconnected, misses its next report and does not accept a connection."""
+"""The failure detector: drops a disconnected node that has ended, or that misses its next report and cannot be called.
+
+| the connection is lost and | the node is dropped after |
+| --- | --- |
+| its computer answers that no program listens at an announced port | ABSENCE_SECONDS |
+| no announced address can be called | OVERDUE report intervals without a report |
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,8 @@ import anyio
 
 from neuroshard.errors import NeuroShardError
 from neuroshard.membership.swarm_view import Member, Membership
-from neuroshard.network import Network
+from neuroshard.network import Connection, Network, NobodyListensError
+from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
 from neuroshard.waiting import sleep_to_tick
 
@@ -33,11 +40,16 @@ class FailureDetector:
         """Check every second for lost connections. Ends with TransportClosedError when the network closes."""
         connected = frozenset[NodeId]()
         lost_at: dict[NodeId, float] = {}
+        hosts: dict[NodeId, str] = {}
         async with anyio.create_task_group() as tasks:
             while True:
                 before, now = connected, anyio.current_time()
                 connected = network.transport.peers()
                 members = self._membership.view.members
+                for peer in members.keys() & (before - connected) & hosts.keys():
+                    tasks.start_soon(self._call_early, network, peer, hosts[peer])
+                if connected != before:
+                    hosts = {one.peer: _host(one.address) for one in network.transport.connections() if _is_direct(one)}
                 lost_at |= dict.fromkeys(before - connected, now)
                 lost_at = {peer: at for peer, at in lost_at.items() if peer in members and peer not in connected}
                 for peer in [peer for peer, at in lost_at.items() if self._is_due(members, peer, now - at)]:
@@ -50,6 +62,28 @@ class FailureDetector:
         member = members[peer]
         is_silent = self._now() - member.last_seen >= OVERDUE * member.report.interval_seconds
         return absent_seconds >= ABSENCE_SECONDS and is_silent
+
+    async def _call_early(self, network: Network, peer: NodeId, host: str) -> None:
+        """Drop a node whose computer, at `host`, refuses connections at the announced ports: its program has ended.
+
+        A node behind a router or a firewall is called like every other one, and its silence decides.
+        """
+        await anyio.sleep(ABSENCE_SECONDS)  # it may connect again, or start again
+        announced = self._membership.announcements.get(peer)
+        addresses = [] if announced is None else [one for one in announced.addresses if _host(one) == host]
+        has_ended = False
+        for address in addresses:
+            with anyio.move_on_after(CALL_SECONDS):
+                try:
+                    await network.transport.connect(address)
+                except NobodyListensError:
+                    has_ended = True
+                    continue
+                except NeuroShardError:
+                    pass
+            return
+        if has_ended:
+            self._membership.drop(peer)
 
     async def _call(self, network: Network, peer: NodeId) -> None:
         """Drop a node that does not accept a connection, unless a report of it arrives meanwhile."""
@@ -65,3 +99,12 @@ class FailureDetector:
         # a report during the call replaces the member, so an unchanged one was silent all the time
         if member is not None and self._membership.view.members.get(peer) is member:
             self._membership.drop(peer)
+
+
+def _is_direct(connection: Connection) -> bool:
+    return connection.kind is ConnectionKind.DIRECT
+
+
+def _host(address: str) -> str:
+    """The part of a multiaddr that names a computer, such as /ip4/192.0.2.7."""
+    return "/".join(address.split("/")[:3])

@@ -28,16 +28,11 @@ from neuroshard.network.limits import UploadPacer, frame_budget
 from neuroshard.network.mdns import MdnsDiscovery, RunNotice, direct_endpoints
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
-from neuroshard.types import BITS_PER_BYTE, NodeId
+from neuroshard.types import NodeId
 
 _LOG = logging.getLogger(__name__)
 
 PEERS_FILE, PORT_FILE = "network/peers.json", "network/port.json"
-
-
-def upload_limit(settings: Settings) -> float | None:
-    """Return the upload limit in bytes per second, or None if there is no limit."""
-    return None if settings.max_upload is None else settings.max_upload * 1e6 / BITS_PER_BYTE
 
 
 def memory_limit_mb(settings: Settings) -> int:
@@ -68,7 +63,7 @@ def libp2p_opener(
         serve_relay=serves_others,
     )
     reputation = Reputation()  # shared by all networks: a restart of the network does not clear the scores of peers
-    pacer = upload or UploadPacer(upload_limit(settings))
+    pacer = upload or UploadPacer(settings.upload_bytes_per_second)
     limit_mb = memory_limit_mb(settings)
     kept_port = KeptPort(settings.data_dir)
 

@@ -143,7 +143,7 @@ def _run_once(
         listener = stack.enter_context((handover and handover.listener) or bind(settings.host, settings.port))
         port = int(listener.getsockname()[1])
         lock.announce(settings.host, port)
-        board = StatusBoard(_first_status(loaded, started_at, warnings, is_demo=demo is not None))
+        board = StatusBoard(first_status(loaded, started_at, warnings, is_demo=demo is not None))
         configuration = Configuration(loaded)
         context = ApiContext(
             board,
@@ -197,19 +197,21 @@ def _logging(settings: Settings, ring: LogRing, redactor: Redactor) -> Configure
     )
 
 
-def _first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], *, is_demo: bool) -> NodeStatus:
+def first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], *, is_demo: bool) -> NodeStatus:
     """Status that the dashboard shows before the node's work has begun."""
-    paths = {name: str(path) for name, path in asdict(loaded.settings.paths).items()}
+    settings = loaded.settings
+    paths = {name: str(path) for name, path in asdict(settings.paths).items()}
+    state = (NetworkState.STARTING, "Connecting.") if settings.network else ()
     return NodeStatus(
         version=__version__,
         started_at=now,
         time=now,
         state_reason="Starting.",
-        data_dir=str(loaded.settings.data_dir),
+        data_dir=str(settings.data_dir),
         paths=PathsStatus(**paths),
         is_demo=is_demo,
         warnings=warnings,
-        network=NetworkStatus(NetworkState.STARTING, "Connecting.") if loaded.settings.network else NetworkStatus(),
+        network=NetworkStatus(*state, upload_limit=settings.upload_bytes_per_second),
     )
 
 

@@ -29,7 +29,6 @@ from neuroshard.membership.network_opening import (
     TrafficMeter,
     libp2p_opener,
     memory_limit_mb,
-    upload_limit,
     use_surroundings,
 )
 from neuroshard.membership.participant import OwnMessages, Participant
@@ -191,7 +190,9 @@ class JoinedRun:
         return self._swarm
 
     def join_line(self, addresses: Sequence[str]) -> str:
-        """Command that others type to join the run; "" while they cannot."""
+        """Command that others type to join the run; "" while they cannot, and in a demo."""
+        if self._status().is_demo:
+            return ""
         return join_line(self._versions.offer, addresses, self._genesis)
 
     def status(self, network: Network | None, now: float) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
@@ -254,7 +255,7 @@ class PeerNetwork:
         With `may_wait` a node that its run does not admit waits until it does.
         """
         outside = ExternalAddresses()
-        upload = UploadPacer(upload_limit(settings))
+        upload = UploadPacer(settings.upload_bytes_per_second)
         opener = open_network or libp2p_opener(settings, identity, outside, upload=upload)
         networking = Networking(
             identity.node_id,
@@ -348,7 +349,7 @@ class PeerNetwork:
 
     def limit_upload(self, settings: Settings) -> None:
         """Apply a changed upload limit to everything that is sent from now on."""
-        self.upload.limit(upload_limit(settings))
+        self.upload.limit(settings.upload_bytes_per_second)
 
     def moved(self) -> int:
         """Bytes moved over the network since the start, in both directions: peers and data sources."""

@@ -252,6 +252,29 @@ def _nobody() -> None:
 _LOG = logging.getLogger(__name__)
 
 
+def with_totals_of_lone_node(status: NodeStatus) -> NodeStatus:
+    """The snapshot whose totals of the run equal this node's own values while it knows no other node.
+
+    The network publishes the totals up to 2 s after the trainer publishes the values. In between, one page would show
+    two losses of the same model. What other nodes did before they left stays in the totals.
+    """
+    swarm, training, data = status.swarm, status.training, status.data
+    if swarm is None or swarm.nodes > 1 or status.peers or training.loss_ema is None:
+        return status
+    is_training = status.state is NodeState.TRAINING
+    totals = replace(
+        swarm,
+        training_nodes=int(is_training),
+        global_loss=training.loss_ema,
+        min_loss=training.loss_ema if swarm.min_loss is None else min(swarm.min_loss, training.loss_ema),
+        total_steps=max(swarm.total_steps, training.steps),
+        total_tokens=max(swarm.total_tokens, training.tokens),
+        shards_covered=max(swarm.shards_covered, data.shards_seen if data else 0),
+        tokens_per_second=training.tokens_per_second if is_training else 0.0,
+    )
+    return replace(status, swarm=totals)
+
+
 class Publisher:
     """Changes the snapshot on the status board.
 
@@ -271,7 +294,7 @@ class Publisher:
     def change(self, **parts: Any) -> None:
         """Publish the current snapshot with these fields of NodeStatus replaced, and with the time of now."""
         before, now = self._board.current(), {"time": self._wall_clock(), "uptime_seconds": self._board.uptime()}
-        after = replace(before, **now, **parts)
+        after = with_totals_of_lone_node(replace(before, **now, **parts))
         self._board.publish(replace(after, feed=feed_after(before, after)))
 
     def state(self, state: NodeState, reason: str) -> None:

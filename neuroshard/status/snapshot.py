@@ -449,7 +449,7 @@ class SwarmStatus:
         about(
             "sum over the training nodes with the first layers",
             "tokens/s",
-            stale=Stale.NETWORK_DOWN,
+            stale=Stale.OLD_SNAPSHOT,
             gauge="swarm_tokens_per_second",
             brief="speed of all nodes",
         ),

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from neuroshard.api.metrics import metrics_text
 from neuroshard.api.rendering import RenderedViews, as_json, as_python, finite_json, whole_status
 from neuroshard.api.routes import SNAPSHOT_ROUTES, WORK_OF_SPAN, health_of
-from neuroshard.status.board import StatusBoard
+from neuroshard.status.board import Publisher, StatusBoard
 from neuroshard.status.computer import PathsStatus, ResourceStatus
 from neuroshard.status.data import DataStatus, DownloadStatus
 from neuroshard.status.freshness import fresh
@@ -38,7 +38,7 @@ from neuroshard.status.snapshot import (
     TrainingStatus,
     VerificationStatus,
 )
-from neuroshard.status.summaries import pipeline_summary, thin_out
+from neuroshard.status.summaries import pipeline_summary, run_summary, thin_out
 from neuroshard.status.values import Stale
 from neuroshard.types import JsonValue as SharedJson
 from neuroshard.types import LayerRange, Role
@@ -326,6 +326,32 @@ def test_thinned_out_keeps_the_ends(count: int) -> None:
 )
 def test_any_value_becomes_json(value: SharedJson) -> None:
     strict_json(json.dumps(finite_json(value), allow_nan=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(
+        TrainingStatus, steps=COUNTS, tokens=COUNTS, loss_ema=st.floats(0, 20), tokens_per_second=st.floats(0, 1e6)
+    ),
+    st.builds(
+        SwarmStatus, nodes=st.just(1), global_loss=st.none() | st.floats(0, 20), min_loss=st.none() | st.floats(0, 20)
+    ),
+    st.sampled_from(NodeState),
+)
+def test_the_totals_of_a_node_without_others_are_its_own_values(
+    training: TrainingStatus, older: SwarmStatus, state: NodeState
+) -> None:
+    """The network publishes the totals at another time than the trainer publishes the values."""
+    board = StatusBoard(replace(training_status(), network=NetworkStatus(NetworkState.OFF)))
+    publisher = Publisher(board)
+    publisher.change(state=state, training=training)
+    publisher.change(peers=(), swarm=older)
+    shown = run_summary(fresh(board.current(), 1.0))
+    assert (shown.global_loss, shown.training_nodes) == (training.loss_ema, int(state is NodeState.TRAINING))
+    assert shown.tokens_per_second == (training.tokens_per_second if state is NodeState.TRAINING else 0.0)
+    assert shown.global_min_loss is not None
+    assert shown.global_min_loss <= training.loss_ema
+    assert (shown.total_steps, shown.data_shards_covered) == (training.steps, 2)
 
 
 def test_a_summary_is_serialised_once_per_version() -> None:

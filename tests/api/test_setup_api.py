@@ -134,6 +134,9 @@ def test_choices_are_checked_one_by_one_and_kept(wizard: SetupApi, tmp_path: Pat
     faults = wizard.faults("/api/setup/choices", {"data_dir": "relative", "settings": wrong})
     assert set(faults) == {"data_dir", "memory", "cpu_threads", "max_upload", "port"}
     assert faults["cpu_threads"] == "Allowed: 1 to 1024; unset: measured."
+    numbers = ("memory", "cpu_threads", "max_storage", "max_upload", "monthly_quota")
+    for vast in ("1e99", 1e99, 10**99):
+        assert set(wizard.faults("/api/setup/choices", {"settings": dict.fromkeys(numbers, vast)})) == set(numbers)
     for place, words in (
         (tmp_path / "file" / "x", "is a file"),
         (tmp_path / "full", "other files"),

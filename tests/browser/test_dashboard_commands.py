@@ -96,6 +96,29 @@ def test_writing_can_be_cancelled(start_node: StartNode, open_page: OpenPage) ->
     assert asked.cancelled.wait(5)
 
 
+def test_a_message_leaves_its_field_and_comes_back_when_nothing_answers(
+    start_node: StartNode, open_page: OpenPage
+) -> None:
+    node = start_node()
+    node.endless_text = True
+    page = open_page(f"{node.url}#chat", excused="responded with a status of")
+    page.get_by_label("Conversation: it reads").check()
+    message, turns = page.get_by_label("Your message"), page.get_by_role("list", name="Conversation")
+    message.fill("Hello")
+    page.get_by_role("button", name="Send").click()
+    expect(turns).to_contain_text("returned")
+    expect(message).to_have_value("")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("Stopped by you.")).to_be_visible()
+    expect(turns.get_by_role("listitem")).to_have_count(2)  # what it wrote stays
+    node.publish(lambda status: replace(status, state=NodeState.FAILED, state_reason="The model was lost."))
+    message.fill("And then?")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".chat-note.text-bad")).to_contain_text("The model was lost.")
+    expect(message).to_have_value("And then?")
+    expect(turns.get_by_role("listitem")).to_have_count(2)
+
+
 def test_a_refusal_is_shown_in_words(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(node.url, excused="responded with a status of")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from importlib.resources import files
 
@@ -12,7 +13,7 @@ import snapshots
 from dashboard_session import DESKTOP, OpenPage, StartNode, sign_in
 from playwright.sync_api import Page, Route, ViewportSize, expect
 
-from neuroshard.status.snapshot import NodeState
+from neuroshard.status.snapshot import HeldOutPoint, NodeState
 
 pytestmark = pytest.mark.browser
 VIEWS = ("Home", "Talk", "Model", "Network", "Files", "Settings")
@@ -109,12 +110,35 @@ def test_the_training_view_has_its_five_values(start_node: StartNode, open_page:
         expect(stat.locator(".stat-value")).to_have_text(value)
 
 
+def test_the_model_page_counts_no_sync_of_a_lone_node_and_no_improvement_of_one_test(
+    start_node: StartNode, open_page: OpenPage
+) -> None:
+    node = start_node()
+    page = open_page(f"{node.url}#training")
+    teamwork, proof = (
+        page.get_by_role("region", name="Teamwork"),
+        page.get_by_role("region", name="Does it really learn?"),
+    )
+    expect(teamwork).to_contain_text(re.compile("Outer steps\\s*1"))
+    expect(teamwork).to_contain_text(re.compile("With others, since this start\\s*0"))
+    expect(proof).to_contain_text("Improvement")
+    node.publish(
+        lambda status: replace(
+            status, training=replace(status.training, held_out=(HeldOutPoint(0, status.time, 7.6, 0.0, 0.0),))
+        )
+    )
+    expect(proof).to_contain_text(re.compile("Tests so far\\s*1"))
+    expect(proof).not_to_contain_text("Improvement")
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_fits_a_phone(view: str, start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node().url}#{view.lower()}", viewport=PHONE)
     expect(page.get_by_role("link", name=view, exact=True)).to_have_attribute("aria-current", "page")
     expect(page.locator(".view")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    tabs = page.get_by_role("navigation", name="Views")
+    assert tabs.evaluate("tabs => tabs.scrollWidth <= tabs.clientWidth")  # all six are seen at once
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -132,6 +156,9 @@ def test_dark_and_light_follow_the_system_until_chosen(start_node: StartNode, op
     assert brightness(open_page(node.url, theme="dark")) < 60
     page = open_page(node.url, theme="light")
     assert brightness(page) > 200
+    page.emulate_media(color_scheme="dark")
+    expect(page.get_by_role("button", name="Switch to light colours")).to_be_visible()
+    page.emulate_media(color_scheme="light")
     page.get_by_role("button", name="Switch to dark colours").click()
     assert brightness(page) < 60
     page.reload()

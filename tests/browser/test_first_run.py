@@ -66,9 +66,17 @@ def choose_own_limits(page: Page) -> None:
     expect(page.get_by_label("Balanced")).to_be_checked()
     assert page.get_by_label("Memory (MB)").count() == 0
     page.get_by_label("Own limits").check()
+    fields = page.locator(".setup-limits input")
+    typed = fields.evaluate_all("fields => fields.map(({ value }) => value)")
+    for field in fields.all():
+        field.fill("1e99")
+    press(page, "Next")
+    expect(page.get_by_role("alert").filter(has_text="Allowed: ")).to_have_count(len(typed))
+    for field, value in zip(fields.all(), typed, strict=True):
+        field.fill(value)
     page.get_by_label("Memory (MB)").fill("lots")
     press(page, "Next")
-    expect(page.get_by_role("alert")).to_contain_text("Allowed: megabytes, at least 1")
+    expect(page.get_by_role("alert")).to_contain_text("Allowed: megabytes, 1 to 1000000000")
     expect(page.get_by_label("Memory (MB)")).to_be_focused()
     page.get_by_label("Memory (MB)").fill("800")
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import snapshots
 from dashboard_session import OpenPage, StartNode
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from neuroshard.host.presets import presets_of
 from neuroshard.model.memory_limit import available_mb, probe_memory
@@ -58,3 +58,31 @@ def test_restart_is_offered_while_a_stored_limit_waits(start_node: StartNode, op
     expect(page.get_by_role("status").filter(has_text="saves a checkpoint and starts again")).to_be_visible()
     assert node.taken[-1] == Restart()
     assert len([one for one in node.taken if one == Restart()]) == 2
+
+
+def test_the_controls_keep_the_focus_while_a_command_runs(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_page(start_node(snapshots.training()).url)
+    control = page.get_by_label("What this computer gives")
+    expect(control).to_be_enabled()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/api/config", hold)
+    control.focus()
+    control.select_option("light")
+    expect(control).to_be_disabled()
+    expect(control).to_be_focused()
+    control.evaluate("box => { box.value = 'everything'; box.dispatchEvent(new Event('change', { bubbles: true })); }")
+    expect(control).to_have_value("")
+    page.keyboard.press("Tab")
+    stop = page.get_by_role("button", name="Stop")
+    expect(stop).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert len(held) == 1
+    held[0].continue_()
+    expect(control).to_have_value("light")
+    expect(stop).to_be_enabled()
+    expect(stop).to_be_focused()

@@ -42,6 +42,12 @@ def test_a_number_is_accepted_exactly_within_the_range_that_a_page_shows(key: st
     assert accepts(key, value) == is_inside
 
 
+@pytest.mark.parametrize("value", ["1e99", 1e99, 10**99, "9" * 400, float("inf"), float("nan")])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_no_number_is_beyond_every_calculation(key: str, value: object) -> None:
+    assert not accepts(key, value)
+
+
 @pytest.mark.parametrize("key", [key for key in Settings.model_fields if control_of(key).kind is InputKind.CHOICE])
 def test_every_choice_is_accepted(key: str) -> None:
     choices = control_of(key).choices

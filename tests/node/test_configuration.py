@@ -9,6 +9,7 @@ import pytest
 from neuroshard.config.loading import load_settings
 from neuroshard.config.settings import Applies, application_table
 from neuroshard.host.live_settings import Configuration
+from neuroshard.node.launch import first_status
 from neuroshard.types import JsonValue
 
 CHANGES: dict[str, JsonValue] = {
@@ -34,6 +35,13 @@ CHANGES: dict[str, JsonValue] = {
 
 def test_every_setting_that_holds_at_once_is_tried() -> None:
     assert CHANGES.keys() == {key for key, applies in application_table().items() if applies is Applies.AT_ONCE}
+
+
+def test_the_first_status_has_the_limit_that_the_owner_set(tmp_path: Path) -> None:
+    """The dashboard shows it before the network is open."""
+    for options, limit in (({"max_upload": 2.5}, 312_500.0), ({}, None)):
+        status = first_status(load_settings({"data_dir": tmp_path, **options}, {}), 0.0, (), is_demo=False)
+        assert status.network.upload_limit == limit
 
 
 @pytest.mark.parametrize("key", CHANGES)

@@ -24,6 +24,7 @@ def test_a_demo_in_three_stages_goes_on_when_one_of_its_nodes_is_killed(small_te
         node.first_answer_seconds()
         until("a part of the model on every node, and a copy of each", lambda: is_spread(node))
         node.wait_for("training", lambda status: status["training"]["steps"] >= 5, LONGEST_SECONDS)
+        assert node.get("/api/status")["network"]["join_line"] == ""  # nobody can join a demo
         further = psutil.Process(node.process.pid).children(recursive=True)
         assert len(further) == 2
         ((own, kept),) = own_steps(node).items()

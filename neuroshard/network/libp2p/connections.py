@@ -262,7 +262,10 @@ class Connections:
         await self.dial(address.peer, (address,))
 
     async def dial(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> BoundedMuxer:
-        """Connect at the first address where this peer answers. Raises PeerUnreachableError."""
+        """Connect at the first address where this peer answers. Raises PeerUnreachableError.
+
+        It is a NobodyListensError if a computer answers at every address and no program listens there.
+        """
         if peer == self.local_id:
             raise PeerUnreachableError("That is this node itself.")
         lock = self._dials.setdefault(peer, anyio.Lock())
@@ -389,7 +392,7 @@ class Connections:
         async with anyio.create_task_group() as tasks:
             for address in addresses:
                 failed = anyio.Event()
-                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures)
+                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures, refusals)
                 with anyio.move_on_after(NEXT_ADDRESS_SECONDS):
                     await failed.wait()
         if len(failures) == len(addresses):

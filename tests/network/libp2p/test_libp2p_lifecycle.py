@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from neuroshard.messages import Frame
-from neuroshard.network import Network, TransportClosedError
+from neuroshard.network import Network, NobodyListensError, PeerUnreachableError, TransportClosedError
 from neuroshard.network.libp2p import NetworkFailedError, libp2p_network
 from neuroshard.network.tcp_options import UNSENT_BYTES
 from tests.worlds.claims import identity_of
@@ -53,6 +53,29 @@ def test_a_cancelled_block_ends_at_once_and_quietly() -> None:
                     await anyio.sleep_forever()
             assert trio.current_time() - began < 20
             await until(lambda: other.transport.connections() == ())
+
+    run(scenario)
+
+
+def test_a_program_that_has_ended_is_told_from_one_that_cannot_be_reached() -> None:
+    """The failure detector drops the first at once."""
+
+    async def scenario() -> None:
+        async with nodes(1) as (node,):
+            async with libp2p_network(identity_of(9), LOOPBACK) as ended:
+                address = address_of(ended)
+                await node.transport.connect(address)
+            await until(lambda: node.transport.connections() == ())
+            with pytest.raises(NobodyListensError):
+                await node.transport.connect(address)
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            port = listener.socket.getsockname()[1]
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(trio.serve_listeners, trio.SocketStream.aclose, [listener])
+                with pytest.raises(PeerUnreachableError) as raised:
+                    await node.transport.connect(f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity_of(9).node_id}")
+                tasks.cancel_scope.cancel()
+            assert not isinstance(raised.value, NobodyListensError)
 
     run(scenario)
 

@@ -36,7 +36,12 @@ export function Chat({ steps, ready, actions }: Props) {
     abort.current = controller;
     const asked: Reply = { prompt, text: "", steps, state: "running", note: "" };
     const said: readonly Turn[] | null = turns && [...turns, { role: "user", content: prompt }];
+    // What was written before Cancel stays a turn. A message without any answer goes back into its field.
+    const keep = (answer: string) => {
+      if (said) setTurns([...said, { role: "assistant", content: answer }]);
+    };
     setReply(asked);
+    if (said) setPrompt("");
     let text = "";
     try {
       const finish = await actions.complete({ prompt: said ?? prompt, temperature, maxTokens }, controller.signal, (piece) => {
@@ -44,14 +49,13 @@ export function Chat({ steps, ready, actions }: Props) {
         setReply({ ...asked, text });
       });
       setReply({ ...asked, text, state: "done", note: finish });
-      if (said) {
-        setTurns([...said, { role: "assistant", content: text }]);
-        setPrompt("");
-      }
+      keep(text);
     } catch (error) {
       const cancelled = controller.signal.aborted;
       const note = cancelled ? "Stopped by you." : error instanceof Error ? error.message : String(error);
       setReply({ ...asked, text, state: cancelled ? "cancelled" : "failed", note });
+      if (cancelled && text) keep(text);
+      else if (said) setPrompt((since) => since || prompt);
     }
   };
 
@@ -63,12 +67,12 @@ export function Chat({ steps, ready, actions }: Props) {
         onSubmit={(event) => {
           event.preventDefault();
           if (running) abort.current?.abort();
-          else void ask();
+          else if (ready) void ask();
         }}
       >
         <label class="chat-prompt">
           <span>{turns ? "Your message" : "Your text"}</span>
-          <textarea rows={2} maxLength={4000} required value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
+          <textarea rows={2} maxLength={4000} required={!running} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
         </label>
         <div class="chat-options">
           <label>
@@ -95,7 +99,7 @@ export function Chat({ steps, ready, actions }: Props) {
               onInput={(event) => setMaxTokens(Number(event.currentTarget.value))}
             />
           </label>
-          <button type="submit" class={`button ${running ? "" : "button-primary"}`} disabled={!ready && !running}>
+          <button type="submit" class={`button ${running ? "" : "button-primary"}`} aria-disabled={!ready && !running}>
             {running ? "Cancel" : turns ? "Send" : "Continue the text"}
           </button>
           <label class="chat-mode">
@@ -119,7 +123,7 @@ export function Chat({ steps, ready, actions }: Props) {
 
 /** All that both have written, with the reply that is under way. */
 function Conversation({ turns, reply }: { turns: readonly Turn[]; reply: Reply | null }) {
-  const open: readonly Turn[] = reply && reply.state !== "done" ? [{ role: "user", content: reply.prompt }, { role: "assistant", content: reply.text }] : [];
+  const open: readonly Turn[] = reply?.state === "running" ? [{ role: "user", content: reply.prompt }, { role: "assistant", content: reply.text }] : [];
   const shown = [...turns, ...open];
   return shown.length === 0 ? null : (
     <ol class="turns" aria-label="Conversation" aria-busy={reply?.state === "running"}>

@@ -4,7 +4,7 @@ import type { NodeStatus } from "../api/status";
 import { useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { isPausedByRule } from "../state/ownerPolicy";
-import { Icon } from "./parts";
+import { actionOf, Icon } from "./parts";
 import { PauseMenu } from "./PauseMenu";
 import { PresetChoice } from "./PresetChoice";
 import { StopDialog } from "./StopDialog";
@@ -32,7 +32,8 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
   };
   const paused = status.state === "paused" && !isPausedByRule(status.owner_policy); // nobody can resume a pause by a rule
   const ending = status.state === "stopping";
-  const cannotPause = busy || !reachable || ending || status.state === "starting";
+  const isOff = busy || !reachable || ending;
+  const cannotPause = isOff || status.state === "starting";
   const pauseFor = (seconds: number) => {
     pauseButton.current?.focus(); // the list disappears with the pause, and this button then resumes
     void run(() => actions.pause(seconds));
@@ -43,17 +44,14 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
         ref={pauseButton}
         type="button"
         class={`button ${paused ? "button-primary" : ""}`}
-        aria-disabled={cannotPause} // not `disabled`, which takes the focus away while the command runs
-        onClick={() => {
-          if (!cannotPause) void run(() => (paused ? actions.resume() : actions.pause()));
-        }}
+        {...actionOf(cannotPause, () => void run(() => (paused ? actions.resume() : actions.pause())))}
       >
         <Icon name={paused ? "play" : "pause"} />
         {paused ? "Resume" : "Pause"}
       </button>
       {!paused && <PauseMenu disabled={cannotPause} onPause={pauseFor} />}
-      <PresetChoice startedAt={status.started_at} actions={actions} disabled={busy || !reachable || ending} run={run} />
-      <button type="button" class="button" disabled={busy || !reachable || ending} onClick={() => setAsking(true)}>
+      <PresetChoice startedAt={status.started_at} actions={actions} isOff={isOff} run={run} />
+      <button type="button" class="button" {...actionOf(isOff, () => setAsking(true))}>
         <Icon name="stop" />
         Stop
       </button>

@@ -6,7 +6,7 @@ import type { MachineStep, NodeActions } from "../api/actions";
 import { Fault, useSending } from "../setup/fields";
 import { useReading } from "../state/reading";
 import { factsOf, MACHINES, nameOf, nextStep, placeOf, stateWords, toneOf } from "../words/machines";
-import { Card, Icon, Section } from "./parts";
+import { actionOf, Card, Icon, Section } from "./parts";
 
 const READ_MS = 4_000;
 
@@ -32,11 +32,11 @@ export function Machines({ nodeNow, reachable, actions }: Props) {
     <Section title="Machines">
       <Card title={MACHINES.title} hint={MACHINES.about} wide>
         <div class="machine-buttons">
-          <button type="button" class="button" disabled={!reachable} aria-disabled={busy} onClick={() => order("pause")}>
+          <button type="button" class="button" {...actionOf(busy || !reachable, () => order("pause"))}>
             <Icon name="pause" />
             {MACHINES.pauseAll}
           </button>
-          <button type="button" class="button" disabled={!reachable} aria-disabled={busy} onClick={() => order("resume")}>
+          <button type="button" class="button" {...actionOf(busy || !reachable, () => order("resume"))}>
             <Icon name="play" />
             {MACHINES.resumeAll}
           </button>
@@ -88,10 +88,8 @@ function Row({ machine, outcome, nodeNow, reachable, busy, order }: RowProps) {
       <button
         type="button"
         class="button"
-        disabled={!reachable || !machine.is_reachable}
-        aria-disabled={busy}
         aria-label={`${words}: ${nameOf(machine)}, ${placeOf(machine)}`}
-        onClick={() => order(step, machine.node_id)}
+        {...actionOf(busy || !reachable || !machine.is_reachable, () => order(step, machine.node_id))}
       >
         {words}
       </button>

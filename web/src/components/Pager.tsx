@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { count } from "../format";
+import { actionOf } from "./parts";
 
 interface Props {
   page: number;
@@ -21,7 +22,7 @@ export function usePages<T>(items: readonly T[], size: number): [readonly T[], O
 export function Pager({ page, pages, name, onPage }: Props) {
   if (pages <= 1) return null;
   const step = (label: string, to: number, words: string) => (
-    <button type="button" class="button" disabled={to === page || to < 0 || to >= pages} aria-label={words} onClick={() => onPage(to)}>
+    <button type="button" class="button" aria-label={words} {...actionOf(to === page || to < 0 || to >= pages, () => onPage(to))}>
       {label}
     </button>
   );

@@ -3,16 +3,17 @@
 import type { PresetsBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
+import { actionOf } from "./parts";
 import { OWN_LIMITS, PRESET_LABEL, PRESET_NOW, PRESET_STARTS, presetEffects, PRESETS, RESTART, RESTART_ABOUT } from "../words/presets";
 
 interface Props {
   startedAt: number; // of the node; after a restart no setting waits for one
   actions: NodeActions;
-  disabled: boolean;
+  isOff: boolean;
   run: (action: () => Promise<string>) => Promise<void>;
 }
 
-export function PresetChoice({ startedAt, actions, disabled, run }: Props) {
+export function PresetChoice({ startedAt, actions, isOff, run }: Props) {
   const [body, setBody] = useState<PresetsBody | null>(null);
   const read = () => {
     actions.readPresets().then(setBody, () => setBody(null));
@@ -21,7 +22,7 @@ export function PresetChoice({ startedAt, actions, disabled, run }: Props) {
   if (body === null) return null;
   const choose = async (name: string) => {
     const preset = body.presets.find((each) => each.name === name);
-    if (!preset) return;
+    if (isOff || !preset) return setBody({ ...body }); // shows the preset in use again
     await run(async () => {
       await actions.changeSettings(preset.settings);
       const after = await actions.readPresets();
@@ -31,7 +32,7 @@ export function PresetChoice({ startedAt, actions, disabled, run }: Props) {
   };
   return (
     <>
-      <select class="button" aria-label={PRESET_LABEL} disabled={disabled} value={body.chosen ?? ""} onChange={(event) => void choose(event.currentTarget.value)}>
+      <select class="button" aria-label={PRESET_LABEL} aria-disabled={isOff} value={body.chosen ?? ""} onChange={(event) => void choose(event.currentTarget.value)}>
         {body.chosen === null && <option value="">{OWN_LIMITS}</option>}
         {body.presets.map((preset) => (
           <option key={preset.name} value={preset.name}>
@@ -40,7 +41,7 @@ export function PresetChoice({ startedAt, actions, disabled, run }: Props) {
         ))}
       </select>
       {body.after_restart.length > 0 && (
-        <button type="button" class="button" title={RESTART_ABOUT} disabled={disabled} onClick={() => void run(actions.restart)}>
+        <button type="button" class="button" title={RESTART_ABOUT} {...actionOf(isOff, () => void run(actions.restart))}>
           {RESTART}
         </button>
       )}

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { SettingRow } from "../views/setting-rows";
+import { actionOf } from "./parts";
 import { rangeWords, shownValue, typedText, typedValue } from "../views/setting-rows";
 
 interface Props {
@@ -32,7 +33,7 @@ export function SettingItem({ row, reachable, save }: Props) {
     setProblem("");
   };
   const submit = async () => {
-    if (text === null) return;
+    if (text === null || !reachable) return;
     try {
       await save(row, typedValue(text));
       close();
@@ -70,9 +71,8 @@ export function SettingItem({ row, reachable, save }: Props) {
             type="button"
             class="button"
             ref={change}
-            disabled={!reachable}
             aria-label={`Change ${row.title}`}
-            onClick={() => setText(typedText(row))}
+            {...actionOf(!reachable, () => setText(typedText(row)))}
           >
             Change
           </button>
@@ -118,8 +118,7 @@ function Switch({ row, reachable, set }: ControlProps) {
       role="switch"
       aria-checked={isOn}
       aria-labelledby={`name-${row.name}`}
-      disabled={!reachable}
-      onClick={() => void set(!isOn)}
+      {...actionOf(!reachable, () => void set(!isOn))}
     >
       <span class="switch-track" aria-hidden="true" />
       {shownValue(isOn)}
@@ -128,8 +127,12 @@ function Switch({ row, reachable, set }: ControlProps) {
 }
 
 function Choice({ row, reachable, set }: ControlProps) {
+  const choose = (field: HTMLSelectElement) => {
+    if (reachable) void set(field.value);
+    else field.value = String(stored(row));
+  };
   return (
-    <select aria-labelledby={`name-${row.name}`} value={String(stored(row))} disabled={!reachable} onChange={(event) => void set(event.currentTarget.value)}>
+    <select aria-labelledby={`name-${row.name}`} value={String(stored(row))} aria-disabled={!reachable} onChange={(event) => choose(event.currentTarget)}>
       {row.choices.map((choice) => (
         <option key={choice} value={choice}>
           {choice}
@@ -190,7 +193,7 @@ function Field({ row, text, problem, reachable, setText, submit, close }: FieldP
       />
       {row.unit && <span class="muted">{row.unit}</span>}
       <div class="setting-buttons">
-        <button type="submit" class="button button-primary" disabled={!reachable}>
+        <button type="submit" class="button button-primary" aria-disabled={!reachable}>
           Save
         </button>
         <button type="button" class="button" onClick={close}>

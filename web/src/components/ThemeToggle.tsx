@@ -1,15 +1,22 @@
 // Dark or light: the system's preference until the reader chooses.
 
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { Icon } from "./parts";
+
+const SYSTEM = matchMedia("(prefers-color-scheme: dark)");
 
 function isDark(): boolean {
   const chosen = document.documentElement.dataset["theme"];
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  return chosen ? chosen === "dark" : SYSTEM.matches;
 }
 
 export function ThemeToggle() {
   const [dark, setDark] = useState(isDark);
+  useEffect(() => {
+    const follow = () => setDark(isDark());
+    SYSTEM.addEventListener("change", follow);
+    return () => SYSTEM.removeEventListener("change", follow);
+  }, []);
   const toggle = () => {
     const theme = isDark() ? "light" : "dark";
     document.documentElement.dataset["theme"] = theme;

@@ -98,19 +98,20 @@ export function RoundCard({ status, nodeNow }: { status: NodeStatus; nodeNow: nu
   const { diloco } = status;
   const total = diloco.inner_steps_total;
   return (
-    <Card title="Teamwork" hint="Computers learn alone for many steps, then combine what they learned (DiLoCo).">
+    <Card title="Teamwork" hint="Computers learn alone for many steps, then combine what they learned in an outer step (DiLoCo).">
       {total > 0 && (
         <Bar
-          label="Steps until the next sync"
+          label="Steps until the next outer step"
           fraction={diloco.inner_step / total}
           text={stepsWords(diloco)}
         />
       )}
       <Facts
         rows={[
-          ["Syncs so far", count(diloco.outer_steps)],
+          ["Outer steps", count(diloco.outer_steps)],
+          ["With others, since this start", count(diloco.successful_syncs)],
           ["Last one", ago(diloco.last_sync, nodeNow)],
-          ["Computers in it", count(diloco.members)],
+          diloco.outer_steps > 0 ? ["Computers in it", count(diloco.members)] : null,
         ]}
       />
       <p class="muted small">{diloco.explanation}</p>

@@ -145,3 +145,13 @@ export function Banner(props: { tone: Tone; title: string; children?: ComponentC
     </div>
   );
 }
+
+/** Members of a button that does nothing while it is off. It stays focusable: a `disabled` one would lose the keyboard's place. */
+export function actionOf(isOff: boolean, act: () => void): { "aria-disabled": boolean; onClick: () => void } {
+  return {
+    "aria-disabled": isOff,
+    onClick: () => {
+      if (!isOff) act();
+    },
+  };
+}

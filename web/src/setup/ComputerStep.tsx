@@ -21,7 +21,7 @@ export const LIMITS: readonly Limit[] = [
   { name: "cpu_threads", label: "Processor threads", unit: "", about: proposed("one for each core.") },
   { name: "max_storage", label: "Space for training text", unit: "MB", about: proposed("on the disk of the data folder.") },
   { name: "max_upload", label: "Upload", unit: "Mbit/s", about: () => "The most that others may get from you. Empty: no limit." },
-  { name: "monthly_quota", label: "Data a month", unit: "GB", about: () => "Sent and received together. Empty: no limit." },
+  { name: "monthly_quota", label: "Data per month", unit: "GB", about: () => "Sent and received together. Empty: no limit." },
 ];
 
 export function ComputerStep({ setup, calls, go, onChange }: StepProps) {

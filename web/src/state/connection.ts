@@ -1,6 +1,6 @@
 // Keeps the store in step with the node: first answers, then events; notices when it is gone and comes back alone.
 
-import type { LogLine, LogLines, LossHistory, LossPoint, PeersSummary, RunSummary, SessionBody } from "../api/responses";
+import type { LogLine, LogLines, LossHistory, LossPoint, PeersSummary, SessionBody } from "../api/responses";
 import type { NodeStatus } from "../api/status";
 import type { Client } from "../api/client";
 import { NodeError } from "../api/client";
@@ -89,14 +89,13 @@ export class Connection {
 
   /** Read the data that is not part of the status. An answer that has not changed is the same object again, and draws nothing. */
   private async readSummaries(): Promise<void> {
-    const [history, global, { peers }] = await Promise.all([
+    const [history, { peers }] = await Promise.all([
       this.client.get<LossHistory>("/api/training/history"),
-      this.client.get<RunSummary>("/api/training/global"),
       this.client.get<PeersSummary>("/api/peers"),
     ]);
     const isNew = history !== this.history;
     this.history = history;
-    this.store.update((current) => ({ global, peers, curve: isNew ? curveOf(history) : current.curve }));
+    this.store.update((current) => ({ peers, curve: isNew ? curveOf(history) : current.curve }));
   }
 
   private async reread(): Promise<void> {

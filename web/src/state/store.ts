@@ -1,6 +1,6 @@
 // The one place that holds what the dashboard knows; components subscribe, the connection writes.
 
-import type { LogLine, RunSummary } from "../api/responses";
+import type { LogLine } from "../api/responses";
 import type { NodeStatus, PeerStatus } from "../api/status";
 import { useEffect, useState } from "preact/hooks";
 import type { Curve } from "../curve/series";
@@ -18,7 +18,6 @@ export interface Dashboard {
   status: NodeStatus | null;
   receivedAt: number; // browser clock, seconds, of the last message of any kind
   clockOffset: number; // node clock minus browser clock, seconds
-  global: RunSummary | null;
   peers: readonly PeerStatus[]; // all of them; a new array whenever one changed
   curve: Curve;
   logs: LogLine[];
@@ -33,7 +32,6 @@ export class Store {
     status: null,
     receivedAt: 0,
     clockOffset: 0,
-    global: null,
     peers: [],
     curve: emptyCurve(),
     logs: [],

@@ -4,7 +4,7 @@ import type { NodeStatus } from "../api/status";
 import { useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { CheckpointCard } from "../components/cards";
-import { Card, Section } from "../components/parts";
+import { actionOf, Card, Section } from "../components/parts";
 import { bytes, count, dateAndTime, duration, loss, shortTime } from "../format";
 
 interface Props {
@@ -19,7 +19,6 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
   const [busy, setBusy] = useState(false);
   const { checkpoints } = status;
   const save = async () => {
-    if (busy) return;
     setBusy(true);
     try {
       onMessage(await actions.saveCheckpoint(), false);
@@ -35,7 +34,7 @@ export function Checkpoints({ status, nodeNow, reachable, actions, onMessage }: 
         <CheckpointCard status={status} nodeNow={nodeNow} />
         <Card title="Save now" hint={`It saves by itself about every ${duration(checkpoints.interval_seconds)}.`}>
           <p>
-            <button type="button" class="button button-primary" disabled={!reachable || !status.model} aria-disabled={busy} onClick={() => void save()}>
+            <button type="button" class="button button-primary" {...actionOf(busy || !reachable || !status.model, () => void save())}>
               Save a checkpoint now
             </button>
           </p>
@@ -61,7 +60,7 @@ function Generations({ status }: { status: NodeStatus }) {
             <th scope="col">Step</th>
             <th scope="col">Saved</th>
             <th scope="col">Loss</th>
-            <th scope="col">Syncs</th>
+            <th scope="col">Outer step</th>
             <th scope="col">Size</th>
           </tr>
         </thead>

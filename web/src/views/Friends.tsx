@@ -40,7 +40,7 @@ export function Friends({ status, reachable, actions }: Props) {
   }, [reachable]);
   return (
     <div class="friends">
-      <h1>Friends</h1>
+      <h1 class="view-title">Friends</h1>
       {trouble && reachable && <p class="text-bad">{trouble}</p>}
       {members && (
         <div class="grid">

@@ -3,7 +3,7 @@
 import type { LogLine } from "../api/responses";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { Card, Section } from "../components/parts";
+import { actionOf, Card, Section } from "../components/parts";
 import { clock, count, plural } from "../format";
 
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
@@ -68,7 +68,6 @@ export function Log({ logs, reachable, actions, onMessage }: Props) {
 function Report({ reachable, actions, onMessage }: Omit<Props, "logs">) {
   const [busy, setBusy] = useState(false);
   const download = async () => {
-    if (busy) return;
     setBusy(true);
     try {
       const { name, content } = await actions.downloadReport();
@@ -87,7 +86,7 @@ function Report({ reachable, actions, onMessage }: Omit<Props, "logs">) {
         It is a zip file with plain texts: read it before you give it away.
       </p>
       <p>
-        <button type="button" class="button" disabled={!reachable} aria-disabled={busy} onClick={() => void download()}>
+        <button type="button" class="button" {...actionOf(busy || !reachable, () => void download())}>
           {busy ? "Collecting…" : "Download the report"}
         </button>
       </p>

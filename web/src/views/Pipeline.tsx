@@ -143,7 +143,7 @@ function OwnStages({ stages }: { stages: readonly StageStatus[] }) {
             <Facts
               rows={[
                 ["Steps", count(stage.steps)],
-                stage.loss === null ? null : ["Loss", loss(stage.loss)],
+                stage.loss === null ? null : ["Loss of the last step", loss(stage.loss)],
                 ["Half done", plural(stage.open_microbatches, "microbatch")],
                 ["Sessions", `${count(stage.sessions)} open`],
                 ["Saved", stage.last_saved_step === null ? "not yet" : `at step ${count(stage.last_saved_step)}`],

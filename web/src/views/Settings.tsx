@@ -3,7 +3,7 @@
 import type { NodeStatus } from "../api/status";
 import { useCallback, useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
-import { Banner, Card } from "../components/parts";
+import { actionOf, Banner, Card } from "../components/parts";
 import { SettingItem } from "../components/SettingItem";
 import { listed } from "../format";
 import { RESTART_NOW } from "../words/presets";
@@ -90,7 +90,7 @@ function Waiting({ groups, reachable, restart }: { groups: readonly SettingGroup
   return (
     <Banner tone="busy" title="Stored, and in force after a restart:">
       {listed(waiting)}. Finished steps are kept.{" "}
-      <button type="button" class="button" disabled={!reachable} onClick={restart}>
+      <button type="button" class="button" {...actionOf(!reachable, restart)}>
         {RESTART_NOW}
       </button>
     </Banner>

@@ -1,6 +1,5 @@
 // The network's training: the five headline values, the curve, the proof that it learns, and who takes part.
 
-import type { RunSummary } from "../api/responses";
 import type { NodeStatus, PeerStatus } from "../api/status";
 import { useMemo } from "preact/hooks";
 import { RoundCard } from "../components/cards";
@@ -30,19 +29,24 @@ const CONVERGENCE: Record<NodeStatus["verification"]["status"], readonly [string
 };
 
 export function Training({ dashboard, status, nodeNow }: Props) {
-  const global = dashboard.global ?? fromStatus(status);
+  const { swarm, training, data } = status;
+  const least = swarm?.min_loss ?? null;
   const [convergence, tone] = CONVERGENCE[status.verification.status];
   return (
     <Section title="Training">
       <dl class="stats stats-five">
-        <Stat label="Training nodes" value={count(global.training_nodes)} note={`of ${count(status.swarm?.nodes ?? status.peer_count + 1)} in the run`} />
-        <Stat label="Global loss" value={loss(global.global_loss)} note={global.global_min_loss === null ? "over all of them" : `lowest so far ${loss(global.global_min_loss)}`} />
-        <Stat label="Total steps" value={count(global.total_steps)} note={`${bigCount(global.total_tokens)} tokens`} />
-        <Stat label="Data shards" value={count(global.data_shards)} note={`${count(global.data_shards_covered)} read so far`} />
+        <Stat
+          label="Training nodes"
+          value={count(swarm?.training_nodes ?? Number(status.state === "training"))}
+          note={`of ${count(swarm?.nodes ?? status.peer_count + 1)} in the run`}
+        />
+        <Stat label="Global loss" value={loss(swarm?.global_loss ?? training.loss_ema)} note={least === null ? "smoothed, over all of them" : `smoothed; lowest so far ${loss(least)}`} />
+        <Stat label="Total steps" value={count(swarm?.total_steps ?? training.steps)} note={`${bigCount(swarm?.total_tokens ?? training.tokens)} tokens`} />
+        <Stat label="Data shards" value={count(data?.total_shards ?? 0)} note={`${count(swarm?.shards_covered ?? data?.shards_seen ?? 0)} read so far`} />
         <Stat label="Model convergence" value={convergence} tone={tone} note="on text never trained on" />
       </dl>
       <Card title="Loss" wide>
-        <LossCurve curve={dashboard.curve} unigramEntropy={status.training.unigram_entropy} roles={status.model?.roles ?? []} />
+        <LossCurve curve={dashboard.curve} unigramEntropy={training.unigram_entropy} roles={status.model?.roles ?? []} />
       </Card>
       <div class="grid">
         <Proof status={status} />
@@ -52,33 +56,6 @@ export function Training({ dashboard, status, nodeNow }: Props) {
       <Nodes status={status} peers={dashboard.peers} nodeNow={nodeNow} />
     </Section>
   );
-}
-
-type Totals = Pick<
-  RunSummary,
-  | "training_nodes"
-  | "global_loss"
-  | "global_min_loss"
-  | "total_steps"
-  | "total_tokens"
-  | "data_shards"
-  | "data_shards_covered"
-  | "is_converging"
->;
-
-/** The node's own numbers, until the network's numbers have been read. */
-function fromStatus(status: NodeStatus): Totals {
-  const { swarm, training, data } = status;
-  return {
-    training_nodes: swarm?.training_nodes ?? (status.state === "training" ? 1 : 0),
-    global_loss: swarm?.global_loss ?? training.loss_ema,
-    global_min_loss: swarm?.min_loss ?? null,
-    total_steps: swarm?.total_steps ?? training.steps,
-    total_tokens: swarm?.total_tokens ?? training.tokens,
-    data_shards: data?.total_shards ?? 0,
-    data_shards_covered: swarm?.shards_covered ?? data?.shards_seen ?? 0,
-    is_converging: false,
-  };
 }
 
 function Proof({ status }: { status: NodeStatus }) {
@@ -93,7 +70,7 @@ function Proof({ status }: { status: NodeStatus }) {
         rows={[
           ["Held-out sequences", count(sequences)],
           ["Tests so far", count(held.length)],
-          improvement === null ? null : ["Improvement", `${improvement.toFixed(3)} ± ${last?.standard_error?.toFixed(3) ?? "?"} nats per token`],
+          improvement === null || held.length < 2 ? null : ["Improvement", `${improvement.toFixed(3)} ± ${last?.standard_error?.toFixed(3) ?? "?"} nats per token`],
           last?.measured_by.length ? ["Measured and signed by", last.measured_by.map(shortId).join(", ")] : null,
           ["Loss trend", status.verification.loss_trend.replaceAll("_", " ")],
         ]}

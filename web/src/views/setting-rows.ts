@@ -89,9 +89,11 @@ export function typedValue(text: string): unknown {
   return /^-?\d+(\.\d+)?$/.test(value) ? Number(value) : value;
 }
 
+const VAST = 1e9; // a bound that no computer reaches is not worth a word
+
 /** "20 or more MB", "1 to 100 %": the range of a number in words. */
 export function rangeWords({ control, minimum, maximum, unit, allowed }: Setting): string {
   if (control !== "number") return `Allowed: ${allowed}.`;
-  if (minimum !== null && maximum !== null) return `From ${number(minimum)} to ${number(maximum)} ${unit}`.trim() + ".";
+  if (minimum !== null && maximum !== null && maximum < VAST) return `From ${number(minimum)} to ${number(maximum)} ${unit}`.trim() + ".";
   return minimum === null ? "" : `At least ${number(minimum)} ${unit}`.trim() + ".";
 }
