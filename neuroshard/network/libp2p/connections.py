@@ -392,7 +392,7 @@ class Connections:
         async with anyio.create_task_group() as tasks:
             for address in addresses:
                 failed = anyio.Event()
-                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures, refusals)
+                tasks.start_soon(self._try, address, tasks.cancel_scope.cancel, failed, failures)
                 with anyio.move_on_after(NEXT_ADDRESS_SECONDS):
                     await failed.wait()
         if len(failures) == len(addresses):
