@@ -184,14 +184,14 @@ class Asker:
         await self._ask(Frame("swallow", {}, (part,)))
         return count
 
-    async def send_for(self, seconds: float) -> int:
+    async def send_for(self, seconds: float, frame_bytes: int = TIMED_FRAME_BYTES) -> int:
         """Frames one after the other, AT_ONCE at a time."""
         until = time.perf_counter() + seconds
         sent: list[int] = []
 
         async def send_some() -> None:
             while time.perf_counter() < until:
-                sent.append(await self.send(TIMED_FRAME_BYTES))
+                sent.append(await self.send(frame_bytes))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(AT_ONCE):

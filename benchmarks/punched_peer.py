@@ -26,6 +26,7 @@ from neuroshard.types import NodeId
 
 ROLES = ("relay", "serve", "ask")
 PUNCHED_SECONDS = 60.0
+FRAME_BYTES = 4 * 1024 * 1024  # with loss a single connection takes half a minute for it
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ async def _ask(network: Network, circuit: str, seconds: float) -> None:
     rates = list[float]()
     for _ in range(2):
         began = time.perf_counter()
-        count = await Asker(ask).send_for(seconds)
+        count = await Asker(ask).send_for(seconds, FRAME_BYTES)
         rates.append(count * 8e-6 / (time.perf_counter() - began))
     (connection,) = (one for one in network.transport.connections() if one.peer == peer)
     print(json.dumps({"mbit": rates, "connections": connection.bulk_connections}), flush=True)
