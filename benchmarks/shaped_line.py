@@ -108,6 +108,7 @@ def homes_behind_routers(mbit: float, rtt_ms: float, loss: float) -> Generator[S
     Every pair of them has a line of its own, with this rate in both directions.
     """
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
         program = _compiled(stack, emulator_source().with_name("nat_lines.c"))
         places = ("relay", PUBLIC_ADDRESS), ("left", "10.0.1.2"), ("right", "10.0.2.2")
         homes = [Home(_namespace(stack, name), address) for name, address in places]
