@@ -86,7 +86,9 @@ def test_stopped_and_resumed_equals_never_stopped(compute: ComputeThread, tmp_pa
         trio.run(parts.run, last_step)
         assert saved_steps(tmp_path / "parts") == [last_step] * 3
     assert state_digest(parts) == state_digest(whole)
-    assert [record.progress for record in parts.records] == [record.progress for record in whole.records]
+    # a computer that is busy evaluates at other steps
+    found, expected = ([replace(one.progress, noted=()) for one in trainer.records] for trainer in (parts, whole))
+    assert found == expected
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
