@@ -128,8 +128,11 @@ function Switch({ row, reachable, set }: ControlProps) {
 
 function Choice({ row, reachable, set }: ControlProps) {
   const choose = (field: HTMLSelectElement) => {
-    if (reachable) void set(field.value);
-    else field.value = String(stored(row));
+    if (!reachable) {
+      field.value = String(stored(row));
+      return;
+    }
+    void set(field.value);
   };
   return (
     <select aria-labelledby={`name-${row.name}`} value={String(stored(row))} aria-disabled={!reachable} onChange={(event) => choose(event.currentTarget)}>
