@@ -201,7 +201,7 @@ def first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], 
     """Status that the dashboard shows before the node's work has begun."""
     settings = loaded.settings
     paths = {name: str(path) for name, path in asdict(settings.paths).items()}
-    state = (NetworkState.STARTING, "Connecting.") if settings.network else ()
+    network = NetworkStatus(NetworkState.STARTING, "Connecting.") if settings.network else NetworkStatus()
     return NodeStatus(
         version=__version__,
         started_at=now,
@@ -211,7 +211,7 @@ def first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], 
         paths=PathsStatus(**paths),
         is_demo=is_demo,
         warnings=warnings,
-        network=NetworkStatus(*state, upload_limit=settings.upload_bytes_per_second),
+        network=replace(network, upload_limit=settings.upload_bytes_per_second),
     )
 
 
