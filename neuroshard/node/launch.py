@@ -201,9 +201,7 @@ def first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], 
     """Status that the dashboard shows before the node's work has begun."""
     settings = loaded.settings
     paths = {name: str(path) for name, path in asdict(settings.paths).items()}
-    network = NetworkStatus(upload_limit=settings.upload_bytes_per_second)
-    if settings.network:
-        network = replace(network, state=NetworkState.STARTING, explanation="Connecting.")
+    network = NetworkStatus(NetworkState.STARTING, "Connecting.") if settings.network else NetworkStatus()
     return NodeStatus(
         version=__version__,
         started_at=now,
@@ -213,7 +211,7 @@ def first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], 
         paths=PathsStatus(**paths),
         is_demo=is_demo,
         warnings=warnings,
-        network=network,
+        network=replace(network, upload_limit=settings.upload_bytes_per_second),
     )
 
 

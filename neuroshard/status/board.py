@@ -256,7 +256,7 @@ def with_totals_of_lone_node(status: NodeStatus) -> NodeStatus:
     """The snapshot whose totals of the run equal this node's own values while it knows no other node.
 
     The network publishes the totals up to 2 s after the trainer publishes the values. In between, one page would show
-    two losses of the same model. The totals keep the work of nodes that left.
+    two losses of the same model. The work of nodes that left stays in the totals.
     """
     swarm, training, data = status.swarm, status.training, status.data
     if swarm is None or swarm.nodes > 1 or status.peers or training.loss_ema is None:

@@ -392,7 +392,7 @@ export interface SwarmStatus {
   total_steps: number; // inner steps of all nodes
   total_tokens: number; // tokens that the run has trained on [tokens]
   shards_covered: number; // shards that some node has read
-  /** sum over the training nodes with the first layers [tokens/s]; null: the network does not run, or the snapshot is older than 30 s */
+  /** sum over the training nodes with the first layers [tokens/s]; null: the snapshot is older than 30 s */
   tokens_per_second: number | null;
 }
 

@@ -36,7 +36,7 @@ export function Chat({ steps, ready, actions }: Props) {
     abort.current = controller;
     const asked: Reply = { prompt, text: "", steps, state: "running", note: "" };
     const said: readonly Turn[] | null = turns && [...turns, { role: "user", content: prompt }];
-    // The text written before Cancel stays a turn. A message without any answer goes back into its field.
+    // A reply that was cancelled stays with the text that it has. A message without any answer goes back into its field.
     const keep = (answer: string) => {
       if (said) setTurns([...said, { role: "assistant", content: answer }]);
     };
