@@ -90,6 +90,8 @@ Restart=on-failure
 RestartSec={RETRY_SECONDS}
 # 2 to 6: settings, the token, a port, a folder or the data: problems that only the owner can fix
 RestartPreventExitStatus=2 3 4 5 6
+# a program at the desktop has a weight of 100
+CPUWeight=5
 Nice=10
 
 [Install]

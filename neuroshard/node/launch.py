@@ -35,6 +35,7 @@ from neuroshard.node.process import (
     ListenerHandover,
     MainThreadWaker,
     StopRequest,
+    lower_session_share,
     outside_requests,
     show_first_instance,
 )
@@ -94,6 +95,7 @@ def run_node(
     settings that `reload` reads; None: it cannot. `link` is an invitation that was opened, which the page
     shows first. Raises NeuroShardError if the node cannot run.
     """
+    lower_session_share()
     while True:
         ended = _run_once(
             loaded,

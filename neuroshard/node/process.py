@@ -1,4 +1,4 @@
-"""The process of a node: lock of its data folder and port, signals, end of input, and the request to stop."""
+"""The process of a node: lock of its data folder and port, signals, end of input, the request to stop, its share."""
 
 from __future__ import annotations
 
@@ -170,3 +170,18 @@ def outside_requests(stop: StopRequest, waker: MainThreadWaker, *, ends_with_std
         signal.set_wakeup_fd(descriptor)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+SESSION_NICENESS = 14  # next to one busy program of another session: 4 % of a processor
+
+
+def lower_session_share() -> None:
+    """Give the session of this process a small share of a busy processor, if this process leads it.
+
+    Linux divides a processor between sessions first ("autogroup", sched(7)), and between the threads of each by their
+    niceness. A node that the system started has a session of its own, so the niceness of its threads alone would leave
+    it half of the processor. In a terminal the shell leads the session, and its share is not changed.
+    """
+    if sys.platform == "linux" and os.getsid(0) == os.getpid():
+        with suppress(OSError):  # a kernel without it
+            Path("/proc/self/autogroup").write_text(str(SESSION_NICENESS), encoding="ascii")
