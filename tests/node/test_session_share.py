@@ -1,4 +1,4 @@
-"""A node that leads its session leaves the processor to programs of other sessions; one in a terminal changes nothing."""
+"""A node that leads its session leaves the processor to other sessions. A node in a terminal changes nothing."""
 
 from __future__ import annotations
 
