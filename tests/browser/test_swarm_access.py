@@ -28,7 +28,7 @@ def test_the_list_is_used_without_a_mouse(start_node: StartNode, open_page: Open
     page = open_page(f"{start_node(among(60)).url}#swarm")
     expect(rows(page)).to_have_count(MOST_ROWS)
     page.get_by_label("Find").focus()
-    for name in ("Order", "Next page", "Last page", "Nodes of this run"):
+    for name in ("Order", "First page", "Previous page", "Next page", "Last page", "Nodes of this run"):
         page.keyboard.press("Tab")
         assert page.evaluate(FOCUSED) == name
     page.get_by_role("navigation", name="Pages of the list, top").get_by_role("button", name="Next page").press("Enter")

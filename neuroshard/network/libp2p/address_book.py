@@ -17,8 +17,8 @@ from neuroshard.network.libp2p.addresses import PeerAddress, may_be_reported, pa
 from neuroshard.network.limits import TokenBucket
 from neuroshard.types import NodeId
 
-ENTRY_BYTES = 400  # overhead per peer, an upper estimate
-ADDRESS_BYTES = 400  # overhead per address, an upper estimate
+ENTRY_BYTES = 430  # overhead per peer, an upper estimate
+ADDRESS_BYTES = 430  # overhead per address, an upper estimate
 
 
 class Addressed(Protocol):
