@@ -100,7 +100,7 @@ async def upgraded_for_bodies(
     raw = SocketBytes(stream, algorithm)
     try:
         conn = await upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
-    except (BaseLibp2pError, ValueError) as error:  # ValueError: an id that cannot be one
+    except Exception as error:  # noqa: BLE001 - as `contain_errors`: the peer can cause almost any error
         raw.cut()
         raise _lost(error) from None
     except BaseException:
@@ -111,7 +111,10 @@ async def upgraded_for_bodies(
 
 async def dialled(address: tuple[str, int], from_port: int = 0) -> trio.SocketStream:
     """A connection to an IP address and port; `from_port` 0 is any. Raises ConnectionLostError."""
-    sock = trio.socket.socket(_family_of(address[0]), socket.SOCK_STREAM)
+    try:
+        sock = trio.socket.socket(_family_of(address[0]), socket.SOCK_STREAM)
+    except OSError as error:  # for example because too many files are open
+        raise _lost(error) from None
     try:
         if from_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for one attempt after another
@@ -257,10 +260,10 @@ class BodyConnections:
 
     async def _punched(self, peer: NodeId, address: tuple[str, int]) -> trio.SocketStream:
         """A connection through both routers. Raises ConnectionLostError."""
-        port = _free_port(address[0])
         try:
+            port = _free_port(address[0])
             await self._ask(peer, Frame(CONNECT_KIND, ConnectMessage(port)), CONNECT_SECONDS)
-        except NeuroShardError as error:
+        except (NeuroShardError, OSError) as error:
             raise _lost(error) from None
         with anyio.move_on_after(PUNCH_SECONDS):
             while True:
