@@ -44,6 +44,7 @@ from neuroshard.network.transport import Network, NetworkFailedError
 from neuroshard.types import NodeId
 
 CLOSING_SECONDS = 5.0
+BANNED_SECONDS = 1.0  # until a ban takes effect
 
 
 @asynccontextmanager
@@ -210,6 +211,7 @@ class _Node:
         yield self.gossip.run
         yield self.directory.run
         yield partial(self.connections.trim, self._needed_peers)
+        yield self._part_with_banned
         if self._relay_client is not None:
             yield self._relay_client.run
 
@@ -220,6 +222,14 @@ class _Node:
         self.directory.close()
         await self.transport.close()
         await self.connections.close()
+
+    async def _part_with_banned(self) -> None:
+        """Close the connections of peers that were banned for what did not pass through `report`, until cancelled."""
+        while True:
+            await anyio.sleep(BANNED_SECONDS)
+            for peer in self.connections.peers():
+                if self.reputation.is_banned(peer):
+                    await self.connections.close_peer(peer)
 
     def _report_peer(self, peer: ID, reason: ScoreReason) -> None:
         self.report(NodeId(str(peer)), reason)

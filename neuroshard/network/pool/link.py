@@ -187,6 +187,8 @@ class PeerLink:
 
     def tend(self, now: float) -> None:
         """Look after the link; to be called every fraction of a second."""
+        if self._shared.reputation.is_banned(self.peer):  # perhaps for what it did elsewhere
+            self._close_all("the peer is banned")
         if self.is_busy:
             self.busy_at = now
         wanted = self._wanted(now)
