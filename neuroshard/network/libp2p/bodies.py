@@ -10,6 +10,7 @@ only. Where only a relay leads to the peer, or the peer is another libp2p progra
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated
@@ -46,6 +47,7 @@ CONNECT_SECONDS = 10.0
 ASKED_AGAIN_SECONDS = 60.0  # after bodies could not use connections of their own
 PUNCH_SECONDS = 4.0
 PUNCH_PAUSE_SECONDS = 0.1  # a router may answer the first attempt with a reset
+MOST_ANSWERED = 256  # requests for a connection that are answered at once; a peer that does not answer takes its time
 PUNCHES_PER_MINUTE = 3 * MOST_CONNECTIONS  # of one peer: it must not make this node call freely
 
 
@@ -163,6 +165,7 @@ class BodyConnections:
         """`algorithm` is the congestion control."""
         self._tasks = tasks
         self._punches = dict[NodeId, TokenBucket]()
+        self._opening = Counter[NodeId]()  # connections that peers asked for
         self._connections = connections
         self._upgrader = upgrader
         self._ask = ask
@@ -213,13 +216,17 @@ class BodyConnections:
         if port is not None:
             return self._answer_punch(requester, port)
         first = self._connections.dialled_to(requester)
-        if self.pool is None or first is None or not self.pool.has_room_for(requester):
+        if self.pool is None or first is None or not self.pool.has_room_for(requester, self._opening[requester]):
             raise RequestRefusedError("This node has not dialled that one, or has no room for more connections.")
+        self._opening[requester] += 1
         try:
             with anyio.fail_after(CONNECT_SECONDS):
                 await self.pool.use_dialled(requester, await self._dialled(requester, first))
         except (ConnectionLostError, TimeoutError) as error:
-            raise RequestRefusedError(f"No connection could be opened: {error or 'no answer in time'}.") from None
+            raise RequestRefusedError(f"No connection could be opened: {str(error) or 'no answer in time'}.") from None
+        finally:
+            self._opening[requester] -= 1
+            self._opening += Counter()  # only those that are not 0
         return Frame(CONNECT_KIND)
 
     def _answer_punch(self, requester: NodeId, port: int) -> Frame:

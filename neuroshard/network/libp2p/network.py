@@ -17,7 +17,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from neuroshard.identity import NodeIdentity
 from neuroshard.messages import FrameLimits
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.bodies import CONNECT_KIND, BodyConnections, ConnectMessage
+from neuroshard.network.libp2p.bodies import CONNECT_KIND, MOST_ANSWERED, BodyConnections, ConnectMessage
 from neuroshard.network.libp2p.connections import Connections, Dialler
 from neuroshard.network.libp2p.directory import KademliaDirectory
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
@@ -191,7 +191,7 @@ class _Node:
             reputation=self.reputation,
         ) as pool:
             self._server.serve(
-                CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), 16, for_anyone=True
+                CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), MOST_ANSWERED, for_anyone=True
             )
             self.connections.take_bodies = bodies.take
             with self.transport.large_over(bodies, pool):

@@ -146,9 +146,9 @@ class BulkPool:
         link.busy_at = anyio.current_time()
         self._shared.tasks.start_soon(partial(link.carry, stream, sessions, is_dialled=True))
 
-    def has_room_for(self, peer: NodeId) -> bool:
-        """Whether this peer may have one more connection."""
-        return self._judge(peer) is GreetingVerdict.WELCOME
+    def has_room_for(self, peer: NodeId, opening: int) -> bool:
+        """Whether this peer may have one more connection than those that are open or being opened."""
+        return self._judge(peer, opening) is GreetingVerdict.WELCOME
 
     def close(self) -> None:
         """Called at the end of the block: all requests raise TransportClosedError."""
@@ -190,11 +190,11 @@ class BulkPool:
             stream.close()
             raise
 
-    def _judge(self, peer: NodeId) -> GreetingVerdict:
+    def _judge(self, peer: NodeId, opening: int = 0) -> GreetingVerdict:
         options = self._shared.options
         if peer == self._local_id or self._shared.reputation.is_banned(peer):
             return GreetingVerdict.UNWELCOME
         dialled = self._links[peer].dialled_count if peer in self._links else 0
-        if self._inbound[peer] + dialled >= options.max_connections_per_peer:
+        if self._inbound[peer] + dialled + opening >= options.max_connections_per_peer:
             return GreetingVerdict.FULL
         return GreetingVerdict.FULL if self._inbound.total() >= options.max_connections else GreetingVerdict.WELCOME

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
 import trio
 
-from neuroshard.network import Network
+from neuroshard.messages import Frame
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
+from neuroshard.network.libp2p.bodies import CONNECT_KIND
 from neuroshard.network.libp2p.tls import TLS_PROTOCOL, signed_key
 from neuroshard.network.pool import PoolOptions
+from neuroshard.network.pool.options import MOST_CONNECTIONS
 from neuroshard.network.reputation import ScoreReason
-from tests.network.libp2p.test_libp2p_bulk import LIMITS, MIB, there_and_back
+from neuroshard.types import NodeId
+from tests.network.libp2p.test_libp2p_bulk import LIMITS, MIB, WITHOUT_CONNECTIONS, there_and_back
 from tests.network.libp2p.test_libp2p_tls import certificate_of, hostile, key_of_unknown_kind
 from tests.worlds.clock import until
-from tests.worlds.network_nodes import address_of, echo, nodes, run
+from tests.worlds.network_nodes import address_of, echo, line_to, nodes, port_of, run
 
 IDLE_SECONDS = PoolOptions().idle_seconds
 
@@ -72,5 +77,38 @@ def test_a_ban_closes_all_connections_whoever_reported_it(who: str) -> None:
             pool = inside(judge)._pool
             with anyio.fail_after(IDLE_SECONDS / 2):  # later they would be closed because nobody uses them
                 await until(lambda: not judge.transport.connections() and not pool.connection_count)
+
+    run(scenario)
+
+
+async def _ask_again_and_again(asker: Network, peer: NodeId) -> None:
+    while True:
+        with suppress(PeerUnreachableError, PeerRefusedError):
+            await asker.transport.request(peer, Frame(CONNECT_KIND), timeout_seconds=60)
+        await anyio.sleep(0.01)
+
+
+def test_a_peer_that_wants_connections_and_does_not_take_them_delays_no_other() -> None:
+    async def scenario() -> None:
+        async with (
+            nodes(1, WITHOUT_CONNECTIONS) as (liar,),
+            nodes(2, first=2) as (victim, honest),
+            line_to(("127.0.0.1", port_of(liar))) as line,
+            trio.open_nursery() as tasks,
+        ):
+            silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            victim.transport.serve("echo", echo, LIMITS)
+            await victim.transport.connect(address_of(honest))
+            place = f"/ip4/127.0.0.1/tcp/{line.endpoint[1]}/p2p/{liar.transport.local_id}"
+            await victim.transport.connect(place)
+            line.target = silent[0].socket.getsockname()
+            for _ in range(24):
+                tasks.start_soon(_ask_again_and_again, liar, victim.transport.local_id)
+            await until(lambda: line.connections > MOST_CONNECTIONS - 1)
+            await there_and_back(honest, victim, MIB)
+            assert honest.transport.connections()[0].bulk_connections > 0
+            assert line.connections == 1 + MOST_CONNECTIONS
+            tasks.cancel_scope.cancel()
+            await silent[0].aclose()
 
     run(scenario)
