@@ -30,6 +30,7 @@ from neuroshard.types import NodeId
 
 BUSY_TICK_SECONDS = 0.25
 IDLE_TICK_SECONDS = 1.0
+MOST_REFUSED = 64  # told so at once; others are only closed
 MAX_LINKS = 512  # what was learned about lines is forgotten beyond that
 DEFAULT_BUDGET_BYTES = 512 * 1024 * 1024
 DEFAULT_PEER_BUDGET_BYTES = 256 * 1024 * 1024
@@ -79,6 +80,7 @@ class BulkPool:
         self._open = open_to
         self._links: dict[NodeId, PeerLink] = {}
         self._inbound: Counter[NodeId] = Counter()  # admitted, open or about to be
+        self._refusing = 0  # connections whose dialler has not said anything yet
         self._turned_away = 0
         self._is_closed = False
         shared.tasks.start_soon(self._tend)
@@ -126,7 +128,12 @@ class BulkPool:
         """Use a connection that this authenticated peer opened until it ends."""
         verdict = self._judge(peer)
         is_welcome = verdict is GreetingVerdict.WELCOME
+        if not is_welcome and self._refusing >= MOST_REFUSED:
+            self._turned_away += 1
+            stream.close()
+            return
         self._inbound[peer] += is_welcome
+        self._refusing += not is_welcome
         try:
             with anyio.fail_after(self._shared.options.handshake_seconds):
                 sessions = await greet_as_listener(stream, verdict, self._link(peer).session if is_welcome else 0)
@@ -135,6 +142,7 @@ class BulkPool:
             self._turned_away += 1
         finally:
             stream.close()
+            self._refusing -= not is_welcome
             self._inbound[peer] -= is_welcome
             if not self._inbound[peer]:
                 del self._inbound[peer]

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 import trio
+from trio.testing import MockClock
 
 from neuroshard.messages import Frame
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
-from neuroshard.network.libp2p.bodies import CONNECT_KIND
+from neuroshard.network.libp2p.bodies import CONNECT_KIND, BodyStream, dialled, upgraded_for_bodies
+from neuroshard.network.libp2p.peer_limits import ConnectionLimits
+from neuroshard.network.libp2p.places import DIAL_WINDOW_SECONDS
 from neuroshard.network.libp2p.tls import TLS_PROTOCOL, signed_key
-from neuroshard.network.pool import PoolOptions
-from neuroshard.network.pool.options import MOST_CONNECTIONS
+from neuroshard.network.pool import PoolOptions, pool
+from neuroshard.network.pool.greeting import receive_bytes
+from neuroshard.network.pool.options import MOST_CONNECTIONS, ConnectionLostError
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.types import NodeId
 from tests.network.libp2p.test_libp2p_bulk import LIMITS, MIB, WITHOUT_CONNECTIONS, there_and_back
 from tests.network.libp2p.test_libp2p_tls import certificate_of, hostile, key_of_unknown_kind
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
-from tests.worlds.network_nodes import address_of, echo, line_to, nodes, port_of, run
+from tests.worlds.network_nodes import LOOPBACK, address_of, echo, line_to, nodes, port_of, run, upgrader_of
 
 IDLE_SECONDS = PoolOptions().idle_seconds
 
@@ -74,9 +80,9 @@ def test_a_ban_closes_all_connections_whoever_reported_it(who: str) -> None:
             peer = judged.transport.local_id
             while not judge.reputation.is_banned(peer):
                 judge.reputation.report(peer, ScoreReason.BROKEN_WORD)
-            pool = inside(judge)._pool
+            used = inside(judge)._pool
             with anyio.fail_after(IDLE_SECONDS / 2):  # later they would be closed because nobody uses them
-                await until(lambda: not judge.transport.connections() and not pool.connection_count)
+                await until(lambda: not judge.transport.connections() and not used.connection_count)
 
     run(scenario)
 
@@ -112,3 +118,38 @@ def test_a_peer_that_wants_connections_and_does_not_take_them_delays_no_other() 
             await silent[0].aclose()
 
     run(scenario)
+
+
+def test_sockets_for_which_there_is_no_room_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MOST_REFUSED", 4)
+
+    async def scenario() -> None:
+        async with nodes(1) as (a,), nodes(1, first=9) as (b,), AsyncExitStack() as stack:
+            await b.transport.connect(address_of(a))
+            opened: list[BodyStream] = []
+            for _ in range(MOST_CONNECTIONS + pool.MOST_REFUSED + 1):
+                raw = await dialled(("127.0.0.1", port_of(a)))
+                opened.append(await upgraded_for_bodies(upgrader_of(identity_of(9)), a.transport.local_id, raw))
+                stack.callback(opened[-1].close)
+            with anyio.fail_after(PoolOptions().handshake_seconds / 2), pytest.raises(ConnectionLostError):
+                await receive_bytes(opened[-1], 1)
+
+    run(scenario)
+
+
+def test_a_peer_that_is_away_for_a_while_can_be_dialled_when_it_is_back() -> None:
+    async def scenario() -> None:
+        strict = replace(LOOPBACK, limits=ConnectionLimits(is_loopback_free=False, dials_of_host=4))
+        async with nodes(1, strict) as (b,):
+            async with nodes(1, first=2) as (a,):
+                a.transport.serve("echo", echo, LIMITS)
+                port = port_of(a)
+                await b.transport.connect(address_of(a))
+                await there_and_back(b, a, MIB)
+            await until(lambda: not b.transport.connections())
+            await anyio.sleep(DIAL_WINDOW_SECONDS / 2)
+            async with nodes(1, replace(LOOPBACK, port=port), first=2) as (a,):
+                a.transport.serve("echo", echo, LIMITS)
+                await there_and_back(b, a, MIB)
+
+    run(scenario, clock=MockClock(autojump_threshold=0.1))
