@@ -189,6 +189,7 @@ class _Node:
             budget=self._budget,
             pacer=self._pacer,
             reputation=self.reputation,
+            is_known=lambda peer: self.connections.of(peer) is not None,
         ) as pool:
             self._server.serve(
                 CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), MOST_ANSWERED, for_anyone=True
@@ -247,7 +248,7 @@ class _Node:
     def _needed_peers(self) -> set[NodeId]:
         relays = self._relay_client.relays() if self._relay_client is not None else set[NodeId]()
         clients = self._relay_server.clients() if self._relay_server is not None else set[NodeId]()
-        return self.gossip.router.linked_peers() | relays | clients
+        return self.gossip.router.linked_peers() | relays | clients | self.transport.busy_peers()
 
     def _is_welcome(self, peer: ID) -> bool:
         return not self.reputation.is_banned(NodeId(str(peer)))

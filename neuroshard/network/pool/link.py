@@ -179,6 +179,11 @@ class PeerLink:
             self._redialling.left(anyio.current_time())
             self._exchange.lose(connection)
 
+    def close_accepted(self) -> None:
+        """Close the connections that the peer opened."""
+        for connection in [c for c in self._connections.values() if c.number not in self._dialled]:
+            connection.close(ConnectionLostError("the peer has no connection for streams"))
+
     def close(self, error: Exception) -> None:
         """End everything; requests raise `error`."""
         self._exchange.fail(error)

@@ -52,8 +52,12 @@ async def bulk_pool(
     budget: ByteBudget | None = None,
     pacer: UploadPacer | None = None,
     reputation: Reputation | None = None,
+    is_known: Callable[[NodeId], bool] = lambda _: True,
 ) -> AsyncGenerator[BulkPool]:
-    """A pool that works within the block; all its tasks and connections end with it."""
+    """A pool that works within the block; all its tasks and connections end with it.
+
+    A peer that is not known, because it has no connection for streams any more, loses those that it opened here.
+    """
     async with anyio.create_task_group() as tasks:
         shared = Resources(
             server,
@@ -63,7 +67,7 @@ async def bulk_pool(
             options or PoolOptions(),
             tasks,
         )
-        pool = BulkPool(local_id, shared, open_to)
+        pool = BulkPool(local_id, shared, open_to, is_known)
         try:
             yield pool
         finally:
@@ -74,10 +78,11 @@ async def bulk_pool(
 class BulkPool:
     """Made by `bulk_pool`. It reports misconduct of peers; the requesting code scores good answers and timeouts."""
 
-    def __init__(self, local_id: NodeId, shared: Resources, open_to: Open) -> None:
+    def __init__(self, local_id: NodeId, shared: Resources, open_to: Open, is_known: Callable[[NodeId], bool]) -> None:
         self._local_id = local_id
         self._shared = shared
         self._open = open_to
+        self._is_known = is_known
         self._links: dict[NodeId, PeerLink] = {}
         self._inbound: Counter[NodeId] = Counter()  # admitted, open or about to be
         self._refusing = 0  # connections whose dialler has not said anything yet
@@ -95,6 +100,11 @@ class BulkPool:
     def turned_away(self) -> int:
         """Connections that were closed before they carried anything: too many, too slow, not welcome."""
         return self._turned_away
+
+    @property
+    def busy_peers(self) -> set[NodeId]:
+        """Peers with which anything is on its way or awaited."""
+        return {peer for peer, link in self._links.items() if link.is_busy}
 
     def traffic(self) -> Mapping[NodeId, PeerTraffic]:
         """Traffic of every peer with which there was any."""
@@ -179,7 +189,9 @@ class BulkPool:
     async def _tend(self) -> None:
         while True:
             now = anyio.current_time()
-            for link in tuple(self._links.values()):
+            for peer, link in tuple(self._links.items()):
+                if self._inbound[peer] and not self._is_known(peer):
+                    link.close_accepted()
                 link.tend(now)
             is_busy = any(link.is_busy for link in self._links.values())
             await anyio.sleep(BUSY_TICK_SECONDS if is_busy else IDLE_TICK_SECONDS)

@@ -153,3 +153,41 @@ def test_a_peer_that_is_away_for_a_while_can_be_dialled_when_it_is_back() -> Non
                 await there_and_back(b, a, MIB)
 
     run(scenario, clock=MockClock(autojump_threshold=0.1))
+
+
+def test_without_a_connection_for_streams_a_peer_keeps_none_for_bodies() -> None:
+    async def scenario() -> None:
+        async with nodes(2) as (a, b):
+            a.transport.serve("echo", echo, LIMITS)
+            await b.transport.connect(address_of(a))
+            await there_and_back(b, a, MIB)
+            await inside(b)._connections.close_peer(a.transport.local_id)
+            used = inside(a)._pool
+            with anyio.fail_after(IDLE_SECONDS / 2):  # later they would be closed because nobody uses them
+                await until(lambda: not used.connection_count)
+
+    run(scenario)
+
+
+def test_a_request_survives_the_end_of_the_connection_for_streams() -> None:
+    async def scenario() -> None:
+        async with nodes(2) as (a, b), trio.open_nursery() as tasks:
+            asked, may_answer = list[Frame](), trio.Event()
+
+            async def echo_later(_: NodeId, frame: Frame) -> Frame:
+                asked.append(frame)
+                await may_answer.wait()
+                return frame
+
+            a.transport.serve("echo", echo_later, LIMITS)
+            await b.transport.connect(address_of(a))
+            tasks.start_soon(there_and_back, b, a, 4 * MIB)
+            await until(lambda: bool(asked))
+            before = a.transport.connections()[0].address
+            await inside(b)._connections.close_peer(a.transport.local_id)
+            # it is dialled again because the other one closed those for bodies
+            await until(lambda: any(one.address != before for one in a.transport.connections()))
+            may_answer.set()
+        assert len(asked) == 1
+
+    run(scenario)
