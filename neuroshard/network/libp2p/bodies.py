@@ -186,13 +186,25 @@ class BodyConnections:
         try:
             return await self.pool.request(peer, frame, reply, timeout_seconds=timeout_seconds)
         except NotDeliveredError:
-            first = self._connections.of(peer)
-            if first is not None:
-                self._failed_until[first] = anyio.current_time() + ASKED_AGAIN_SECONDS
+            self._avoid(peer)
             return None
 
     async def open_to(self, peer: NodeId) -> BodyStream | None:
         """As `Open` of the pool."""
+        try:
+            return await self._opened_to(peer)
+        except BaseException:  # also when time ran out, because then a shorter request has failed already
+            if self.pool is not None and not self.pool.connections_with(peer):
+                self._avoid(peer)
+            raise
+
+    def _avoid(self, peer: NodeId) -> None:
+        """Use streams for a while."""
+        first = self._connections.of(peer)
+        if first is not None:
+            self._failed_until[first] = anyio.current_time() + ASKED_AGAIN_SECONDS
+
+    async def _opened_to(self, peer: NodeId) -> BodyStream | None:
         try:
             await self._connections.to(peer)
         except NobodyListensError as error:

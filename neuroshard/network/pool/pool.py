@@ -101,6 +101,10 @@ class BulkPool:
         """Connections that were closed before they carried anything: too many, too slow, not welcome."""
         return self._turned_away
 
+    def connections_with(self, peer: NodeId) -> int:
+        """Connections with this peer that are open."""
+        return self._links[peer].connection_count if peer in self._links else 0
+
     @property
     def busy_peers(self) -> set[NodeId]:
         """Peers with which anything is on its way or awaited."""

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from neuroshard.messages import Frame
-from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
+from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestTimeoutError
 from neuroshard.network.libp2p.bodies import CONNECT_KIND, BodyStream, dialled, upgraded_for_bodies
 from neuroshard.network.libp2p.peer_limits import ConnectionLimits
 from neuroshard.network.libp2p.places import DIAL_WINDOW_SECONDS
@@ -22,7 +22,7 @@ from neuroshard.network.pool.greeting import receive_bytes
 from neuroshard.network.pool.options import MOST_CONNECTIONS, ConnectionLostError
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.types import NodeId
-from tests.network.libp2p.test_libp2p_bulk import LIMITS, MIB, WITHOUT_CONNECTIONS, there_and_back
+from tests.network.libp2p.test_libp2p_bulk import LIMITS, MIB, WITHOUT_CONNECTIONS, frame_of, there_and_back
 from tests.network.libp2p.test_libp2p_tls import certificate_of, hostile, key_of_unknown_kind
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
@@ -191,3 +191,22 @@ def test_a_request_survives_the_end_of_the_connection_for_streams() -> None:
         assert len(asked) == 1
 
     run(scenario)
+
+
+def test_after_a_hanging_dial_short_requests_use_streams() -> None:
+    async def scenario() -> None:
+        async with nodes(2) as (a, b), line_to(("127.0.0.1", port_of(a))) as line:
+            silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            a.transport.serve("echo", echo, LIMITS)
+            await b.transport.connect(f"/ip4/127.0.0.1/tcp/{line.endpoint[1]}/p2p/{a.transport.local_id}")
+            line.target = silent[0].socket.getsockname()  # as when the router has forgotten a mapping
+            seconds = PoolOptions().handshake_seconds / 2
+            frame = frame_of(MIB // 16)
+            with pytest.raises(RequestTimeoutError):
+                await b.transport.request(a.transport.local_id, frame, reply=LIMITS, timeout_seconds=seconds)
+            await anyio.sleep(2 * seconds)
+            await b.transport.request(a.transport.local_id, frame, reply=LIMITS, timeout_seconds=seconds)
+            assert b.transport.connections()[0].bulk_connections == 0
+            await silent[0].aclose()
+
+    run(scenario, clock=MockClock(autojump_threshold=0.2))
