@@ -198,7 +198,8 @@ class PeerLink:
             self.busy_at = now
         wanted = self._wanted(now)
         self._let_rest()
-        if self.is_busy and now >= self._redialling.dial_after:
+        # a peer that left is not dialled again for nothing
+        if (self.is_busy or self._connections) and now >= self._redialling.dial_after:
             self._dial(wanted - self.connection_count - self._dialling)
         self._close_superfluous(wanted, now)
         self._close_silent(now)
