@@ -29,6 +29,7 @@ from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.libp2p.addresses import PeerAddress
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.muxer import BoundedMuxer
+from neuroshard.network.libp2p.peer_limits import contain_errors
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.libp2p.upgrading import NodeUpgrader
@@ -100,15 +101,18 @@ async def upgraded_for_bodies(
     `algorithm` is the congestion control.
     """
     raw = SocketBytes(stream, algorithm)
+    result: TlsConnection | Exception | None = None
     try:
-        conn = await upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
-    except Exception as error:  # noqa: BLE001 - as `contain_errors`: the peer can cause almost any error
-        raw.cut()
+        upgrade = upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
+        result = await contain_errors(upgrade, "A handshake for bodies")
+    except ValueError as error:  # an id that cannot be one
         raise _lost(error) from None
-    except BaseException:
-        raw.cut()
-        raise
-    return BodyStream(conn, raw)
+    finally:
+        if not isinstance(result, TlsConnection):
+            raw.cut()
+    if not isinstance(result, TlsConnection):
+        raise _lost(result or ConnectionError("no connection"))
+    return BodyStream(result, raw)
 
 
 async def dialled(address: tuple[str, int], from_port: int = 0) -> trio.SocketStream:

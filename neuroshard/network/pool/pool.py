@@ -30,7 +30,7 @@ from neuroshard.types import NodeId
 
 BUSY_TICK_SECONDS = 0.25
 IDLE_TICK_SECONDS = 1.0
-MOST_REFUSED = 64  # told so at once; others are only closed
+MOST_REFUSED = 64  # with a reason at once; others are only closed
 MAX_LINKS = 512  # what was learned about lines is forgotten beyond that
 DEFAULT_BUDGET_BYTES = 512 * 1024 * 1024
 DEFAULT_PEER_BUDGET_BYTES = 256 * 1024 * 1024
