@@ -10,6 +10,7 @@ only. Where only a relay leads to the peer, or the peer is another libp2p progra
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated
@@ -28,6 +29,7 @@ from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network.libp2p.addresses import PeerAddress
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.muxer import BoundedMuxer
+from neuroshard.network.libp2p.peer_limits import contain_errors
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.libp2p.upgrading import NodeUpgrader
@@ -46,6 +48,7 @@ CONNECT_SECONDS = 10.0
 ASKED_AGAIN_SECONDS = 60.0  # after bodies could not use connections of their own
 PUNCH_SECONDS = 4.0
 PUNCH_PAUSE_SECONDS = 0.1  # a router may answer the first attempt with a reset
+MOST_ANSWERED = 256  # requests for a connection that are answered at once; a peer that does not answer takes its time
 PUNCHES_PER_MINUTE = 3 * MOST_CONNECTIONS  # of one peer: it must not make this node call freely
 
 
@@ -98,20 +101,26 @@ async def upgraded_for_bodies(
     `algorithm` is the congestion control.
     """
     raw = SocketBytes(stream, algorithm)
+    result: TlsConnection | Exception | None = None
     try:
-        conn = await upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
-    except (BaseLibp2pError, ValueError) as error:  # ValueError: an id that cannot be one
-        raw.cut()
+        upgrade = upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
+        result = await contain_errors(upgrade, "A handshake for bodies")
+    except ValueError as error:  # an id that cannot be one
         raise _lost(error) from None
-    except BaseException:
-        raw.cut()
-        raise
-    return BodyStream(conn, raw)
+    finally:
+        if not isinstance(result, TlsConnection):
+            raw.cut()
+    if not isinstance(result, TlsConnection):
+        raise _lost(result or ConnectionError("no connection"))
+    return BodyStream(result, raw)
 
 
 async def dialled(address: tuple[str, int], from_port: int = 0) -> trio.SocketStream:
     """A connection to an IP address and port; `from_port` 0 is any. Raises ConnectionLostError."""
-    sock = trio.socket.socket(_family_of(address[0]), socket.SOCK_STREAM)
+    try:
+        sock = trio.socket.socket(_family_of(address[0]), socket.SOCK_STREAM)
+    except OSError as error:  # for example because too many files are open
+        raise _lost(error) from None
     try:
         if from_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for one attempt after another
@@ -160,6 +169,7 @@ class BodyConnections:
         """`algorithm` is the congestion control."""
         self._tasks = tasks
         self._punches = dict[NodeId, TokenBucket]()
+        self._opening = Counter[NodeId]()  # connections that peers asked for
         self._connections = connections
         self._upgrader = upgrader
         self._ask = ask
@@ -180,13 +190,25 @@ class BodyConnections:
         try:
             return await self.pool.request(peer, frame, reply, timeout_seconds=timeout_seconds)
         except NotDeliveredError:
-            first = self._connections.of(peer)
-            if first is not None:
-                self._failed_until[first] = anyio.current_time() + ASKED_AGAIN_SECONDS
+            self._avoid(peer)
             return None
 
     async def open_to(self, peer: NodeId) -> BodyStream | None:
         """As `Open` of the pool."""
+        try:
+            return await self._opened_to(peer)
+        except BaseException:  # also when time ran out, because then a shorter request has failed already
+            if self.pool is not None and not self.pool.connections_with(peer):
+                self._avoid(peer)
+            raise
+
+    def _avoid(self, peer: NodeId) -> None:
+        """Use streams for a while."""
+        first = self._connections.of(peer)
+        if first is not None:
+            self._failed_until[first] = anyio.current_time() + ASKED_AGAIN_SECONDS
+
+    async def _opened_to(self, peer: NodeId) -> BodyStream | None:
         try:
             await self._connections.to(peer)
         except NobodyListensError as error:
@@ -210,13 +232,17 @@ class BodyConnections:
         if port is not None:
             return self._answer_punch(requester, port)
         first = self._connections.dialled_to(requester)
-        if self.pool is None or first is None or not self.pool.has_room_for(requester):
+        if self.pool is None or first is None or not self.pool.has_room_for(requester, self._opening[requester]):
             raise RequestRefusedError("This node has not dialled that one, or has no room for more connections.")
+        self._opening[requester] += 1
         try:
             with anyio.fail_after(CONNECT_SECONDS):
                 await self.pool.use_dialled(requester, await self._dialled(requester, first))
         except (ConnectionLostError, TimeoutError) as error:
-            raise RequestRefusedError(f"No connection could be opened: {error or 'no answer in time'}.") from None
+            raise RequestRefusedError(f"No connection could be opened: {str(error) or 'no answer in time'}.") from None
+        finally:
+            self._opening[requester] -= 1
+            self._opening += Counter()  # only those that are not 0
         return Frame(CONNECT_KIND)
 
     def _answer_punch(self, requester: NodeId, port: int) -> Frame:
@@ -257,10 +283,10 @@ class BodyConnections:
 
     async def _punched(self, peer: NodeId, address: tuple[str, int]) -> trio.SocketStream:
         """A connection through both routers. Raises ConnectionLostError."""
-        port = _free_port(address[0])
         try:
+            port = _free_port(address[0])
             await self._ask(peer, Frame(CONNECT_KIND, ConnectMessage(port)), CONNECT_SECONDS)
-        except NeuroShardError as error:
+        except (NeuroShardError, OSError) as error:
             raise _lost(error) from None
         with anyio.move_on_after(PUNCH_SECONDS):
             while True:

@@ -96,7 +96,10 @@ class Dialler:
         if self._source is None or not self._can_call(address):
             return None
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # for example because too many files are open
+            return None
         try:
             share_port(sock)
             await sock.bind(self._source)

@@ -17,7 +17,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from neuroshard.identity import NodeIdentity
 from neuroshard.messages import FrameLimits
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.bodies import CONNECT_KIND, BodyConnections, ConnectMessage
+from neuroshard.network.libp2p.bodies import CONNECT_KIND, MOST_ANSWERED, BodyConnections, ConnectMessage
 from neuroshard.network.libp2p.connections import Connections, Dialler
 from neuroshard.network.libp2p.directory import KademliaDirectory
 from neuroshard.network.libp2p.gossip import GOSSIP_PROTOCOL, Libp2pGossip
@@ -44,6 +44,7 @@ from neuroshard.network.transport import Network, NetworkFailedError
 from neuroshard.types import NodeId
 
 CLOSING_SECONDS = 5.0
+BANNED_SECONDS = 1.0  # until a ban takes effect
 
 
 @asynccontextmanager
@@ -188,9 +189,10 @@ class _Node:
             budget=self._budget,
             pacer=self._pacer,
             reputation=self.reputation,
+            is_known=lambda peer: self.connections.of(peer) is not None,
         ) as pool:
             self._server.serve(
-                CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), 16, for_anyone=True
+                CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), MOST_ANSWERED, for_anyone=True
             )
             self.connections.take_bodies = bodies.take
             with self.transport.large_over(bodies, pool):
@@ -210,6 +212,7 @@ class _Node:
         yield self.gossip.run
         yield self.directory.run
         yield partial(self.connections.trim, self._needed_peers)
+        yield self._part_with_banned
         if self._relay_client is not None:
             yield self._relay_client.run
 
@@ -220,6 +223,14 @@ class _Node:
         self.directory.close()
         await self.transport.close()
         await self.connections.close()
+
+    async def _part_with_banned(self) -> None:
+        """Close the connections of peers that were banned for what did not pass through `report`, until cancelled."""
+        while True:
+            await anyio.sleep(BANNED_SECONDS)
+            for peer in self.connections.peers():
+                if self.reputation.is_banned(peer):
+                    await self.connections.close_peer(peer)
 
     def _report_peer(self, peer: ID, reason: ScoreReason) -> None:
         self.report(NodeId(str(peer)), reason)
@@ -237,7 +248,7 @@ class _Node:
     def _needed_peers(self) -> set[NodeId]:
         relays = self._relay_client.relays() if self._relay_client is not None else set[NodeId]()
         clients = self._relay_server.clients() if self._relay_server is not None else set[NodeId]()
-        return self.gossip.router.linked_peers() | relays | clients
+        return self.gossip.router.linked_peers() | relays | clients | self.transport.busy_peers()
 
     def _is_welcome(self, peer: ID) -> bool:
         return not self.reputation.is_banned(NodeId(str(peer)))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -63,7 +63,7 @@ def certified_key(certificate: x509.Certificate, at: datetime) -> PublicKey:
     try:
         certificate.verify_directly_issued_by(certificate)
         extensions = tuple(certificate.extensions)
-    except (InvalidSignature, ValueError, TypeError, x509.DuplicateExtension) as error:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, x509.DuplicateExtension) as error:
         raise TlsError(f"the certificate is not signed with its own key, or is malformed ({error})") from None
     values = [one.value.public_bytes() for one in extensions if one.oid == KEY_EXTENSION]
     unknown = [one for one in extensions if one.critical and isinstance(one.value, x509.UnrecognizedExtension)]
@@ -73,7 +73,7 @@ def certified_key(certificate: x509.Certificate, at: datetime) -> PublicKey:
     try:
         key = deserialize_public_key(encoded)
         is_signed = key.verify(SIGNED_PREFIX + _key_bytes(certificate), signature)
-    except (DecodeError, BaseLibp2pError, ValueError) as error:
+    except (DecodeError, BaseLibp2pError, UnsupportedAlgorithm, ValueError) as error:
         raise TlsError(f"the key of the node cannot be read ({error})") from None
     if not is_signed:
         raise TlsError("the certificate is not signed by the node that it names")

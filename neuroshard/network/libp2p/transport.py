@@ -369,6 +369,10 @@ class Libp2pTransport:
     def connections(self) -> tuple[Connection, ...]:
         return self._connections.list({} if self._pool is None else self._pool.traffic())
 
+    def busy_peers(self) -> set[NodeId]:
+        """Peers with which large frames are on their way."""
+        return set() if self._pool is None else self._pool.busy_peers
+
     @contextmanager
     def large_over(self, bodies: BodyConnections, pool: BulkPool) -> Generator[None]:
         """Send large frames over connections of their own within the block."""

@@ -179,6 +179,11 @@ class PeerLink:
             self._redialling.left(anyio.current_time())
             self._exchange.lose(connection)
 
+    def close_accepted(self) -> None:
+        """Close the connections that the peer opened."""
+        for connection in [c for c in self._connections.values() if c.number not in self._dialled]:
+            connection.close(ConnectionLostError("the peer has no connection for streams"))
+
     def close(self, error: Exception) -> None:
         """End everything; requests raise `error`."""
         self._exchange.fail(error)
@@ -187,11 +192,14 @@ class PeerLink:
 
     def tend(self, now: float) -> None:
         """Look after the link; to be called every fraction of a second."""
+        if self._shared.reputation.is_banned(self.peer):  # perhaps for what it did elsewhere
+            self._close_all("the peer is banned")
         if self.is_busy:
             self.busy_at = now
         wanted = self._wanted(now)
         self._let_rest()
-        if now >= self._redialling.dial_after:
+        # a peer that left is not dialled again for nothing
+        if (self.is_busy or self._connections) and now >= self._redialling.dial_after:
             self._dial(wanted - self.connection_count - self._dialling)
         self._close_superfluous(wanted, now)
         self._close_silent(now)

@@ -30,6 +30,7 @@ from neuroshard.types import NodeId
 
 BUSY_TICK_SECONDS = 0.25
 IDLE_TICK_SECONDS = 1.0
+MOST_REFUSED = 64  # with a reason at once; others are only closed
 MAX_LINKS = 512  # what was learned about lines is forgotten beyond that
 DEFAULT_BUDGET_BYTES = 512 * 1024 * 1024
 DEFAULT_PEER_BUDGET_BYTES = 256 * 1024 * 1024
@@ -51,8 +52,12 @@ async def bulk_pool(
     budget: ByteBudget | None = None,
     pacer: UploadPacer | None = None,
     reputation: Reputation | None = None,
+    is_known: Callable[[NodeId], bool] = lambda _: True,
 ) -> AsyncGenerator[BulkPool]:
-    """A pool that works within the block; all its tasks and connections end with it."""
+    """A pool that works within the block; all its tasks and connections end with it.
+
+    A peer that is not known, because it has no connection for streams any more, loses those that it opened here.
+    """
     async with anyio.create_task_group() as tasks:
         shared = Resources(
             server,
@@ -62,7 +67,7 @@ async def bulk_pool(
             options or PoolOptions(),
             tasks,
         )
-        pool = BulkPool(local_id, shared, open_to)
+        pool = BulkPool(local_id, shared, open_to, is_known)
         try:
             yield pool
         finally:
@@ -73,12 +78,14 @@ async def bulk_pool(
 class BulkPool:
     """Made by `bulk_pool`. It reports misconduct of peers; the requesting code scores good answers and timeouts."""
 
-    def __init__(self, local_id: NodeId, shared: Resources, open_to: Open) -> None:
+    def __init__(self, local_id: NodeId, shared: Resources, open_to: Open, is_known: Callable[[NodeId], bool]) -> None:
         self._local_id = local_id
         self._shared = shared
         self._open = open_to
+        self._is_known = is_known
         self._links: dict[NodeId, PeerLink] = {}
         self._inbound: Counter[NodeId] = Counter()  # admitted, open or about to be
+        self._refusing = 0  # connections whose dialler has not said anything yet
         self._turned_away = 0
         self._is_closed = False
         shared.tasks.start_soon(self._tend)
@@ -93,6 +100,15 @@ class BulkPool:
     def turned_away(self) -> int:
         """Connections that were closed before they carried anything: too many, too slow, not welcome."""
         return self._turned_away
+
+    def connections_with(self, peer: NodeId) -> int:
+        """Connections with this peer that are open."""
+        return self._links[peer].connection_count if peer in self._links else 0
+
+    @property
+    def busy_peers(self) -> set[NodeId]:
+        """Peers with which anything is on its way or awaited."""
+        return {peer for peer, link in self._links.items() if link.is_busy}
 
     def traffic(self) -> Mapping[NodeId, PeerTraffic]:
         """Traffic of every peer with which there was any."""
@@ -126,7 +142,12 @@ class BulkPool:
         """Use a connection that this authenticated peer opened until it ends."""
         verdict = self._judge(peer)
         is_welcome = verdict is GreetingVerdict.WELCOME
+        if not is_welcome and self._refusing >= MOST_REFUSED:
+            self._turned_away += 1
+            stream.close()
+            return
         self._inbound[peer] += is_welcome
+        self._refusing += not is_welcome
         try:
             with anyio.fail_after(self._shared.options.handshake_seconds):
                 sessions = await greet_as_listener(stream, verdict, self._link(peer).session if is_welcome else 0)
@@ -135,6 +156,7 @@ class BulkPool:
             self._turned_away += 1
         finally:
             stream.close()
+            self._refusing -= not is_welcome
             self._inbound[peer] -= is_welcome
             if not self._inbound[peer]:
                 del self._inbound[peer]
@@ -146,9 +168,9 @@ class BulkPool:
         link.busy_at = anyio.current_time()
         self._shared.tasks.start_soon(partial(link.carry, stream, sessions, is_dialled=True))
 
-    def has_room_for(self, peer: NodeId) -> bool:
-        """Whether this peer may have one more connection."""
-        return self._judge(peer) is GreetingVerdict.WELCOME
+    def has_room_for(self, peer: NodeId, opening: int) -> bool:
+        """Whether this peer may have one more connection than those that are open or being opened."""
+        return self._judge(peer, opening) is GreetingVerdict.WELCOME
 
     def close(self) -> None:
         """Called at the end of the block: all requests raise TransportClosedError."""
@@ -171,7 +193,9 @@ class BulkPool:
     async def _tend(self) -> None:
         while True:
             now = anyio.current_time()
-            for link in tuple(self._links.values()):
+            for peer, link in tuple(self._links.items()):
+                if self._inbound[peer] and not self._is_known(peer):
+                    link.close_accepted()
                 link.tend(now)
             is_busy = any(link.is_busy for link in self._links.values())
             await anyio.sleep(BUSY_TICK_SECONDS if is_busy else IDLE_TICK_SECONDS)
@@ -190,11 +214,11 @@ class BulkPool:
             stream.close()
             raise
 
-    def _judge(self, peer: NodeId) -> GreetingVerdict:
+    def _judge(self, peer: NodeId, opening: int = 0) -> GreetingVerdict:
         options = self._shared.options
         if peer == self._local_id or self._shared.reputation.is_banned(peer):
             return GreetingVerdict.UNWELCOME
         dialled = self._links[peer].dialled_count if peer in self._links else 0
-        if self._inbound[peer] + dialled >= options.max_connections_per_peer:
+        if self._inbound[peer] + dialled + opening >= options.max_connections_per_peer:
             return GreetingVerdict.FULL
         return GreetingVerdict.FULL if self._inbound.total() >= options.max_connections else GreetingVerdict.WELCOME

@@ -60,6 +60,12 @@ def signed_by(keys: Any, named: Any = None) -> Callable[[EllipticCurvePrivateKey
     return lambda own: signed_key(name, keys.private_key.sign(SIGNED_PREFIX + spki(own)))
 
 
+def key_of_unknown_kind(own: EllipticCurvePrivateKey) -> bytes:
+    """It says that it is an RSA key, and contains one of an algorithm that nobody knows."""
+    content = spki(own).replace(b"\x06\x07\x2a\x86\x48", b"\x06\x07\x2b\x86\x48")
+    return b"\x08\x00\x12" + bytes((len(content),)) + content
+
+
 def certificate_of(
     extension: Callable[[EllipticCurvePrivateKey], bytes] | None = None,
     *,
@@ -181,6 +187,10 @@ REFUSED: dict[str, tuple[Callable[[], TlsTransport], str]] = {
     ),
     "with a long key": (lambda: hostile(certificate_of(lambda _: signed_key(bytes(5000), b"x"))), "too long"),
     "with an unreadable key": (lambda: hostile(certificate_of(lambda _: signed_key(b"\xff", b"x"))), "cannot be read"),
+    "with a key of an unknown kind": (
+        lambda: hostile(certificate_of(lambda own: signed_key(key_of_unknown_kind(own), b"x"))),
+        "cannot be read",
+    ),
     "expired": (
         lambda: hostile(certificate_of(signed_by(PEER), until=NOW - timedelta(seconds=1))),
         "expired",

@@ -214,7 +214,7 @@ def test_giving_up_tells_the_peer_and_frees_its_memory() -> None:
 
 def test_idle_connections_are_closed() -> None:
     async def scenario() -> None:
-        async with two_nodes(PoolOptions(fixed_connections=3, idle_seconds=0.5)) as (a, b):
+        async with two_nodes(PoolOptions(fixed_connections=3, idle_seconds=2.0)) as (a, b):
             await a.ask(b, frame_of(bytes(4 * MIB)))
             await until(lambda: a.pool.connection_count == 3)
             await until(lambda: a.pool.connection_count == 0)
