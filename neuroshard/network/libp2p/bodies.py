@@ -277,7 +277,7 @@ class BodyConnections:
         address = first.get_remote_address()
         if address is None:
             raise ConnectionLostError("its address is not known")
-        if self._connections.kind_of(peer) is not ConnectionKind.PUNCHED:
+        if not self._connections.is_punched(first):
             return await upgraded_for_bodies(self._upgrader, peer, await dialled(address), self._algorithm)
         return await upgraded_for_bodies(self._upgrader, peer, await self._punched(peer, address), self._algorithm)
 

@@ -362,6 +362,10 @@ class Connections:
         """Call an address from the listening port; None if that fails."""
         return await self._dialler.call(address)
 
+    def is_punched(self, muxer: BoundedMuxer) -> bool:
+        """Whether a connection goes through a punched hole."""
+        return muxer in self._punched
+
     def _mark_punched(self, muxer: BoundedMuxer) -> None:
         self._punched = {known for known in self._punched if not known.is_closed} | {muxer}
 
@@ -386,7 +390,7 @@ class Connections:
     def _kind(self, muxer: BoundedMuxer) -> ConnectionKind:
         if _is_relayed(muxer):
             return ConnectionKind.RELAYED
-        return ConnectionKind.PUNCHED if muxer in self._punched else ConnectionKind.DIRECT
+        return ConnectionKind.PUNCHED if self.is_punched(muxer) else ConnectionKind.DIRECT
 
     async def _dial_any(self, peer: NodeId, addresses: Sequence[PeerAddress]) -> None:
         if not addresses:
