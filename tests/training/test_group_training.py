@@ -216,13 +216,14 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
     """Its work up to the contribution is in the aggregate; what it did since is in its weights, and only there."""
     computes = [ComputeThread(cpu_threads=1) for _ in (*NAMES, "again")]
 
-    async def main() -> tuple[torch.Tensor, torch.Tensor, Node]:
+    async def main() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Node]:
         with InMemoryNetwork(default_link=Link(delay_seconds=0.05)) as network, anyio.fail_after(280):
             a, b = (
                 node_of(compute, tmp_path, name, network, shard, parameters=OVERLAPPED)
                 for shard, (compute, name) in enumerate(zip(computes[:2], NAMES, strict=True))
             )
             held, begun, has_ended = a.trainer.parts.stages[0], list[torch.Tensor](), anyio.Event()
+            began_at = list[torch.Tensor]()
             group = held.group
             assert group is not None
             exchange = group.exchange
@@ -231,7 +232,8 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
                 if group.due is None:
                     has_ended.set()
                     await anyio.sleep_forever()
-                begun.append(held.outer.state.anchor - contribution)
+                began_at.append(held.outer.state.anchor.clone())
+                begun.append(began_at[-1] - contribution)
                 return await exchange(contribution, outer_step)
 
             group.exchange = up_to_the_end  # type: ignore[method-assign]
@@ -249,16 +251,17 @@ def test_who_stops_during_an_overlapped_round_goes_on_from_its_checkpoint_withou
                 assert torch.equal(again.anchors[0], b.anchors[0])
                 for node in (again, b):
                     node.trainer.stop()
-            return stopped, begun[-1], again
+            return stopped, begun[-1], began_at[-1], again
 
     try:
-        stopped, sent, again = trio.run(main)
+        stopped, sent, anchor, again = trio.run(main)
     finally:
         for compute in computes:
             compute.close()
-    kept = stopped - sent
-    assert kept.abs().max() > 1e-3
-    torch.testing.assert_close(again.weights[0] - again.anchors[0], kept, rtol=0, atol=2e-4)
+    assert (stopped - sent).abs().max() > 1e-3
+    # on a busy computer the other one may have stepped without this contribution: then all its work is left
+    kept = [(again.weights[0] - again.anchors[0] - left).abs().max() for left in (stopped - sent, stopped - anchor)]
+    assert min(kept) < 2e-4, kept
 
 
 def halt(node: Node) -> None:
