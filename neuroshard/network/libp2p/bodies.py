@@ -184,8 +184,7 @@ class BodyConnections:
         may have handled the request: to send it once more is for those who know what that does.
         """
         assert self.pool is not None
-        first = self._connections.of(peer)
-        if first is not None and anyio.current_time() < self._failed_until.get(first, 0.0):
+        if self._is_avoided(peer) and not self.pool.connections_with(peer):
             return None
         try:
             return await self.pool.request(peer, frame, reply, timeout_seconds=timeout_seconds)
@@ -202,8 +201,12 @@ class BodyConnections:
                 self._avoid(peer)
             raise
 
+    def _is_avoided(self, peer: NodeId) -> bool:
+        first = self._connections.of(peer)
+        return first is not None and anyio.current_time() < self._failed_until.get(first, 0.0)
+
     def _avoid(self, peer: NodeId) -> None:
-        """Use streams for a while."""
+        """Use streams for a while, unless the peer opens a connection for bodies."""
         first = self._connections.of(peer)
         if first is not None:
             self._failed_until[first] = anyio.current_time() + ASKED_AGAIN_SECONDS
@@ -277,9 +280,9 @@ class BodyConnections:
         address = first.get_remote_address()
         if address is None:
             raise ConnectionLostError("its address is not known")
-        if not self._connections.is_punched(first):
-            return await upgraded_for_bodies(self._upgrader, peer, await dialled(address), self._algorithm)
-        return await upgraded_for_bodies(self._upgrader, peer, await self._punched(peer, address), self._algorithm)
+        is_punched = self._connections.is_punched(first)
+        stream = await (self._punched(peer, address) if is_punched else dialled(address))
+        return await upgraded_for_bodies(self._upgrader, peer, stream, self._algorithm)
 
     async def _punched(self, peer: NodeId, address: tuple[str, int]) -> trio.SocketStream:
         """A connection through both routers. Raises ConnectionLostError."""

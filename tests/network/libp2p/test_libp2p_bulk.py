@@ -206,6 +206,9 @@ class ScriptedPool:
     def traffic(self) -> dict[NodeId, PeerTraffic]:
         return {}
 
+    def connections_with(self, _: NodeId) -> int:
+        return 0
+
     async def request(self, *_: object, timeout_seconds: float) -> Frame:
         await anyio.lowlevel.checkpoint()
         self.tried += 1
@@ -241,6 +244,21 @@ def test_a_peer_without_connections_for_bodies_is_asked_over_streams_for_a_while
             await there_and_back(asker, asked, MIB)
             await there_and_back(asker, asked, MIB)
             assert pool.tried == 1
+
+    run(scenario)
+
+
+def test_connections_that_came_back_are_used_at_once() -> None:
+    async def scenario() -> None:
+        async with nodes(2) as (a, b):
+            a.transport.serve("echo", echo, LIMITS)
+            await b.transport.connect(address_of(a))
+            await there_and_back(b, a, MIB)
+            transport: Any = b.transport
+            transport._bodies._avoid(a.transport.local_id)  # as after a dial that failed
+            before = transport._pool.traffic()[a.transport.local_id].bytes_sent
+            await there_and_back(b, a, MIB)
+            assert transport._pool.traffic()[a.transport.local_id].bytes_sent > before + MIB
 
     run(scenario)
 
