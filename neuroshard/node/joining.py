@@ -307,6 +307,7 @@ class Joining:
         into = PartialFile(self.store.folder / PARTIAL_FILE, self._layout.file_bytes)
         reuse = await self.offload(self._own_files)
         received = await accompanied(partial(self._receiver.fetch, first, manifests, into, reuse), self._keep_telling)
+        await self._receiver.report_received(manifests)
         await self.offload(partial(_note, name, None))
         await self._check_root(first, statuses[first], received)
         return received

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,17 +78,20 @@ class StateReceiver:
         self.progress.bytes_done = held_bytes(held, into.file_bytes)
         download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)
         await download.run()
-        await ask_replicas(manifests, self._report_received)
         with self.asking.blaming(first):
             return await offload(lambda: self._finished(manifest, into))
 
-    async def report_copied(self, donor: NodeId, taken_at: float) -> None:
-        """Report to a donor that its state of this time is stored here as a copy. Raises DonorError."""
-        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, REPORT_SECONDS)
+    async def report_received(self, donors: Iterable[NodeId]) -> None:
+        """Report to donors that the state is here and will be trained. Each would otherwise keep this node's place."""
+        notice = received_frame(self.file.stage)
+        await ask_replicas(donors, lambda donor: self.asking.ask(donor, notice, ACKNOWLEDGEMENT, RECEIVED_SECONDS))
 
-    async def _report_received(self, donor: NodeId) -> None:
-        """Release this node's place at the donor, which would otherwise keep it for minutes."""
-        await self.asking.ask(donor, received_frame(self.file.stage), ACKNOWLEDGEMENT, RECEIVED_SECONDS)
+    async def report_copied(self, donor: NodeId, taken_at: float) -> None:
+        """Report to a donor that its state of this time is stored here as a copy. Raises DonorError.
+
+        The donor then keeps no place for this node any more.
+        """
+        await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, REPORT_SECONDS)
 
     def _finished(self, manifest: SnapshotManifest, into: PartialFile) -> ReceivedState:
         if into.finish() != manifest.checkpoint.tensors.sha256:

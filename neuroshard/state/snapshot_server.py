@@ -136,7 +136,7 @@ class SnapshotServer:
         self._copies: dict[StageName, SnapshotSource] = {}  # of others
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self._receivers: dict[NodeId, float] = {}  # time when each receiver's place expires
-        self._have_all: dict[NodeId, float] = {}  # receivers that returned their place, and how long to wait for each
+        self._have_all: dict[NodeId, float] = {}  # receivers about to train, and how long to wait for each
         self._put_off: dict[tuple[NodeId, StageName], float] = {}  # refused requests, with the time of the first one
         self._opening = anyio.Lock()
 
@@ -232,7 +232,7 @@ class SnapshotServer:
         return chunk_frame(data)
 
     async def note_received(self, sender: NodeId, frame: Frame) -> Frame:
-        """Free the place of a node that has finished its download. Raises RequestRefusedError."""
+        """Free the place of a node that has the state and is about to train it. Raises RequestRefusedError."""
         frame.read(ReceivedNotice)
         if self._receivers.pop(sender, None) is not None:
             self._have_all[sender] = anyio.current_time() + self._limits.idle_seconds
@@ -248,8 +248,7 @@ class SnapshotServer:
         self._refuse_stranger(sender)
         report = frame.read(CopyReport)
         self._of(report.stage).copied(sender, report.taken_at)
-        self._receivers.pop(sender, None)  # the download is complete; the node only stores the copy
-        self._have_all.pop(sender, None)
+        self._receivers.pop(sender, None)  # the download is complete; the node may have another one to train
         return Frame(COPIED)
 
     def _refuse_stranger(self, sender: NodeId) -> None:

@@ -19,8 +19,8 @@ OWNER_IS_GONE = "too few voting nodes are online"
 
 
 def outer_steps(node: NodeProcess) -> int:
-    """Outer steps that the node has completed, once it answers."""
-    status = node.wait_for("an answer", lambda status: bool(status["diloco"]), LONGEST_SECONDS)
+    """Outer steps that the node has completed, once it trains: before, it tells nothing of its state."""
+    status = node.wait_for("training", lambda status: status["state"] == "training", LONGEST_SECONDS)
     return int(status["diloco"]["outer_steps"])
 
 

@@ -142,6 +142,7 @@ def test_no_more_receivers_than_allowed_and_who_has_fetched_or_is_gone_makes_roo
         with pytest.raises(DonorError, match="Others fetch"):
             await z.manifest(A, 30.0)
         await x.fetch(A, {A: told}, partial_in(tmp_path / "x"))  # they are not disturbed
+        await x.report_received([A])
         await z.manifest(A, 1000.0)
         with pytest.raises(DonorError, match="Others fetch"):
             await x.manifest(A, 30.0)
@@ -177,8 +178,12 @@ def test_a_donor_knows_who_takes_its_state_over_and_who_only_keeps_it(compute: C
     async def scenario(world: World) -> None:
         told = await world.receiver.manifest(A, 30.0)
         await world.receiver.fetch(A, {A: told}, partial_in(tmp_path / "x"))
+        await world.receiver.report_received([A])
         await anyio.sleep(60)
         assert donor.donor.receivers == {HERE}
+        await world.receiver.manifest(A, 1000.0)
+        await world.receiver.report_copied(A, NOW)
+        assert donor.donor.receivers == {HERE}  # a copy does not end the wait for the same node
         await anyio.sleep(130)
         assert not donor.donor.receivers  # it did not come
         await world.receiver.manifest(A, 1000.0)
