@@ -81,6 +81,7 @@ class GroupRounds:
         self._offload, self._now, self._most_members = around.offload, around.now, around.most_members
         self._sent: _Sent | None = None
         self._called = Signal()
+        self._returned = Signal()  # replicas that had not answered lately
         self._behind_since: float | None = None
         self._replaces_lost_state = False  # whether the next step of this node alone may replace a lost state
         self._lost_state = ""  # why no step completes without a lost state, in words for people
@@ -184,12 +185,12 @@ class GroupRounds:
 
     async def _keep_looking(self) -> None:
         while True:
+            count = self._returned.count
             await self.look()
             pause = self._matchmaking.pause_seconds(anyio.current_time(), is_soon=self._is_learning or self.in_round)
-            if self.peers():
-                await anyio.sleep(pause)
-            else:  # no replica to query: look together with the node's other tasks
-                await sleep_to_tick(pause)
+            # without a replica to query it looks together with the node's other tasks
+            sleep = anyio.sleep if self.peers() else sleep_to_tick
+            await first_of(partial(sleep, pause), partial(self._returned.wait, count))
 
     async def _keep_probing(self) -> None:
         """Ask the replicas that have not answered lately, apart from the others: nobody waits for them."""
@@ -198,10 +199,11 @@ class GroupRounds:
             unproven = self._matchmaking.unproven(self.chain.ledger, now)
             if unproven:
                 found = await query_statuses(self._asking, self.stage, unproven)
+                if not found.keys() <= set(self._matchmaking.responsive(anyio.current_time())):
+                    self._returned.notify()
                 self._matchmaking.note_probed(found, anyio.current_time())
             self._matchmaking.has_probed = True
-            times = self._matchmaking.times
-            await anyio.sleep(times.near_seconds if unproven else times.look_seconds)
+            await sleep_to_tick(self._matchmaking.times.near_seconds)
 
     async def look(self) -> None:
         """Ask the replicas that answer for their status once, and act on it. During a round nothing is asked."""

@@ -396,6 +396,19 @@ def test_when_a_seat_is_gone_the_others_go_on(gone: NodeId) -> None:
     play(scenario)
 
 
+def test_a_step_that_is_due_follows_within_seconds_of_the_return_of_an_absent_seat() -> None:
+    """Whatever its interval of looks: its own work has been done for long, so that it looks seldom."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed) for seed, name in enumerate((A, B)))
+        back = DUE_SECONDS + 91.5
+        a.known, b.known = (lambda other=other: [other] if anyio.current_time() > back else [] for other in (B, A))
+        await for_seconds(back + 3, a, b)
+        assert a.state.outer_step == b.state.outer_step == 1
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_a_replica_without_work_takes_part_in_the_rounds_of_the_other_and_holds_none_of_them_up(
     has_begun: bool,
