@@ -1,4 +1,4 @@
-"""What a model learns in three stages, against the same model in one piece, at equal tokens and seeds.
+"""What a model learns in three and six stages, against the same model in one piece, at equal tokens and seeds.
 
 The stages talk through the in-memory network, so that nothing but the split and the precision on the wire differs.
 """
@@ -55,17 +55,40 @@ class _Way:
     """How a model is trained."""
 
     cuts: tuple[int, ...]  # first layer of each stage, and the number of layers
-    precision: WirePrecision = WirePrecision.FP32
+    precision: WirePrecision = WirePrecision.FP32  # of activations
+    gradients: WirePrecision = WirePrecision.FP32
     max_grad_norm: float = InnerOptimization.max_grad_norm
 
+    @property
+    def shape(self) -> Architecture:
+        """The model's shape: a layer for each stage, or as many in one piece."""
+        return replace(SHAPE, layer_count=self.cuts[-1])
 
-WHOLE, CUT = (0, 3), (0, 1, 2, 3)
+    @property
+    def options(self) -> StageClientOptions:
+        """How numbers travel."""
+        return StageClientOptions(self.precision, self.gradients)
+
+
+WHOLE, CUT, CUT_IN_SIX = (0, 3), (0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 6)
 NO_LIMIT = 1e9
+BF16, INT8, INT4 = WirePrecision.BF16, WirePrecision.INT8, WirePrecision.INT4
+CODED = {  # of activations, and of gradients
+    "bf16": (BF16, BF16),
+    "int8": (INT8, INT8),
+    "int4": (INT4, INT4),
+    "int4 with int8 gradients": (INT4, INT8),
+}
+GOALS = {"bf16": 0.002, "int8": 0.002, "int4": 0.01, "int4 with int8 gradients": 0.01}  # nats
 WAYS = {
     "one piece": _Way(WHOLE),
     "three stages, fp32": _Way(CUT),
-    "three stages, bf16": _Way(CUT, WirePrecision.BF16),
-    "three stages, int8": _Way(CUT, WirePrecision.INT8),
+    **{
+        f"{count} stages, {name}": _Way(cuts, *precisions)
+        for count, cuts in (("three", CUT), ("six", CUT_IN_SIX))
+        for name, precisions in CODED.items()
+    },
+    "six stages, fp32": _Way(CUT_IN_SIX),
     "one piece, gradients of any norm": _Way(WHOLE, max_grad_norm=NO_LIMIT),
     "three stages, gradients of any norm": _Way(CUT, max_grad_norm=NO_LIMIT),
 }
@@ -129,9 +152,10 @@ def measure() -> Report:
             Row("the same where no gradient is limited", f"{unlimited:+.4f} nats", "report", None),
             Row("three stages with limits - one piece without", f"{unlimited_whole:+.4f} nats", "report", None),
             *(
-                Row(f"{precision} - fp32 on the wire", f"{by:+.4f} nats", "within 0.01", abs(by) <= 0.01)
-                for precision in ("bf16", "int8")
-                for by in [_mean_difference(losses[f"three stages, {precision}"], fp32)]
+                Row(f"{count} stages, {name} - fp32 on the wire", f"{by:+.4f} nats", f"<= {goal}", by <= goal)
+                for count in ("three", "six")
+                for name, goal in GOALS.items()
+                for by in [_mean_difference(losses[f"{count} stages, {name}"], losses[f"{count} stages, fp32"])]
             ),
             *(Row(f"held-out loss, {way}", _listed(values), "report", None) for way, values in losses.items()),
         ),
@@ -174,8 +198,8 @@ def _held_out_loss(way: _Way, seed: int) -> float:
             _stage(compute, Path(folder), parameters, LayerRange(start, stop), number)
             for number, (start, stop) in enumerate(pairwise(way.cuts))
         ]
-        trio.run(_train, parameters, stages, feed, way.precision)
-    whole = StageModel(SHAPE)
+        trio.run(_train, parameters, stages, feed, way.options)
+    whole = StageModel(way.shape)
     whole.load_state_dict(
         {name: tensor for part in stages for name, tensor in part.executor.model.state_dict().items()}
     )
@@ -188,7 +212,7 @@ def _parameters(way: _Way, seed: int) -> RunParameters:
     return RunParameters(
         name="benchmark",
         version=1,
-        architecture=SHAPE,
+        architecture=way.shape,
         stage_count=len(way.cuts) - 1,
         batch_size=BATCH,
         sequences_per_step=BATCH * MICROBATCHES,
@@ -202,11 +226,11 @@ def _parameters(way: _Way, seed: int) -> RunParameters:
 
 
 async def _train(
-    parameters: RunParameters, stages: Sequence[StageReplica], feed: _Bytes, precision: WirePrecision
+    parameters: RunParameters, stages: Sequence[StageReplica], feed: _Bytes, options: StageClientOptions
 ) -> None:
     """STEPS steps of every stage; the first one's node drives."""
     with InMemoryNetwork() as network:
-        route = _route(network, stages, precision)
+        route = _route(network, stages, options)
         driving = DriverParts(stages[0].member.node_id, feed, FixedRouting(route), in_flight=MICROBATCHES)
         async with anyio.create_task_group() as tasks:
             for part in stages:
@@ -214,18 +238,17 @@ async def _train(
                 tasks.start_soon(Trainer(parts).run, STEPS)
 
 
-def _route(network: InMemoryNetwork, stages: Sequence[StageReplica], precision: WirePrecision) -> list[StageClient]:
+def _route(network: InMemoryNetwork, stages: Sequence[StageReplica], options: StageClientOptions) -> list[StageClient]:
     """The first stage is the driver's own, the others are peers."""
     first, *others = stages
     driver = first.member.node_id
     transport = network.join(driver)
     route: list[StageClient] = [LocalStageClient(first.service, driver)]
     for part in others:
-        stage, shapes = StageAddress(RUN, part.layers, 1), StageShapes.for_layers(SHAPE, part.layers, BATCH)
+        shapes = StageShapes.of(part.executor.model, BATCH)
+        stage = StageAddress(RUN, part.layers, 1)
         StageRequestHandler(part.service, stage, shapes).serve(network.join(part.member.node_id))
-        route.append(
-            RemoteStageClient(transport, part.member.node_id, stage, shapes, StageClientOptions(precision=precision))
-        )
+        route.append(RemoteStageClient(transport, part.member.node_id, stage, shapes, options))
     return route
 
 
@@ -233,7 +256,7 @@ def _stage(
     compute: ComputeThread, folder: Path, parameters: RunParameters, layers: LayerRange, number: int
 ) -> StageReplica:
     """A stage without other replicas."""
-    identity = StageIdentity(WALLET, NodeId(f"node {number}"), RUN, SHAPE, layers, 1)
+    identity = StageIdentity(WALLET, NodeId(f"node {number}"), RUN, parameters.architecture, layers, 1)
     policy, store = CheckpointPolicy(every_steps=10, min_seconds=1e9), CheckpointStore(folder / str(number))
     device = torch.device("cpu")
     stage = compute.submit(

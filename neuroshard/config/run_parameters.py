@@ -17,6 +17,7 @@ from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, Posi
 
 MAX_SEEDS = 16
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
+WirePrecisionName: TypeAlias = Literal["fp32", "bf16", "int8", "int4"]
 InnerOptimizerName: TypeAlias = Literal["adamw", "muon"]
 StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
 _Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -107,7 +108,9 @@ class RunParameters:
     seeds: Annotated[tuple[str, ...], Meta(max_length=MAX_SEEDS)] = field(
         default=(), metadata={"since": 2}
     )  # multiaddrs of nodes that know the run
-    # Encoding of activations and their gradients between stages, and how drivers choose among a stage's replicas.
-    wire_precision: Literal["fp32", "bf16", "int8"] = field(default="fp32", metadata={"since": 3})
+    # Encoding of activations between stages, and of their gradients ("": the same), and how drivers choose among a
+    # stage's replicas.
+    wire_precision: WirePrecisionName = field(default="fp32", metadata={"since": 3})
+    wire_precision_gradients: Literal["", WirePrecisionName] = field(default="", metadata={"since": 7})
     routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})
     branch: BranchPoint | None = field(default=None, metadata={"since": 6})  # None: it begins with untrained weights

@@ -38,7 +38,7 @@ from neuroshard.messages import Frame, FrameLimits
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network import Network, ScoreReason
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
-from neuroshard.pipeline.stage_protocol import StageAddress, WirePrecision
+from neuroshard.pipeline.stage_protocol import StageAddress, wire_precisions
 from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequestHandlers
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
@@ -115,7 +115,7 @@ class StageSwarm:
         self.outer = parameters.outer  # no later version may change the kind of outer state
         self.inner = parameters.inner  # nor the optimizer
         self._version = offer.initial.parameters.version  # no later version changes the protocol between stages
-        self._options = options or StageClientOptions(WirePrecision(parameters.wire_precision))
+        self._options = options or StageClientOptions(*wire_precisions(parameters))
         self._networking = networking
         self._requests = DialledRequests(networking, membership)
         self._shapes = [

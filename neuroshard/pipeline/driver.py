@@ -27,6 +27,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.microbatch_call import FlowRecord, MicrobatchCall
 from neuroshard.pipeline.routing import Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, StageClient
+from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING
 from neuroshard.status.data import DataStatus
 from neuroshard.types import DataPosition, NodeId
 from neuroshard.waiting import Signal
@@ -307,11 +308,12 @@ class RemoteFirstStage:
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """Options of a driver: batch size, number of microbatches in flight and first session number."""
+    """Options of a driver: batch size, microbatches in flight, first session number, and rounding on the wire."""
 
     batch_size: int  # sequences per microbatch
     in_flight: int = 1  # microbatches in flight at the same time
     first_session: int = 1  # above all sessions of this node's earlier starts, which other nodes may remember as closed
+    rounding: float = LARGEST_ROUNDING  # relative norm, between outputs of equal weights
 
 
 @dataclass
@@ -379,7 +381,9 @@ class Driver:
                 batch = await self._next_batch()
                 key = self._next_key()
                 self._ledger.sent(key, batch.position)
-                call = self._calls[key] = MicrobatchCall(self._routing, key, batch.input_ids, batch.labels)
+                call = self._calls[key] = MicrobatchCall(
+                    self._routing, key, batch.input_ids, batch.labels, rounding=self._options.rounding
+                )
             await self._drive(key, call)  # calls the first stage before another line can read a batch
             self._under_way[key.session].left -= 1
             for number, session in self._under_way.items():

@@ -19,7 +19,7 @@ from neuroshard.data.held_out_losses import Measured
 from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, Retry, StageError, UnknownMicrobatchError
 from neuroshard.pipeline.routing import BlameRule, Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, RequestTiming, StageClient
-from neuroshard.pipeline.tensor_checks import are_alike
+from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING, are_alike
 from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, StageLoad, Takeover
 from neuroshard.types import NodeId
 
@@ -56,6 +56,7 @@ class MicrobatchCall:
         labels: Tensor,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
+        rounding: float = LARGEST_ROUNDING,
     ) -> None:
         stages = routing.stage_count
         self.key = key
@@ -77,7 +78,7 @@ class MicrobatchCall:
         # the replica and the seconds of its answers, for the stages whose work is not finished
         self._at_work: dict[int, tuple[StageClient, float]] = {}
         self._gradient: Tensor | None = None  # gradient of the last stage's inputs, between the two passes
-        self._patience_seconds = patience_seconds
+        self._patience_seconds, self._rounding = patience_seconds, rounding
 
     @property
     def has_left_first_stage(self) -> bool:
@@ -156,7 +157,8 @@ class MicrobatchCall:
             self._first[stage], self._roots[stage] = hop, hop.state_root
         elif before.node_id != hop.node_id or not torch.equal(output, self._inputs[stage + 1]):
             root = self._roots[stage]
-            is_exact = bool(root) and hop.state_root == root and are_alike(output, self._inputs[stage + 1])
+            is_alike = are_alike(output, self._inputs[stage + 1], self._rounding)
+            is_exact = bool(root) and hop.state_root == root and is_alike
             self.replacements.append(Replacement(stage, before, hop, is_exact))
 
     async def _at(self, stage: int, work: Callable[[StageClient], Awaitable[T]]) -> T:

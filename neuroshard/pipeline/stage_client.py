@@ -196,9 +196,10 @@ LOOKS = 30  # number of checks of the moved bytes within the timeout, because a 
 
 @dataclass(frozen=True)
 class StageClientOptions:
-    """Precision and timeouts for a stage on a peer."""
+    """Precisions and timeouts for a stage on a peer."""
 
-    precision: WirePrecision = WirePrecision.FP32
+    precision: WirePrecision = WirePrecision.FP32  # of activations
+    gradient_precision: WirePrecision | None = None  # None: the same
     timeout_seconds: float = 60.0  # without progress; longer than a stage lets a microbatch wait
     slowest_bytes_per_second: float = 32_000.0  # a connection that makes progress has this long for all bytes in flight
 
@@ -294,8 +295,10 @@ class RemoteStageClient:
     ) -> StageRequest:
         session, microbatch = (0, 0) if key is None else (key.session, key.microbatch)
         # texts are short, and their tokens must equal those of the unsplit model
-        precision = WirePrecision.FP32 if operation is Operation.READ else self._options.precision
-        return StageRequest(operation, self.stage, session, microbatch, precision, inputs, labels, gradient)
+        options = self._options
+        precision = WirePrecision.FP32 if operation is Operation.READ else options.precision
+        precisions = precision, options.gradient_precision or options.precision
+        return StageRequest(operation, self.stage, session, microbatch, *precisions, inputs, labels, gradient)
 
     def _place(self, session: int, position: int) -> MicrobatchKey:
         return MicrobatchKey(self.node_id, session, position)

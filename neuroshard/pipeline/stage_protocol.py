@@ -12,11 +12,18 @@ from typing import TypeVar, assert_never
 import anyio.to_thread
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from neuroshard.config.run_parameters import RunParameters
 from neuroshard.data.held_out_losses import claim_bytes
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec, WireError, WireValue
 from neuroshard.messages.tensors import part_of, tensor_of
+from neuroshard.pipeline.activation_codes import (
+    BLOCK,
+    quantised,
+    quantised_to_int4,
+    restored_activations,
+    restored_from_int4,
+)
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
     RefusedTensorError,
@@ -28,10 +35,9 @@ from neuroshard.pipeline.microbatch import (
     UnknownMicrobatchError,
     UnreadTextError,
 )
-from neuroshard.pipeline.tensor_checks import StageShapes
+from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING, LARGEST_ROUNDING_INT4, StageShapes
 from neuroshard.types import LayerRange, RunId
 
-BLOCK = 64  # number of int8 values that share a scale
 _SCALES = "/scales"
 
 
@@ -41,29 +47,45 @@ class WirePrecision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     INT8 = "int8"  # with an fp32 scale per block: 1.06 bytes per value
+    INT4 = "int4"  # with a bf16 scale per block: 0.53 bytes per value
+
+
+def wire_precisions(parameters: RunParameters) -> tuple[WirePrecision, WirePrecision]:
+    """The formats of a run's activations and of their gradients."""
+    activations = parameters.wire_precision
+    return WirePrecision(activations), WirePrecision(parameters.wire_precision_gradients or activations)
+
+
+def largest_rounding(parameters: RunParameters) -> float:
+    """Relative norm by which outputs of equal weights may differ in a run."""
+    is_int4 = WirePrecision(parameters.wire_precision) is WirePrecision.INT4
+    return LARGEST_ROUNDING_INT4 if is_int4 else LARGEST_ROUNDING
 
 
 def wire_specs(name: str, shape: tuple[int, int, int], precision: WirePrecision) -> tuple[TensorSpec, ...]:
-    """Specifications of the tensors in which activations of this shape (b, t, d) travel."""
+    """Specifications of the tensors in which activations of this shape (b, t, n) travel."""
+    scales = (*shape[:2], ceil(shape[2] / BLOCK))
     match precision:
         case WirePrecision.FP32:
             return (TensorSpec(name, "float32", shape),)
         case WirePrecision.BF16:
             return (TensorSpec(name, "bfloat16", shape),)
         case WirePrecision.INT8:
-            scales = (*shape[:2], ceil(shape[2] / BLOCK))
             return (TensorSpec(name, "int8", shape), TensorSpec(name + _SCALES, "float32", scales))
+        case WirePrecision.INT4:
+            halves = (*shape[:2], ceil(shape[2] / 2))
+            return (TensorSpec(name, "uint8", halves), TensorSpec(name + _SCALES, "bfloat16", scales))
         case _:
             assert_never(precision)
 
 
-def wire_bytes(tokens: int, hidden_size: int, precision: WirePrecision = WirePrecision.FP32) -> int:
-    """Bytes on the wire of the activations of this number of tokens."""
-    return sum(spec.byte_count for spec in wire_specs("", (1, tokens, hidden_size), precision))
+def wire_bytes(tokens: int, size: int, precision: WirePrecision = WirePrecision.FP32) -> int:
+    """Bytes on the wire of this number of tokens with `size` values each."""
+    return sum(spec.byte_count for spec in wire_specs("", (1, tokens, size), precision))
 
 
 def to_wire(name: str, activations: Tensor, precision: WirePrecision) -> tuple[TensorPart, ...]:
-    """Encode activations (b, t, d) fp32 as parts of a frame."""
+    """Encode activations (b, t, n) fp32 as parts of a frame."""
     match precision:
         case WirePrecision.FP32:
             return (part_of(name, activations),)
@@ -71,42 +93,33 @@ def to_wire(name: str, activations: Tensor, precision: WirePrecision) -> tuple[T
             return (part_of(name, activations.to(torch.bfloat16)),)
         case WirePrecision.INT8:
             values, scales = quantised(activations)
-            return (part_of(name, values), part_of(name + _SCALES, scales))
+        case WirePrecision.INT4:
+            values, scales = quantised_to_int4(activations)
         case _:
             assert_never(precision)
+    return (part_of(name, values), part_of(name + _SCALES, scales))
 
 
-def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecision) -> Tensor:
-    """Decode activations (b, t, d) fp32 that `to_wire` encoded. Raises RefusedTensorError for parts that differ."""
+def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecision, size: int | None = None) -> Tensor:
+    """Decode activations (b, t, n) fp32 that `to_wire` encoded. Raises RefusedTensorError for parts that differ.
+
+    `size` is n. None: it follows from the parts, and is even in int4.
+    """
     part = parts.get(name)
     if part is None or len(part.spec.shape) != 3:
         raise RefusedTensorError(f"The tensor {name!r} is missing, or has not three dimensions.")
-    sequences, tokens, size = part.spec.shape
+    sequences, tokens, travelling = part.spec.shape
+    if size is None:
+        size = 2 * travelling if precision is WirePrecision.INT4 else travelling
     found = tuple(parts[spec].spec for spec in (name, name + _SCALES) if spec in parts)
     if found != wire_specs(name, (sequences, tokens, size), precision):
         raise RefusedTensorError(f"The tensor {name!r} is not what {precision.value} activations are.")
     values = tensor_of(part)
     if precision is WirePrecision.INT8:
         return restored_activations(values, tensor_of(parts[name + _SCALES]))
+    if precision is WirePrecision.INT4:
+        return restored_from_int4(values, tensor_of(parts[name + _SCALES]), size)
     return values.to(torch.float32)
-
-
-def quantised(activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise (b, t, d) fp32 to int8 values (b, t, d) and fp32 scales (b, t, ceil(d / block)).
-
-    value = round(x / scale) with scale = largest |x| of the block / 127, so the error is at most scale / 2.
-    """
-    size = activations.shape[2]
-    padded = functional.pad(activations, (0, -size % BLOCK))
-    blocks = padded.view(*padded.shape[:2], -1, BLOCK)  # (b, t, blocks, block)
-    scales = blocks.abs().amax(dim=3) / 127
-    values = torch.round(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None])
-    return values.flatten(2)[..., :size].to(torch.int8), scales
-
-
-def restored_activations(values: Tensor, scales: Tensor) -> Tensor:
-    """Restore activations (b, t, d) fp32 from the output of `quantised`, with an error of at most scale / 2."""
-    return values.to(torch.float32) * scales.repeat_interleave(BLOCK, dim=2)[..., : values.shape[2]]
 
 
 REFUSED = "stage/refused"
@@ -114,7 +127,7 @@ MAX_HEADER_BYTES = 2048
 MAX_REASON_CHARACTERS = 300
 INPUTS, LABELS, GRADIENT = "inputs", "labels", "gradient"
 OUTPUT, LOSSES, LOGITS = "output", "losses", "logits"
-_REQUEST_FIELDS = {"run", "layers", "version", "session", "microbatch", "precision"}
+_REQUEST_FIELDS = {"run", "layers", "version", "session", "microbatch", "precision", "gradient_precision"}
 _ANSWER_FIELDS = {
     "session",
     "microbatch",
@@ -151,13 +164,14 @@ class StageAddress:
 
 @dataclass(frozen=True)
 class StageRequest:
-    """One request to a stage. The answer uses the same precision."""
+    """One request to a stage. The answer uses the same precisions."""
 
     operation: Operation
     stage: StageAddress
     session: int = 0
     microbatch: int = 0
-    precision: WirePrecision = WirePrecision.FP32
+    precision: WirePrecision = WirePrecision.FP32  # of activations
+    gradient_precision: WirePrecision = WirePrecision.FP32
     inputs: Tensor | None = None  # token ids (b, t) int64 or activations (b, t, d) fp32
     labels: Tensor | None = None  # (b, t) int64
     gradient: Tensor | None = None  # (b, t, d) fp32
@@ -215,6 +229,7 @@ def request_frame(request: StageRequest) -> Frame:
         "session": request.session,
         "microbatch": request.microbatch,
         "precision": request.precision.value,
+        "gradient_precision": request.gradient_precision.value,
     }
     parts: list[TensorPart] = []
     if request.inputs is not None:
@@ -223,7 +238,7 @@ def request_frame(request: StageRequest) -> Frame:
     if request.labels is not None:
         parts += _ids_part(LABELS, request.labels)
     if request.gradient is not None:
-        parts += to_wire(GRADIENT, request.gradient, request.precision)
+        parts += to_wire(GRADIENT, request.gradient, request.gradient_precision)
     return Frame(request.operation.value, header, tuple(parts))
 
 
@@ -236,7 +251,7 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
     _check_fields(header, _REQUEST_FIELDS)
     if not _is_addressed(frame, stage):
         raise StageGoneError("This node does not hold these layers of this run with these parameters.")
-    precision = _precision(header["precision"])
+    precision, of_gradient = (_precision(header[name]) for name in ("precision", "gradient_precision"))
     parts = _parts(frame)
     is_first = stage.layers.start == 0
     inputs = None
@@ -248,9 +263,10 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
         _number(header, "session"),
         _number(header, "microbatch"),
         precision,
+        of_gradient,
         inputs,
         _ids(LABELS, parts) if LABELS in parts else None,
-        from_wire(GRADIENT, parts, precision) if GRADIENT in parts else None,
+        from_wire(GRADIENT, parts, of_gradient) if GRADIENT in parts else None,
     )
 
 
@@ -267,9 +283,10 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
         "claim": b64encode(answer.claim).decode(),
     }
     parts: list[TensorPart] = []
-    for name, tensor in ((OUTPUT, answer.output), (GRADIENT, answer.gradient)):
-        if tensor is not None:
-            parts += to_wire(name, tensor, request.precision)
+    if answer.output is not None:
+        parts += to_wire(OUTPUT, answer.output, request.precision)
+    if answer.gradient is not None:
+        parts += to_wire(GRADIENT, answer.gradient, request.gradient_precision)
     for name, vector in ((LOSSES, answer.losses), (LOGITS, answer.logits)):
         if vector is not None:
             parts.append(part_of(name, vector))
@@ -292,7 +309,7 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
     return StageAnswer(
         from_wire(OUTPUT, parts, request.precision) if OUTPUT in parts else None,
         _vector(LOSSES, parts) if LOSSES in parts else None,
-        from_wire(GRADIENT, parts, request.precision) if GRADIENT in parts else None,
+        from_wire(GRADIENT, parts, request.gradient_precision) if GRADIENT in parts else None,
         _vector(LOGITS, parts) if LOGITS in parts else None,
         None if loss_sum is None else _real(loss_sum),
         _text(header, "root"),

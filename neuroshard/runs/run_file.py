@@ -133,6 +133,7 @@ NAMES: Mapping[str, str] = {
     "holds_from_outer_step": "holds_from_outer_step",
     "seeds": "seeds",
     "wire_precision": "wire_precision",
+    "wire_precision_gradients": "wire_precision_gradients",
     "routing": "routing",
 }
 # These are checked together, because the allowed values of each depend on the others.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.driver import DataWait, Driver, DriverOptions, FirstStageLimits, InFlightLedger, Pace
 from neuroshard.pipeline.microbatch_call import FlowRecord
+from neuroshard.pipeline.stage_protocol import largest_rounding
 from neuroshard.training.drive_loop import DriveLoop
 from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import DriverParts, TrainerParts
@@ -122,7 +123,9 @@ def _driver(
 ) -> Driver:
     return Driver(
         driving.node_id,
-        DriverOptions(parts.parameters.batch_size, driving.in_flight, driving.first_session),
+        DriverOptions(
+            parts.parameters.batch_size, driving.in_flight, driving.first_session, largest_rounding(parts.parameters)
+        ),
         routing=driving.routing,
         feed=driving.feed,
         room=room,

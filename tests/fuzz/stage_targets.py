@@ -79,10 +79,13 @@ def check_stage_request(data: bytes) -> None:
     assert is_for_layers(frame, stage.layers)
     assert request.operation is operation
     check_shapes(request)
-    if request.precision is not WirePrecision.INT8:
+    if {request.precision, request.gradient_precision}.isdisjoint(_ROUNDED_AGAIN):
         again = written(request_frame(request), FrameLimits(max_body_bytes=65_536))
         assert again is not None
         assert_same(read_request(again, stage), request)
+
+
+_ROUNDED_AGAIN = frozenset({WirePrecision.INT8, WirePrecision.INT4})  # decoded values may get other codes
 
 
 def check_shapes(request: StageRequest) -> None:
@@ -108,7 +111,8 @@ def check_stage_answer(data: bytes) -> None:
     """The first byte chooses the precision. An answer that is read can be given again and says the same."""
     if not data:
         return
-    asked = replace(_ASKED, precision=tuple(WirePrecision)[data[0] % len(WirePrecision)])
+    precision = tuple(WirePrecision)[data[0] % len(WirePrecision)]
+    asked = replace(_ASKED, precision=precision, gradient_precision=precision)
     frame = framed(asked.operation.value, data[1:], answer_limits(shapes_of(FIRST)))
     if frame is None:
         return
@@ -117,7 +121,7 @@ def check_stage_answer(data: bytes) -> None:
     except RefusedTensorError:
         return
     assert all(0 <= seconds < inf for seconds in (answer.compute_seconds, answer.recompute_seconds, answer.seconds))
-    if asked.precision is not WirePrecision.INT8:
+    if asked.precision not in _ROUNDED_AGAIN:
         again = written(answer_frame(asked, answer), FrameLimits(max_body_bytes=65_536))
         assert again is not None
         assert_same(read_answer(again, asked), answer)
@@ -190,7 +194,10 @@ def stage_request_seeds() -> tuple[bytes, ...]:
     """Every operation, in every precision."""
     requests = [
         StageRequest(Operation.FORWARD, FIRST, 3, 7, inputs=ids()),
-        *(StageRequest(Operation.LOSS, LAST, 2**62, 0, precision, activations(), ids()) for precision in WirePrecision),
+        *(
+            StageRequest(Operation.LOSS, LAST, 2**62, 0, precision, precision, activations(), ids())
+            for precision in WirePrecision
+        ),
         StageRequest(Operation.BACKWARD, FIRST, 3, 7, gradient=activations()),
         StageRequest(Operation.INFER, LAST, inputs=activations()),
         StageRequest(Operation.CLOSE, LAST, 4),
@@ -211,7 +218,8 @@ def stage_answer_seeds() -> tuple[bytes, ...]:
         StageAnswer(),
     )
     return tuple(
-        bytes([number]) + parts_of(answer_frame(replace(_ASKED, precision=precision), answer))
+        bytes([number])
+        + parts_of(answer_frame(replace(_ASKED, precision=precision, gradient_precision=precision), answer))
         for number, precision in enumerate(WirePrecision)
         for answer in answers
     )

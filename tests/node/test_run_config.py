@@ -51,7 +51,8 @@ max_round_seconds = 60
 overlap = true
 admission = "strangers"
 seeds = ["{SEED}"]
-wire_precision = "bf16"
+wire_precision = "int4"
+wire_precision_gradients = "int8"
 routing = "lanes"
 
 [architecture]
@@ -131,7 +132,8 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         ),
         admission="strangers",
         seeds=(SEED,),
-        wire_precision="bf16",
+        wire_precision="int4",
+        wire_precision_gradients="int8",
         routing="lanes",
     )
 
@@ -353,7 +355,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("schedule = 'step'", "schedule = 'step' cannot be used: Expected one of cosine"),
         ("codec = 'int9'", "codec = 'int9' cannot be used: Expected one of fp32, bf16, int8"),
         ("admission = true", "admission = True cannot be used"),
-        ("wire_precision = 'int4'", "wire_precision = 'int4' cannot be used: Expected one of fp32"),
+        ("wire_precision = 'int2'", "wire_precision = 'int2' cannot be used: Expected one of fp32"),
+        ("wire_precision_gradients = 'same'", "wire_precision_gradients = 'same' cannot be used: Expected one of "),
         ("routing = 'fastest'", "routing = 'fastest' cannot be used: Expected one of lanes, balanced"),
         ("admission = 'strangers'\nrouting = 'balanced'", "routing must be lanes where strangers are admitted"),
         ("outer_momentum = 1", "outer_momentum = 1 cannot be used"),

@@ -99,8 +99,7 @@ def test_the_law_holds_over_the_wire(compute: ComputeThread, precision: WirePrec
                 total += await run_until_done(route, key(number), INPUTS[part], LABELS[part])
                 losses = await measured_losses(FixedRouting(route), INPUTS[part], LABELS[part])
                 assert losses.summed.shape == INPUTS[part].shape[:1]
-            exact = precision is WirePrecision.FP32
-            assert total == pytest.approx(expected.item(), rel=1e-5 if exact else 1e-3)
+            assert total == pytest.approx(expected.item(), rel=1e-5 if precision is WirePrecision.FP32 else 1e-3)
             for hop in route:
                 await hop.close(NodeId("driver"), 1)
 
@@ -112,7 +111,7 @@ def test_the_law_holds_over_the_wire(compute: ComputeThread, precision: WirePrec
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
         similarity = torch.cosine_similarity(found[name].flatten(), parameter.grad.flatten(), dim=0)
-        assert similarity > 0.999
+        assert similarity > (0.97 if precision is WirePrecision.INT4 else 0.999)
 
 
 def test_two_drivers_with_lossy_lines_are_accumulated_once(compute: ComputeThread) -> None:

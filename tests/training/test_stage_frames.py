@@ -64,10 +64,13 @@ REQUESTS = [
 ]
 
 
+ROUNDING = {WirePrecision.FP32: 0.0, WirePrecision.BF16: 0.002, WirePrecision.INT8: 0.007, WirePrecision.INT4: 0.12}
+
+
 @pytest.mark.parametrize("precision", WirePrecision)
 @pytest.mark.parametrize("asked_", REQUESTS, ids=lambda request: request.operation.name)
 def test_a_request_travels(asked_: StageRequest, precision: WirePrecision) -> None:
-    asked = replace(asked_, precision=precision)
+    asked = replace(asked_, precision=precision, gradient_precision=precision)
     limits = request_limits(asked.operation, shapes_of(asked.stage))
     found = read_request(travelled(request_frame(asked), limits), asked.stage)
     names = ("inputs", "labels", "gradient")
@@ -77,8 +80,22 @@ def test_a_request_travels(asked_: StageRequest, precision: WirePrecision) -> No
         assert (sent is None) == (received is None)
         if sent is not None:
             assert sent.dtype == received.dtype
-            exact = sent.dtype == torch.int64 or precision is WirePrecision.FP32
-            torch.testing.assert_close(received, sent, atol=0.0 if exact else 0.02, rtol=0.0 if exact else 0.01)
+            apart = (received - sent).double().norm() / sent.double().norm()
+            assert apart <= (0.0 if sent.dtype == torch.int64 else ROUNDING[precision])
+
+
+def test_activations_and_gradients_travel_in_precisions_of_their_own() -> None:
+    asked = StageRequest(Operation.LOSS, LAST, 1, 2, WirePrecision.INT4, WirePrecision.INT8, activations(2), LABELS[:2])
+    types = {part.spec.name: part.spec.dtype for part in request_frame(asked).tensors}
+    assert (types["inputs"], types["inputs/scales"]) == ("uint8", "bfloat16")
+    answer = answer_frame(asked, StageAnswer(output=activations(2), gradient=activations(2), loss_sum=1.0))
+    types = {part.spec.name: part.spec.dtype for part in answer.tensors}
+    assert (types["output"], types["gradient"]) == ("uint8", "int8")
+    found = read_answer(travelled(answer, answer_limits(shapes_of(LAST))), asked).gradient
+    assert found is not None
+    assert (found - activations(2)).norm() <= 0.007 * activations(2).norm()
+    with pytest.raises(RefusedTensorError):
+        read_answer(answer, replace(asked, gradient_precision=WirePrecision.BF16))
 
 
 ANSWERS = [
