@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
+import msgspec
 import torch
 import trio
 from torch import Tensor
@@ -389,11 +391,19 @@ class Job:
         return _alike(TABLES[self.table].arms)[self.kind]
 
     def learnt(self) -> Found:
-        """Train them."""
-        table = TABLES[self.table]
-        attempts = [Attempt(arm, self.seed, table.rates[arm.name]) for arm in self.arms]
-        learnt = trained(Corpus.read(None), attempts, self.steps, table.shape)
-        return {(one.arm.name, self.seed, self.steps): got for one, got in learnt.items()}
+        """Train them, or take what an earlier start of the same measurement kept in $BENCHMARK_KEEP."""
+        folder = os.environ.get("BENCHMARK_KEEP")
+        kept = None if folder is None else Path(folder) / f"{self.table}-{self.steps}-{self.seed}-{self.kind}.json"
+        if kept is not None and kept.exists():
+            by_name = msgspec.json.decode(kept.read_bytes(), type=dict[str, Learnt])
+        else:
+            table = TABLES[self.table]
+            attempts = [Attempt(arm, self.seed, table.rates[arm.name]) for arm in self.arms]
+            learnt = trained(Corpus.read(None), attempts, self.steps, table.shape)
+            by_name = {one.arm.name: got for one, got in learnt.items()}
+            if kept is not None:
+                kept.write_bytes(msgspec.json.encode(by_name))
+        return {(name, self.seed, self.steps): got for name, got in by_name.items()}
 
 
 def jobs(name: str) -> list[Job]:
