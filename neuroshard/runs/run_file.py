@@ -186,6 +186,8 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     batch, is_staged = config.get("batch_size", BATCH_SIZE), config.get("num_stages", 1) != 1
     if isinstance(batch, int):  # apply_config reports any other type
         derived["sequences_per_step"] = batch * (STAGED_MICROBATCHES if is_staged else 1)
+    if is_staged:
+        derived["wire_precision"] = "int8"
     if config.get("admission") == "strangers":
         derived |= OF_STRANGERS
     return apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})

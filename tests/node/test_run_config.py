@@ -257,6 +257,13 @@ def test_a_run_in_stages_takes_several_microbatches_a_step(tmp_path: Path) -> No
     assert new_parameters(read(tmp_path, f"sequences_per_step = 4\n{text}"), PINS).sequences_per_step == 4
 
 
+def test_activations_travel_as_int8_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
+    text = "num_stages = 3\narchitecture = { depth = 4 }\n"
+    made = new_parameters(read(tmp_path, text), PINS)
+    assert (made.wire_precision, made.wire_precision_gradients) == ("int8", "")
+    assert new_parameters(read(tmp_path, f'wire_precision = "fp32"\n{text}'), PINS).wire_precision == "fp32"
+
+
 def test_strangers_are_trimmed_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
     text = 'admission = "strangers"\narchitecture = { depth = 2 }\n'
     made = new_parameters(read(tmp_path, text), PINS).outer

@@ -14,6 +14,7 @@ from neuroshard.runs.run_file import LATER_NAMES, NAMES, TABLES, new_parameters
 
 DOCS = Path(__file__).parents[2] / "docs"
 DERIVED = {
+    "wire_precision",  # by the number of stages
     "architecture",
     "genesis",
     "sequences_per_step",
