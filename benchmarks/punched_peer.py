@@ -27,7 +27,6 @@ from neuroshard.types import NodeId
 
 ROLES = ("relay", "serve", "ask")
 PUNCHED_SECONDS = 60.0
-FRAME_BYTES = 4 * 1024 * 1024  # with loss a single connection takes half a minute for it
 
 
 def main() -> None:
@@ -39,6 +38,7 @@ def main() -> None:
     parser.add_argument("--streams", action="store_true", help="No connections for bodies.")
     parser.add_argument("--relayed", action="store_true", help="Measure through the relay; no hole can be punched.")
     parser.add_argument("--echo", action="store_true", help="Each frame comes back.")
+    parser.add_argument("--frame-mib", type=int, default=4, help="With loss one connection takes half a minute for 4.")
     parser.add_argument("--congestion-control", default=None)
     anyio.run(_live, parser.parse_args(), backend="trio")
 
@@ -88,7 +88,7 @@ async def _ask(network: Network, args: argparse.Namespace) -> None:
     rates = list[float]()
     for _ in range(2):
         began = time.perf_counter()
-        count = await Asker(ask).send_for(args.seconds, FRAME_BYTES)
+        count = await Asker(ask).send_for(args.seconds, args.frame_mib * 1024 * 1024)
         rates.append(count * 8e-6 / (time.perf_counter() - began))
     (connection,) = (one for one in network.transport.connections() if one.peer == peer)
     print(json.dumps({"mbit": rates, "connections": connection.bulk_connections}), flush=True)

@@ -23,7 +23,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host
+from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host, parse_address
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import NodeSwarm, stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
@@ -42,6 +42,7 @@ from neuroshard.network.libp2p.relay_messages import (
     read_message,
 )
 from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.transport import PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
@@ -117,12 +118,22 @@ class RelayClient:
                 return
             await stream.write(encode_message(StopMessage(type=StopMessage.STATUS, status=Status.OK)))
             address = f"/p2p/{relay}/p2p-circuit/p2p/{node_of(announced.peer.id)}"
-            raw = _circuit(stream, initiator=False, address=address)
-            muxer = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(address))
-            if isinstance(muxer, BoundedMuxer):
-                await self._live(muxer)
+            circuit = RelayedBytes(stream)
+            conn = await self._swarm.accept(_raw(circuit, initiator=False, address=address))
+            if isinstance(conn, TlsConnection):
+                await self._connections.take(conn, circuit)
+            elif isinstance(conn, BoundedMuxer):
+                await self._live(conn)
         finally:
             stream.abandon()
+
+    async def another_circuit(self, first: BoundedMuxer) -> RelayedBytes:
+        """A further circuit to the end of one that this node dialled. Raises BaseLibp2pError."""
+        address = parse_address(first.remote_text)
+        relay = self._connections.of(address.of_relay().peer)
+        if relay is None:
+            raise RelayError("the relay is gone")
+        return RelayedBytes(await self._circuit(relay, address.peer))
 
     async def _live(self, muxer: BoundedMuxer) -> None:
         """Keep a circuit open for as long as the task of its stream runs."""
@@ -133,17 +144,25 @@ class RelayClient:
             tasks.cancel_scope.cancel()
 
     async def _dial_over(self, muxer: BoundedMuxer, address: PeerAddress) -> None:
-        stream = await muxer.open_stream()
+        stream = await self._circuit(muxer, address.peer)
         is_connected = False
         try:
-            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(address.peer)))
-            await self._ask(stream, question)
-            raw = _circuit(stream, initiator=True, address=address.text)
+            raw = _raw(RelayedBytes(stream), initiator=True, address=address.text)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(address.peer))
             is_connected = True
         finally:
             if not is_connected:
                 stream.abandon()
+
+    async def _circuit(self, relay: BoundedMuxer, peer: NodeId) -> YamuxStream:
+        """A stream that a relay connects with a peer. Raises BaseLibp2pError."""
+        stream = await relay.open_stream()
+        try:
+            await self._ask(stream, HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(peer))))
+        except BaseException:
+            stream.abandon()
+            raise
+        return stream
 
     async def _ask(self, stream: YamuxStream, question: HopMessage) -> HopMessage:
         """Send a request to a relay and return its answer if it agrees. Raises BaseLibp2pError."""
@@ -201,8 +220,8 @@ class RelayClient:
         self._contacts.learn_texts(relay, texts, host=self._connections.direct_ip(relay))
 
 
-def _circuit(stream: YamuxStream, *, initiator: bool, address: str) -> RawConnection:
-    return RawConnection(RelayedBytes(stream), initiator, ConnectionType.RELAYED, [Multiaddr(address)])
+def _raw(circuit: RelayedBytes, *, initiator: bool, address: str) -> RawConnection:
+    return RawConnection(circuit, initiator, ConnectionType.RELAYED, [Multiaddr(address)])
 
 
 def _text_of(data: bytes) -> str:
@@ -317,7 +336,7 @@ class RelayServer:
             await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
             stream.largest_window = other.largest_window = WINDOW_BYTES
             way = (self._household(client), self._household(target))
-            self._pacers = {one: pacer for one, pacer in self._pacers.items() if not pacer.is_rested}
+            self._forget_rested()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._carry, stream, other, way)
                 tasks.start_soon(self._carry, other, stream, way[::-1])
@@ -350,6 +369,9 @@ class RelayServer:
         except BaseLibp2pError:
             source.abandon()
             target.abandon()
+
+    def _forget_rested(self) -> None:
+        self._pacers = {way: pacer for way, pacer in self._pacers.items() if not pacer.is_rested}
 
     def _pacer(self, way: tuple[str, str]) -> UploadPacer:
         """One for all circuits between two households: names and circuits cost nothing."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 
 import anyio
@@ -21,7 +21,8 @@ from neuroshard.membership.machine_orders import (
 )
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
-from neuroshard.network.libp2p import NetworkOptions
+from neuroshard.network.libp2p import NetworkOptions, hole_punching
+from neuroshard.network.libp2p.hole_punching import HolePuncher
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
 from neuroshard.network.libp2p.tls import TlsConnection
@@ -157,6 +158,51 @@ def test_an_order_of_the_wallet_passes_through_a_relay_that_cannot_send_it_itsel
 async def lives_over(asker: Network, asked: Network) -> None:
     reply = await asker.transport.request(asked.transport.local_id, Frame("echo", {"x": 1}), timeout_seconds=10)
     assert reply.header == {"x": 1}
+
+
+def test_bodies_through_a_relay_have_one_circuit_of_their_own_until_a_hole_is_punched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_punch, upgrade = anyio.Event(), HolePuncher.upgrade
+
+    async def upgrade_later(puncher: HolePuncher, peer: NodeId) -> None:
+        await may_punch.wait()
+        await upgrade(puncher, peer)
+
+    monkeypatch.setattr(HolePuncher, "upgrade", upgrade_later)
+    monkeypatch.setattr(hole_punching, "LEAVE_RELAY_SECONDS", 0.1)
+    size = 3 * 1024 * 1024
+    limits = FrameLimits(max_body_bytes=2 * size)
+    body = (TensorPart(TensorSpec("x", "uint8", (size,)), bytes(size)),)
+
+    async def scenario() -> None:
+        far, server = (replace(options, body_connections=True) for options in (FAR, RELAY))
+        async with nodes(1, server) as (relay,), nodes(2, far, first=2) as (hidden, other):
+            for network in (hidden, other):
+                network.transport.serve("echo", echo, limits)
+            await hidden.transport.connect(address_of(relay))
+            await until(lambda: bool(circuits(hidden)))
+            await other.transport.connect(circuits(hidden)[0])
+
+            async def exchange(asker: Network, asked: Network) -> None:
+                answer = await asker.transport.request(
+                    asked.transport.local_id, Frame("echo", {}, body), reply=limits, timeout_seconds=60
+                )
+                assert len(answer.tensors[0].data) == size
+
+            def with_peer(network: Network, peer: Network) -> int:
+                found = {one.peer: one.bulk_connections for one in network.transport.connections()}
+                return found[peer.transport.local_id]
+
+            await exchange(hidden, other)  # it did not dial the first circuit, so it asks for the second
+            await exchange(other, hidden)
+            assert with_peer(hidden, other) == with_peer(other, hidden) == 1
+            assert kinds(other)[hidden.transport.local_id] is ConnectionKind.RELAYED
+            may_punch.set()
+            await until(lambda: kinds(other)[hidden.transport.local_id] is ConnectionKind.PUNCHED)
+            await until(lambda: with_peer(hidden, other) == with_peer(other, hidden) == 0)
+
+    run(scenario)
 
 
 def test_a_relay_brings_nobody_to_whom_it_was_not_asked_for() -> None:
