@@ -335,11 +335,11 @@ class RelayServer:
         try:
             await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
             stream.largest_window = other.largest_window = WINDOW_BYTES
-            way = (self._household(client), self._household(target))
+            here, there = self._household(client), self._household(target)
             self._forget_rested()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._carry, stream, other, way)
-                tasks.start_soon(self._carry, other, stream, way[::-1])
+                tasks.start_soon(self._carry, stream, other, (here, there))
+                tasks.start_soon(self._carry, other, stream, (there, here))
         finally:
             other.abandon()
 
