@@ -254,6 +254,16 @@ class Connections:
         muxers = self._muxers_of(self._id_of(peer))
         return max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at), default=None)
 
+    def has(self, peer: NodeId) -> bool:
+        """Whether there is an open connection to a peer."""
+        return self.of(peer) is not None
+
+    def note_use(self, peer: NodeId) -> None:
+        """Count a peer's best connection as used, because bodies are on their way over others."""
+        muxer = self.of(peer)
+        if muxer is not None:
+            muxer.note_use()
+
     async def to(self, peer: NodeId) -> BoundedMuxer:
         """A connection to a peer, dialled if there is none. Raises PeerUnreachableError."""
         existing = self.of(peer)

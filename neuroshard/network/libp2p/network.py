@@ -182,7 +182,7 @@ class _Node:
             budget=self._budget,
             pacer=self._pacer,
             reputation=self.reputation,
-            is_known=lambda peer: self.connections.of(peer) is not None,
+            streams=self.connections,
         ) as pool:
             self._server.serve(
                 CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), MOST_ANSWERED, for_anyone=True
