@@ -241,9 +241,9 @@ class RelayLimits:
     """Limits of a relay. Two nodes exchange a round's tensors at the speed of the lines, but not without end."""
 
     reservations: int = 256
-    circuits: int = 256
-    circuits_of_node: int = 24  # fewer than the streams that a peer may open
-    circuits_of_address: int = 64  # requested from one IP address (IPv6: /64), this computer's own excepted
+    circuits: int = 512
+    circuits_of_node: int = 48  # fewer than the streams that a peer may open; a pair has two while it sends bodies
+    circuits_of_address: int = 128  # requested from one IP address (IPv6: /64), this computer's own excepted
     bytes_per_second: float = 256 * 1024  # from one household to another, in the long run
     burst_seconds: float = 2048  # worth of it may leave at once: 512 MiB
 
