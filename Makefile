@@ -61,7 +61,7 @@ macos-archive: $(DEVELOPMENT)
 
 # All packages of a release in dist/release/, with a bill of materials and checksums.
 release: frozen nsis
-	$(PY) installers/build_release.py --timestamp "$$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+	$(PY) installers/build_release.py
 
 clean:
 	rm -rf $(VENV) web/node_modules neuroshard/api/static build dist *.egg-info

@@ -22,6 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HASH_FILE = ".build-hash"
 LICENCES = "licenses.txt"  # of the packages that the dashboard contains
+BILL = "dashboard.cdx.json"  # lists them
 LICENCE_FILE = re.compile(r"licen[cs]e|copying|notice", re.IGNORECASE)
 NOT_SOURCES = {"node_modules", "dist"}
 NPM_SECONDS = 600
@@ -32,9 +33,12 @@ class DashboardBuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the dashboard for a wheel or an editable install; a source distribution carries the sources."""
-        del version, build_data
-        root = Path(self.root)
-        build_dashboard(root / "web", root / "neuroshard" / "api" / "static", self.app.display_info)
+        del version
+        root, static = Path(self.root), Path("neuroshard/api/static")
+        build_dashboard(root / "web", root / static, self.app.display_info)
+        bill = json.dumps(bill_of_materials(root / "web"), indent=1) + "\n"
+        (root / static / BILL).write_text(bill, encoding="utf-8")
+        build_data.setdefault("sbom_files", []).append((static / BILL).as_posix())
 
 
 def build_dashboard(web: Path, static: Path, say: Callable[[str], None]) -> None:
@@ -84,17 +88,40 @@ def is_current(static: Path, wanted: str) -> bool:
 
 def licence_texts(web: Path) -> str:
     """The licences of all packages that become part of the dashboard. Raises DashboardBuildError without a text."""
-    packages = json.loads((web / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     sections: list[str] = []
-    for path, package in sorted(packages.items()):
-        if not path or package.get("dev"):
-            continue
+    for path, package in shipped_packages(web):
         texts = [file for file in sorted((web / path).iterdir()) if LICENCE_FILE.match(file.name)]
         if not texts:
             raise DashboardBuildError(f"{path} contains no text of its licence ({package.get('license')}).")
         name = f"{path.removeprefix('node_modules/')} {package['version']} {package.get('license', '')}"
         sections.append("\n\n".join([name, *(file.read_text(encoding="utf-8").strip() for file in texts)]))
     return "\n\n\n".join(sections) + "\n"
+
+
+def bill_of_materials(web: Path) -> dict[str, object]:
+    """The packages that become part of the dashboard, as a CycloneDX document."""
+    components: list[dict[str, object]] = []
+    for path, package in shipped_packages(web):
+        name, version = path.removeprefix("node_modules/"), package["version"]
+        purl = f"pkg:npm/{name.replace('@', '%40')}@{version}"
+        licences = [{"expression": package["license"].strip("()")}] if "license" in package else []
+        about = {"name": name, "version": version, "purl": purl, "licenses": licences}
+        components.append({"type": "library", "bom-ref": purl, **about})
+    program = {"type": "application", "bom-ref": "dashboard", "name": "neuroshard dashboard"}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": program},
+        "components": components,
+        "dependencies": [{"ref": "dashboard", "dependsOn": [one["bom-ref"] for one in components]}],
+    }
+
+
+def shipped_packages(web: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Path and lock entry of each package that is not a development tool."""
+    packages = json.loads((web / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    return [(path, package) for path, package in sorted(packages.items()) if path and not package.get("dev")]
 
 
 def replace_folder(built: Path, static: Path) -> None:

@@ -1,4 +1,4 @@
-"""How fast tensors cross a punched hole between two home routers: with connections for bodies, and without."""
+"""How fast tensors go from one home to another: through a hole in both routers, or through a relay."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.bulk_processes import bulk_pair
 from benchmarks.line_speed import CONDITIONS, CUBIC, LINE_MBIT, Condition
 from benchmarks.record import NotHereError, Report, Row
-from benchmarks.shaped_line import PUBLIC_ADDRESS, Home, NoLineError, homes_behind_routers
+from benchmarks.shaped_line import PUBLIC_ADDRESS, Home, NoLineError, homes_behind_routers, separate
 from benchmarks.sizes import size
 
 SECONDS = float(os.environ.get("BENCHMARK_SHAPED_SECONDS", size(20, 0.5)))
@@ -28,12 +28,12 @@ class _Speed:
     connections: int
 
 
-def measure() -> Report:
-    """A row for each line. Raises NotHereError where no line can be made."""
+def measure(way: str) -> Report:
+    """A row for each line; `way` is "punched" or "relayed". Raises NotHereError where no line can be made."""
     rows = list[Row]()
     for condition in CONDITIONS:
         try:
-            rows.extend(_rows(condition))
+            rows.extend(_punched_rows(condition) if way == "punched" else _relayed_rows(condition))
         except NoLineError as error:
             raise NotHereError(str(error)) from error
     note = (
@@ -41,15 +41,20 @@ def measure() -> Report:
         f"Frames of 4 MiB, two at a time, twice for {SECONDS:g} s; the second figure counts. One TLS connection goes "
         "from a home to a public address over an equal line."
     )
-    return Report("punched_speed", "Tensors through a punched hole", tuple(rows), (note,))
+    if way == "punched":
+        return Report("punched_speed", "Tensors through a punched hole", tuple(rows), (note,))
+    relayed = (
+        "No packet passes directly between the homes, as with symmetric routers. Both reach the relay over such a "
+        "line, so the round trip between them is twice as long. Without loss frames have 16 MiB. Both ways: each "
+        "frame comes back, at the same time as others are sent."
+    )
+    return Report("relayed_speed", "Tensors through a relay", tuple(rows), (note, relayed))
 
 
-def _rows(condition: Condition) -> list[Row]:
+def _punched_rows(condition: Condition) -> list[Row]:
     with homes_behind_routers(LINE_MBIT, condition.rtt_ms, condition.loss) as (relay, left, right):
-        places = {"serve_in": relay.prefix, "ask_in": left.prefix}
-        with bulk_pair("raw", CUBIC, PUBLIC_ADDRESS, **places) as raw:
-            single = raw.send_for(SECONDS).mbit_per_second
-        streams, bodies = (_punched(relay, left, right, more) for more in (("--streams",), ()))
+        single = _single(relay, left)
+        streams, bodies = (_between(relay, left, right, more) for more in (("--streams",), ()))
     text = f"{bodies.later:.1f} Mbit/s over {bodies.connections} ({bodies.first:.1f} at first); one TLS {single:.1f}"
     met = condition.is_met(bodies.later, single)
     return [
@@ -58,7 +63,30 @@ def _rows(condition: Condition) -> list[Row]:
     ]
 
 
-def _punched(relay: Home, left: Home, right: Home, options: Sequence[str]) -> _Speed:
+def _relayed_rows(condition: Condition) -> list[Row]:
+    options = ["--relayed"]
+    if not condition.loss:
+        options += ["--frame-mib", "16"]
+        share = 0.9
+        condition = replace(condition, share_of_single=share, goal=f">= {share} of one TLS connection")
+    with homes_behind_routers(LINE_MBIT, condition.rtt_ms, condition.loss) as (relay, left, right):
+        separate(left, right)
+        single = _single(relay, left)
+        one_way, both = (_between(relay, left, right, (*options, *more)) for more in ((), ("--echo",)))
+    text = f"{one_way.later:.1f} Mbit/s ({one_way.first:.1f} at first); one TLS {single:.1f}"
+    return [
+        Row(f"relayed, {condition.name}", text, condition.goal, condition.is_met(one_way.later, single)),
+        Row(f"relayed, both ways, {condition.name}", f"{both.later:.1f} Mbit/s each", "report", None),
+    ]
+
+
+def _single(relay: Home, left: Home) -> float:
+    """Mbit/s of one TLS connection."""
+    with bulk_pair("raw", CUBIC, PUBLIC_ADDRESS, serve_in=relay.prefix, ask_in=left.prefix) as raw:
+        return raw.send_for(SECONDS).mbit_per_second
+
+
+def _between(relay: Home, left: Home, right: Home, options: Sequence[str]) -> _Speed:
     with ExitStack() as stack:
         address = stack.enter_context(_peer(relay, "relay", *options))
         circuit = stack.enter_context(_peer(right, "serve", address, *options))

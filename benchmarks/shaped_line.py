@@ -16,6 +16,7 @@ from pathlib import Path
 DEFAULT_SOURCE = Path(__file__).resolve().parents[2] / "shared" / "tools" / "link_emulator.c"
 NEAR_ADDRESS, FAR_ADDRESS = "10.77.0.1", "10.77.0.2"
 PUBLIC_ADDRESS = "203.0.113.1"
+ROUTERS = "203.0.113.0/24"
 FORWARD = "echo 1 > /proc/sys/net/ipv4/ip_forward"
 QUEUE_MS = 100
 READY_SECONDS = 10
@@ -117,6 +118,16 @@ def homes_behind_routers(mbit: float, rtt_ms: float, loss: float) -> Generator[S
             _configure(home.name, "wan", home.address)
             _run("ip", "-n", home.name, "route", "add", "default", "dev", "wan")
         yield homes
+
+
+def separate(*homes: Home) -> None:
+    """Let homes behind routers reach the public place only, as if each router chose its ports anew for each peer.
+
+    Raises NoLineError.
+    """
+    for home in homes:
+        _run("ip", "-n", home.name, "route", "add", PUBLIC_ADDRESS, "dev", "wan")
+        _run("ip", "-n", home.name, "route", "add", "unreachable", ROUTERS)
 
 
 def _end(number: int, _frame: object) -> None:

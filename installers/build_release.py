@@ -3,21 +3,21 @@
 python installers/build_release.py --program dist/neuroshard --out dist/release     (or: make release)
 
 The folder then has the wheel and the source archive, the Debian package, the Linux archives, the Windows installer and
-the macOS archive, `neuroshard-VERSION.cdx.json` (a CycloneDX bill of materials) and `SHA256SUMS`.
+the macOS archive, `neuroshard-VERSION.cdx.json` (the bill of materials of the program, CycloneDX) and `SHA256SUMS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from build_deb import ROOT, package_version
-from components import FROZEN_EXTRAS, bill_of_materials, dashboard_components, python_components
+from components import BILL
 
 HERE = Path(__file__).parent
 SUMS = "SHA256SUMS"
@@ -52,16 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, default=ROOT / "dist/neuroshard")
     parser.add_argument("--out", type=Path, default=ROOT / "dist/release")
-    parser.add_argument("--timestamp", required=True, help="of the release, such as 2026-01-31T12:00:00Z")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if any(arguments.out.iterdir()):
         raise SystemExit(f"{arguments.out} is not empty.")
-    version = package_version()
     build_packages(arguments.program, arguments.out)
-    parts = [*python_components("neuroshard", FROZEN_EXTRAS), *dashboard_components()]
-    bill = json.dumps(bill_of_materials(version, arguments.timestamp, parts), indent=1) + "\n"
-    (arguments.out / f"neuroshard-{version}.cdx.json").write_text(bill, encoding="utf-8")
+    shutil.copy(arguments.program / "_internal" / BILL, arguments.out / f"neuroshard-{package_version()}.cdx.json")
     write_sums(arguments.out)
     for path in sorted(arguments.out.iterdir()):
         print(path)

@@ -18,17 +18,15 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 STANDARD_TEXTS = ROOT / "installers/licences"
 DASHBOARD_TEXTS = ROOT / "neuroshard/api/static/licenses.txt"  # written by hatch_build.py
-FROZEN_EXTRAS = ("export", "genesis", "s3", "tray")  # what the frozen program contains
 BILL, TEXTS = "neuroshard.cdx.json", "THIRD-PARTY-LICENSES.txt"
 _LICENCE_FILE = re.compile(r"\.dist-info/(licen[cs]es?/|licen[cs]e|copying|notice|authors)", re.IGNORECASE)
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
@@ -52,26 +50,15 @@ class Component:
         return item | ({"licenses": [stated]} if self.licence else {})
 
 
-def python_components(name: str, extras: Iterable[str]) -> list[Component]:
-    """Every installed package that a package needs, in the order of their names, without the package itself."""
-    waiting, found = [(name, frozenset(extras))], dict[str, frozenset[str]]()
-    while waiting:
-        package, wanted = waiting.pop()
-        if package in found and wanted <= found[package]:
-            continue
-        wanted |= found.get(package, frozenset())
-        try:
-            installed = distribution(package)
-        except PackageNotFoundError:
-            raise SystemExit(
-                f"{package} is not installed here. Build the release in the environment that built the program."
-            ) from None
-        found[package] = wanted
-        for line in installed.requires or ():
-            requirement = Requirement(line)
-            if any(requirement.marker is None or requirement.marker.evaluate({"extra": x}) for x in ("", *wanted)):
-                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return [_component(package, distribution(package)) for package in sorted(found.keys() - {name})]
+def python_components(files: Iterable[Path]) -> list[Component]:
+    """The installed packages that own these files, in the order of their names, without our own."""
+    wanted = {os.path.realpath(path) for path in files}
+    found = dict[str, Distribution]()
+    for installed in distributions():
+        name = canonicalize_name(installed.metadata["Name"])
+        if name != "neuroshard" and any(os.path.realpath(file.locate()) in wanted for file in installed.files or ()):
+            found[name] = installed
+    return [_component(package, installed) for package, installed in sorted(found.items())]
 
 
 def _component(package: str, installed: Distribution) -> Component:
@@ -129,24 +116,33 @@ def interpreter() -> Component:
 
 
 def system_libraries(paths: Iterable[Path]) -> list[Component]:
-    """The Debian packages that own these files, such as OpenSSL next to Python. Empty on other systems."""
+    """The Debian packages that own these files, such as OpenSSL next to Python. Empty on other systems.
+
+    Raises SystemExit for a file without an owner: its licence would be missing.
+    """
     if shutil.which("dpkg") is None:
         return []
-    owners = dict[str, Path]()
-    for path in sorted({path.resolve() for path in paths}):
-        asked = subprocess.run(["dpkg", "--search", str(path)], capture_output=True, text=True, check=False)
-        package = asked.stdout.partition(":")[0]
-        if asked.returncode == 0 and package:
-            owners[package] = Path(f"/usr/share/doc/{package}/copyright")
-    return [_debian_component(package, notice) for package, notice in sorted(owners.items())]
+    return [_debian_component(package) for package in sorted({_owner(path.resolve()) for path in paths})]
 
 
-def _debian_component(package: str, notice: Path) -> Component:
+def _owner(path: Path) -> str:
+    """The package of a file. /lib is a link to /usr/lib, and packages may name either."""
+    places = (str(path), str(path).removeprefix("/usr"))
+    asked = subprocess.run(["dpkg", "--search", *places], capture_output=True, text=True, check=False)
+    package = asked.stdout.partition(":")[0]
+    if not package:
+        raise SystemExit(f"{path} belongs to no Debian package, so its licence is not known. Install it with apt-get.")
+    return package
+
+
+def _debian_component(package: str) -> Component:
     shown = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Version}\n", package], capture_output=True, text=True, check=True
     )
-    version = shown.stdout.split("\n")[0]
-    text = notice.read_text(encoding="utf-8", errors="replace").strip() if notice.is_file() else ""
+    version, notice = shown.stdout.split("\n")[0], Path(f"/usr/share/doc/{package}/copyright")
+    if not notice.is_file():
+        raise SystemExit(f"{notice} is missing. Install {package} again, with its documentation.")
+    text = notice.read_text(encoding="utf-8", errors="replace").strip()
     return Component(package, version, f"pkg:deb/debian/{package}@{version}", "", text)
 
 
@@ -187,13 +183,16 @@ def write_notices(folder: Path, version: str, timestamp: str, parts: list[Compon
     (folder / TEXTS).write_text(licence_texts(parts, dashboard), encoding="utf-8")
 
 
-def frozen_notices(folder: Path, binaries: Iterable[Path]) -> list[Path]:
-    """Write the notices of the frozen program, which contains these native libraries. Returns their paths."""
+def frozen_notices(folder: Path, files: Iterable[Path], binaries: Iterable[Path]) -> list[Path]:
+    """Write the notices of the frozen program, which contains these files, some of them native libraries.
+
+    Returns their paths.
+    """
     inside = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     if inside[-1] == Path("/usr"):  # Debian's own Python: its libraries belong to packages, too
         inside.pop()
     system = [path for path in binaries if not any(path.resolve().is_relative_to(place) for place in inside)]
-    parts = [interpreter(), *python_components("neuroshard", FROZEN_EXTRAS), *system_libraries(system)]
+    parts = [interpreter(), *python_components(files), *system_libraries(system)]
     dashboard = dashboard_components()
     texts = DASHBOARD_TEXTS.read_text(encoding="utf-8")
     timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), UTC)

@@ -204,12 +204,13 @@ LEAST_PORTION_BYTES = 16 * 1024
 
 
 class UploadPacer:
-    """Spreads bytes: within any T seconds at most rate x (T + BURST_SECONDS) bytes + one portion leave.
+    """Spreads bytes: within any T seconds at most rate x (T + burst_seconds) bytes + one portion leave.
 
     None means no limit. Waiters are served in order.
     """
 
-    def __init__(self, bytes_per_second: float | None = None) -> None:
+    def __init__(self, bytes_per_second: float | None = None, burst_seconds: float = BURST_SECONDS) -> None:
+        self._burst_seconds = burst_seconds
         self._rate = inf
         self._free_at = -inf  # time when everything granted so far has been paid for
         self.limit(bytes_per_second)
@@ -235,7 +236,12 @@ class UploadPacer:
         """The number of bytes to send at a time, so that the limit also applies over short times."""
         if self._rate == inf:
             return byte_count
-        return min(byte_count, max(LEAST_PORTION_BYTES, int(self._rate * BURST_SECONDS)))
+        return min(byte_count, max(LEAST_PORTION_BYTES, int(self._rate * self._burst_seconds)))
+
+    @property
+    def is_rested(self) -> bool:
+        """Whether a whole burst may leave, as at the beginning."""
+        return self._free_at <= anyio.current_time() - self._burst_seconds
 
     def seconds_behind(self) -> float:
         """Seconds until the next byte may leave."""
@@ -246,7 +252,7 @@ class UploadPacer:
         if self._rate == inf:
             return
         now = anyio.current_time()
-        start = max(self._free_at, now - BURST_SECONDS)
+        start = max(self._free_at, now - self._burst_seconds)
         self._free_at = start + byte_count / self._rate
         if start > now:
             await anyio.sleep_until(start)

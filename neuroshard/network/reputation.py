@@ -14,6 +14,7 @@ from math import inf
 from types import MappingProxyType
 
 from neuroshard.types import DAY_SECONDS, NodeId
+from neuroshard.waiting import Signal
 
 BAN_BELOW = -100.0
 LOWEST_SCORE = -200.0
@@ -183,11 +184,15 @@ class Reputation:
         self._now = now
         self._scores = scores or PeerScores()
         self._counts: Counter[ScoreReason] = Counter()
+        self.banned = Signal()  # a peer was banned
 
     def report(self, peer: NodeId, reason: ScoreReason) -> None:
         """Count one event of a peer."""
+        was_banned = self.is_banned(peer)
         self._counts[reason] += 1
         self._scores = self._scores.report(peer, reason, self._now())
+        if not was_banned and self.is_banned(peer):
+            self.banned.notify()
 
     def score(self, peer: NodeId) -> float:
         """0 is neutral; a lower score means that the peer misbehaved."""

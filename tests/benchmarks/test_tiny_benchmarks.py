@@ -29,6 +29,7 @@ NO_LINE = (
 REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of the benchmark
     "line_speed": NO_LINE,
     "punched_speed": NO_LINE,
+    "relayed_speed": NO_LINE,
     "shaped_rounds": NO_LINE,
     "utilisation_int8": NO_LINE,
     "node_speed_350m": "PyTorch sees no CUDA device here",
@@ -48,6 +49,7 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
     "lines": (
         "line_speed",
         "punched_speed",
+        "relayed_speed",
         "loopback_speed",
         "tensor_round_trip",
         "shaped_rounds",

@@ -248,19 +248,9 @@ def test_a_container_that_is_killed_at_its_memory_limit_resumes(
         assert again["run"]["run_id"] == status["run"]["run_id"]
 
 
-def test_the_bill_of_materials_and_the_sums_describe_the_release(tmp_path: Path) -> None:
+def test_the_sums_describe_the_release(tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "installers"))
     release = module(ROOT / "installers/build_release.py")
-    components = module(ROOT / "installers/components.py")
-    parts = components.python_components("neuroshard", components.FROZEN_EXTRAS)
-    bill = components.bill_of_materials("1.2.3", "2026-01-31T12:00:00Z", parts)
-    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
-    names = [part["name"] for part in bill["components"]]
-    assert {"torch", "libp2p", "gguf", "boto3", "pydantic-core"} <= set(names)
-    assert {"pytest", "neuroshard", "ruff"} & set(names) == set()
-    assert len(names) == len(set(names)) == len(bill["dependencies"][0]["dependsOn"])
-    assert all(part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}" for part in bill["components"])
-    assert bill == components.bill_of_materials("1.2.3", "2026-01-31T12:00:00Z", parts)
     (tmp_path / "a.deb").write_bytes(b"a")
     (tmp_path / "b.whl").write_bytes(b"b")
     release.write_sums(tmp_path)

@@ -64,6 +64,20 @@ def test_an_unreachable_registry_is_named(hook: ModuleType, tmp_path: Path) -> N
         hook.run([sys.executable, "-c", script], tmp_path, {})
 
 
+def test_the_bill_of_materials_lists_the_packages_of_the_dashboard(hook: ModuleType, web: Path) -> None:
+    packages = {
+        "": {"name": "dashboard"},
+        "node_modules/@a/shown": {"version": "1.2.3", "license": "MIT"},
+        "node_modules/tool": {"version": "9.9.9", "license": "MIT", "dev": True},
+    }
+    (web / "package-lock.json").write_text(json.dumps({"packages": packages}))
+    bill = hook.bill_of_materials(web)
+    assert [(one["purl"], one["licenses"]) for one in bill["components"]] == [
+        ("pkg:npm/%40a/shown@1.2.3", [{"expression": "MIT"}])
+    ]
+    assert bill["dependencies"] == [{"ref": "dashboard", "dependsOn": ["pkg:npm/%40a/shown@1.2.3"]}]
+
+
 def test_missing_sources_are_named(hook: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(hook.DashboardBuildError, match=r"no package-lock\.json"):
         hook.source_hash(tmp_path)

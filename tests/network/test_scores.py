@@ -161,6 +161,7 @@ def test_a_reputation_counts_reasons_and_follows_its_clock() -> None:
     reputation = Reputation(now=lambda: times[0])
     for _ in range(6):
         reputation.report(PEER, ScoreReason.FLOOD)
+    assert reputation.banned.count == 1
     reputation.report(OTHER, ScoreReason.TIMEOUT)
     reputation.report(NodeId("good"), ScoreReason.GOOD_ANSWER)
     assert reputation.is_banned(PEER)

@@ -4,7 +4,8 @@ The side that dialled the first connection dials the others too, because it know
 asks it to. Between two routers with a punched hole each further connection punches its own: the dialling side binds a
 fresh port and sends its number to the peer, which calls there from its listening port, so that its router lets the
 dialler in. That needs a router of the dialler that keeps port numbers, or a router of the peer that filters by address
-only. Where only a relay leads to the peer, or the peer is another libp2p program, bodies stay on streams.
+only. Where only a relay leads to the peer, bodies get one further circuit. With other libp2p programs they stay on
+streams.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from neuroshard.network.libp2p.addresses import PeerAddress
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.peer_limits import contain_errors
+from neuroshard.network.libp2p.relay_messages import RelayedBytes
 from neuroshard.network.libp2p.sockets import SocketBytes
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.libp2p.upgrading import NodeUpgrader
 from neuroshard.network.limits import TokenBucket
 from neuroshard.network.pool import BulkPool, NotDeliveredError
-from neuroshard.network.pool.options import MOST_CONNECTIONS, ConnectionLostError, DialRefusedError
+from neuroshard.network.pool.options import MOST_CONNECTIONS, ConnectionLostError, DialRefusedError, PeerFullError
 from neuroshard.network.tcp_options import TcpInfo
 from neuroshard.network.transfer_policy import BULK_BYTES
 from neuroshard.network.transport import NobodyListensError, PeerUnreachableError, RequestRefusedError
@@ -61,7 +63,7 @@ class ConnectMessage(Struct, frozen=True, forbid_unknown_fields=True):
 class BodyStream:
     """A connection for bodies; see SecureStream. A task may send while another one receives."""
 
-    def __init__(self, conn: TlsConnection, raw: SocketBytes) -> None:
+    def __init__(self, conn: TlsConnection, raw: SocketBytes | RelayedBytes) -> None:
         raw.portion_bytes = PORTION_BYTES
         self._conn = conn
         self._raw = raw
@@ -93,14 +95,8 @@ def _lost(error: Exception) -> ConnectionLostError:
     return ConnectionLostError(str(error) or type(error).__name__)
 
 
-async def upgraded_for_bodies(
-    upgrader: NodeUpgrader, peer: NodeId, stream: trio.SocketStream, algorithm: str | None = None
-) -> BodyStream:
-    """Make a connection for bodies of one with this peer. Raises ConnectionLostError; then it is closed.
-
-    `algorithm` is the congestion control.
-    """
-    raw = SocketBytes(stream, algorithm)
+async def upgraded_for_bodies(upgrader: NodeUpgrader, peer: NodeId, raw: SocketBytes | RelayedBytes) -> BodyStream:
+    """Make a connection for bodies of one with this peer. Raises ConnectionLostError; then it is closed."""
     result: TlsConnection | Exception | None = None
     try:
         upgrade = upgrader.upgrade_for_bodies(RawConnection(raw, initiator=True), ID.from_base58(peer))
@@ -115,8 +111,11 @@ async def upgraded_for_bodies(
     return BodyStream(result, raw)
 
 
-async def dialled(address: tuple[str, int], from_port: int = 0) -> trio.SocketStream:
-    """A connection to an IP address and port; `from_port` 0 is any. Raises ConnectionLostError."""
+async def dialled(address: tuple[str, int], from_port: int = 0, algorithm: str | None = None) -> SocketBytes:
+    """A connection to an IP address and port; `from_port` 0 is any, `algorithm` the congestion control.
+
+    Raises ConnectionLostError.
+    """
     try:
         sock = trio.socket.socket(_family_of(address[0]), socket.SOCK_STREAM)
     except OSError as error:  # for example because too many files are open
@@ -133,7 +132,7 @@ async def dialled(address: tuple[str, int], from_port: int = 0) -> trio.SocketSt
         if isinstance(error, OSError):
             raise ConnectionLostError(str(error)) from None
         raise
-    return trio.SocketStream(sock)
+    return SocketBytes(trio.SocketStream(sock), algorithm)
 
 
 def _family_of(host: str) -> socket.AddressFamily:
@@ -221,8 +220,6 @@ class BodyConnections:
         first = self._connections.dialled_to(peer)
         if first is not None:
             return await self._dialled(peer, first)
-        if self._connections.direct_ip(peer) is None:
-            raise ConnectionLostError("only a relay leads to it")
         try:
             await self._ask(peer, Frame(CONNECT_KIND, ConnectMessage()), CONNECT_SECONDS)
         except NeuroShardError as error:
@@ -268,7 +265,7 @@ class BodyConnections:
                 await anyio.sleep(PUNCH_PAUSE_SECONDS)
             self._tasks.start_soon(self._connections.accept, stream)
 
-    async def take(self, peer: NodeId, conn: TlsConnection, raw: SocketBytes) -> None:
+    async def take(self, peer: NodeId, conn: TlsConnection, raw: SocketBytes | RelayedBytes) -> None:
         """Use a connection that this peer opened, until it ends."""
         if self.pool is None:
             raw.cut()
@@ -279,12 +276,28 @@ class BodyConnections:
         """A new connection to where the first one leads. Raises ConnectionLostError."""
         address = first.get_remote_address()
         if address is None:
-            raise ConnectionLostError("its address is not known")
+            return await self._relayed(peer, first)
         is_punched = self._connections.is_punched(first)
-        stream = await (self._punched(peer, address) if is_punched else dialled(address))
-        return await upgraded_for_bodies(self._upgrader, peer, stream, self._algorithm)
+        raw = await (self._punched(peer, address) if is_punched else dialled(address, algorithm=self._algorithm))
+        return await upgraded_for_bodies(self._upgrader, peer, raw)
 
-    async def _punched(self, peer: NodeId, address: tuple[str, int]) -> trio.SocketStream:
+    async def _relayed(self, peer: NodeId, first: BoundedMuxer) -> BodyStream:
+        """A further circuit, until the first one ends, for example because a hole was punched.
+
+        Raises ConnectionLostError.
+        """
+        relay = self._connections.relay
+        if relay is None or (self.pool is not None and self.pool.connections_with(peer)):
+            raise PeerFullError("one circuit is enough: all of them share one connection with the relay")
+        try:
+            raw = await relay.another_circuit(first)
+        except BaseLibp2pError as error:
+            raise _lost(error) from None
+        circuit = await upgraded_for_bodies(self._upgrader, peer, raw)
+        self._tasks.start_soon(_close_with, first, circuit)
+        return circuit
+
+    async def _punched(self, peer: NodeId, address: tuple[str, int]) -> SocketBytes:
         """A connection through both routers. Raises ConnectionLostError."""
         try:
             port = _free_port(address[0])
@@ -294,6 +307,11 @@ class BodyConnections:
         with anyio.move_on_after(PUNCH_SECONDS):
             while True:
                 with suppress(ConnectionLostError):
-                    return await dialled(address, port)
+                    return await dialled(address, port, self._algorithm)
                 await anyio.sleep(PUNCH_PAUSE_SECONDS)
         raise ConnectionLostError("no hole for another connection could be punched")
+
+
+async def _close_with(first: BoundedMuxer, circuit: BodyStream) -> None:
+    await first.wait_closed()
+    circuit.close()

@@ -27,6 +27,7 @@ from neuroshard.network.libp2p.host import NodeSwarm
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.peer_limits import contain_errors
 from neuroshard.network.libp2p.places import ConnectionAdmission, DialBudget
+from neuroshard.network.libp2p.relay_messages import RelayedBytes
 from neuroshard.network.libp2p.sockets import SocketBytes, share_port
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.pool import PeerTraffic
@@ -170,8 +171,12 @@ class RelayDialler(Protocol):
         """Connect. Raises PeerUnreachableError."""
         ...
 
+    async def another_circuit(self, first: BoundedMuxer) -> RelayedBytes:
+        """A further circuit to the end of one that this node dialled. Raises BaseLibp2pError."""
+        ...
 
-TakeBodies: TypeAlias = Callable[[NodeId, TlsConnection, SocketBytes], Awaitable[None]]
+
+TakeBodies: TypeAlias = Callable[[NodeId, TlsConnection, SocketBytes | RelayedBytes], Awaitable[None]]
 """Uses a connection for bodies that this peer opened, until it ends."""
 
 
@@ -213,7 +218,7 @@ class Connections:
         finally:
             self._admission.end_handshake(raw)
         if isinstance(muxer, TlsConnection):
-            await self._take_bodies(muxer, raw)
+            await self.take(muxer, raw)
             return
         if not isinstance(muxer, BoundedMuxer):
             return
@@ -230,7 +235,7 @@ class Connections:
             raw.cut()
             raise
 
-    async def _take_bodies(self, conn: TlsConnection, raw: SocketBytes) -> None:
+    async def take(self, conn: TlsConnection, raw: SocketBytes | RelayedBytes) -> None:
         """Use a connection for bodies, if its peer has one for streams."""
         peer = NodeId(str(conn.get_remote_peer()))
         if self.take_bodies is None or self.of(peer) is None:
@@ -239,15 +244,25 @@ class Connections:
             await self.take_bodies(peer, conn, raw)
 
     def dialled_to(self, peer: NodeId) -> BoundedMuxer | None:
-        """A direct connection with a peer that this node dialled, so that it can dial there again."""
+        """A connection with a peer that this node dialled, so that it can dial there again; a circuit if all are."""
         muxers = self._muxers_of(self._id_of(peer))
-        direct = [muxer for muxer in muxers if muxer.is_initiator and not _is_relayed(muxer)]
-        return max(direct, key=lambda muxer: muxer.opened_at, default=None)
+        usable = [muxer for muxer in muxers if not _is_relayed(muxer)] or muxers
+        return max((one for one in usable if one.is_initiator), key=lambda muxer: muxer.opened_at, default=None)
 
     def of(self, peer: NodeId) -> BoundedMuxer | None:
         """The best open connection to a peer: direct before relayed, new before old."""
         muxers = self._muxers_of(self._id_of(peer))
         return max(muxers, key=lambda muxer: (not _is_relayed(muxer), muxer.opened_at), default=None)
+
+    def has(self, peer: NodeId) -> bool:
+        """Whether there is an open connection to a peer."""
+        return self.of(peer) is not None
+
+    def note_use(self, peer: NodeId) -> None:
+        """Count a peer's best connection as used, because bodies are on their way over others."""
+        muxer = self.of(peer)
+        if muxer is not None:
+            muxer.note_use()
 
     async def to(self, peer: NodeId) -> BoundedMuxer:
         """A connection to a peer, dialled if there is none. Raises PeerUnreachableError."""

@@ -97,7 +97,7 @@ class BoundedMuxer(IMuxedConn):
         self._options = options or MuxerOptions(StreamAdmission())
         self._when_closed = when_closed
         self.opened_at = self._options.now()
-        self.used_at = trio.current_time()  # when a stream was last opened, by either side
+        self.used_at = trio.current_time()  # when a stream was last opened by either side, or a body was on its way
         self._streams: dict[int, YamuxStream] = {}
         self._next_stream_id = 1 if conn.is_initiator else 2
         self._new_streams, self._accepted = trio.open_memory_channel[IMuxedStream](MAX_UNACCEPTED_STREAMS)
@@ -160,7 +160,7 @@ class BoundedMuxer(IMuxedConn):
             raise MuxedConnUnavailable("the connection is closed")
         stream_id = self._next_stream_id
         self._next_stream_id += 2
-        self.used_at = trio.current_time()
+        self.note_use()
         stream = YamuxStream(self, self, stream_id, is_outbound=True)
         self._streams[stream_id] = stream
         return stream
@@ -185,6 +185,10 @@ class BoundedMuxer(IMuxedConn):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self.secured_conn.get_remote_address()
+
+    def note_use(self) -> None:
+        """Count the connection as used now."""
+        self.used_at = trio.current_time()
 
     # Methods called by streams
 
@@ -300,7 +304,7 @@ class BoundedMuxer(IMuxedConn):
             if self._refused_streams % REFUSED_STREAMS_OF_FLOOD == 0:
                 self._report(ScoreReason.FLOOD)
             return
-        self.used_at = trio.current_time()
+        self.note_use()
         stream = YamuxStream(self, self, header.stream_id, is_outbound=False)
         self._streams[header.stream_id] = stream
         self.send_control(header_bytes(WINDOW_UPDATE, ACK, header.stream_id, 0))

@@ -44,7 +44,6 @@ from neuroshard.network.transport import Network, NetworkFailedError
 from neuroshard.types import NodeId
 
 CLOSING_SECONDS = 5.0
-BANNED_SECONDS = 1.0  # until a ban takes effect
 
 
 @asynccontextmanager
@@ -105,7 +104,7 @@ class _Node:
             StreamAdmission(options.limits),
             self._pacer.spend,
             now,
-            lambda peer, why: self.report(NodeId(str(peer)), why),
+            self._report_peer,
             ReceiveMemory(parts.receive),
         )
         keys = key_pair_of(identity.key)
@@ -121,18 +120,18 @@ class _Node:
         self.transport = Libp2pTransport(
             self.connections,
             self._server,
-            RequestStreams(self._server, self._budget, self.report, parts.heads),
+            RequestStreams(self._server, self._budget, self.reputation.report, parts.heads),
             own_addresses=self._addresses,
-            report=self.report,
+            report=self.reputation.report,
         )
         router = GossipRouter(SystemRandom(), parts.gossip_bytes, self.gate)
-        self.gossip = Libp2pGossip(self.connections, self.report, tasks, router, self.gate)
+        self.gossip = Libp2pGossip(self.connections, self.reputation.report, tasks, router, self.gate)
         self.directory = KademliaDirectory(
             self.transport,
             contacts,
             now=now,
             random=SystemRandom(),
-            report=self.report,
+            report=self.reputation.report,
             host_of=self.connections.direct_ip,
             form=parts.record_form,
             store=RecordStore(parts.directory_bytes // 2),
@@ -168,12 +167,6 @@ class _Node:
         self.host.set_stream_handler(TProtocol(HOP_PROTOCOL), server.handle_stream)
         return server
 
-    def report(self, peer: NodeId, reason: ScoreReason) -> None:
-        """Change a peer's score. A peer banned by it loses its connections."""
-        self.reputation.report(peer, reason)
-        if self.reputation.is_banned(peer):
-            self._tasks.start_soon(self.connections.close_peer, peer)
-
     @asynccontextmanager
     async def pooled(self) -> AsyncGenerator[None]:
         """Give large bodies connections of their own within the block, unless the options disable it."""
@@ -189,7 +182,7 @@ class _Node:
             budget=self._budget,
             pacer=self._pacer,
             reputation=self.reputation,
-            is_known=lambda peer: self.connections.of(peer) is not None,
+            streams=self.connections,
         ) as pool:
             self._server.serve(
                 CONNECT_KIND, bodies.answer_connect, FrameLimits(message=ConnectMessage), MOST_ANSWERED, for_anyone=True
@@ -225,17 +218,19 @@ class _Node:
         await self.connections.close()
 
     async def _part_with_banned(self) -> None:
-        """Close the connections of peers that were banned for what did not pass through `report`, until cancelled."""
+        """Close the connections of peers that are banned, until cancelled."""
         while True:
-            await anyio.sleep(BANNED_SECONDS)
-            for peer in self.connections.peers():
-                if self.reputation.is_banned(peer):
-                    await self.connections.close_peer(peer)
+            count = self.reputation.banned.count
+            for peer in filter(self.reputation.is_banned, self.connections.peers()):
+                self._tasks.start_soon(self.connections.close_peer, peer)
+            await self.reputation.banned.wait(count)
 
     def _report_peer(self, peer: ID, reason: ScoreReason) -> None:
-        self.report(NodeId(str(peer)), reason)
+        self.reputation.report(NodeId(str(peer)), reason)
 
     def _meet(self, peer: ID) -> None:
+        if not self._is_welcome(peer):  # banned since its handshake
+            self._tasks.start_soon(self.connections.close_peer, NodeId(str(peer)))
         self.gossip.meet(NodeId(str(peer)))
         self.directory.meet(NodeId(str(peer)))
 

@@ -24,7 +24,7 @@ class ConnectionLimits:
     dials_of_network: int = 40
     is_loopback_free: bool = True  # dials on this computer do not count
     streams: int = 2048  # opened by one peer
-    streams_of_peer: int = 32
+    streams_of_peer: int = 56
 
 
 class StreamAdmission:

@@ -80,7 +80,7 @@ def longest_silent(handshakes: Sequence[Handshake], newcomer_ip: str) -> Handsha
 class Streams(Protocol):
     """The streams of a connection: they show its value."""
 
-    used_at: float  # when one was opened last, by either side
+    used_at: float  # when one was opened last by either side, or a body was on its way
     round_trips: RoundTrips
 
 

@@ -1,6 +1,6 @@
 """Circuit relay v2: the client of a node that peers cannot dial, and the server that forwards its connections.
 
-The server limits the rate of each circuit and cannot read its bytes.
+The server limits the bytes between two households and cannot read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host
+from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host, parse_address
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import NodeSwarm, stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
@@ -41,7 +41,8 @@ from neuroshard.network.libp2p.relay_messages import (
     node_of,
     read_message,
 )
-from neuroshard.network.libp2p.streams import INITIAL_WINDOW, YamuxStream
+from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.transport import PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
@@ -117,12 +118,22 @@ class RelayClient:
                 return
             await stream.write(encode_message(StopMessage(type=StopMessage.STATUS, status=Status.OK)))
             address = f"/p2p/{relay}/p2p-circuit/p2p/{node_of(announced.peer.id)}"
-            raw = _circuit(stream, initiator=False, address=address)
-            muxer = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(address))
-            if isinstance(muxer, BoundedMuxer):
-                await self._live(muxer)
+            circuit = RelayedBytes(stream)
+            conn = await self._swarm.accept(_raw(circuit, initiator=False, address=address))
+            if isinstance(conn, TlsConnection):
+                await self._connections.take(conn, circuit)
+            elif isinstance(conn, BoundedMuxer):
+                await self._live(conn)
         finally:
             stream.abandon()
+
+    async def another_circuit(self, first: BoundedMuxer) -> RelayedBytes:
+        """A further circuit to the end of one that this node dialled. Raises BaseLibp2pError."""
+        address = parse_address(first.remote_text)
+        relay = self._connections.of(address.of_relay().peer)
+        if relay is None:
+            raise RelayError("the relay is gone")
+        return RelayedBytes(await self._circuit(relay, address.peer))
 
     async def _live(self, muxer: BoundedMuxer) -> None:
         """Keep a circuit open for as long as the task of its stream runs."""
@@ -133,17 +144,25 @@ class RelayClient:
             tasks.cancel_scope.cancel()
 
     async def _dial_over(self, muxer: BoundedMuxer, address: PeerAddress) -> None:
-        stream = await muxer.open_stream()
+        stream = await self._circuit(muxer, address.peer)
         is_connected = False
         try:
-            question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(address.peer)))
-            await self._ask(stream, question)
-            raw = _circuit(stream, initiator=True, address=address.text)
+            raw = _raw(RelayedBytes(stream), initiator=True, address=address.text)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(address.peer))
             is_connected = True
         finally:
             if not is_connected:
                 stream.abandon()
+
+    async def _circuit(self, relay: BoundedMuxer, peer: NodeId) -> YamuxStream:
+        """A stream that a relay connects with a peer. Raises BaseLibp2pError."""
+        stream = await relay.open_stream()
+        try:
+            await self._ask(stream, HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(peer))))
+        except BaseException:
+            stream.abandon()
+            raise
+        return stream
 
     async def _ask(self, stream: YamuxStream, question: HopMessage) -> HopMessage:
         """Send a request to a relay and return its answer if it agrees. Raises BaseLibp2pError."""
@@ -201,8 +220,8 @@ class RelayClient:
         self._contacts.learn_texts(relay, texts, host=self._connections.direct_ip(relay))
 
 
-def _circuit(stream: YamuxStream, *, initiator: bool, address: str) -> RawConnection:
-    return RawConnection(RelayedBytes(stream), initiator, ConnectionType.RELAYED, [Multiaddr(address)])
+def _raw(circuit: RelayedBytes, *, initiator: bool, address: str) -> RawConnection:
+    return RawConnection(circuit, initiator, ConnectionType.RELAYED, [Multiaddr(address)])
 
 
 def _text_of(data: bytes) -> str:
@@ -213,18 +232,20 @@ def _text_of(data: bytes) -> str:
 
 
 RESERVATION_SECONDS = 3600.0
-PORTION_BYTES = 16 * 1024
+PORTION_BYTES = 64 * 1024
+WINDOW_BYTES = 2 * 1024 * 1024  # of a circuit; fills 100 Mbit/s at 160 ms
 
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """Limits of a relay: enough for a few nodes' control messages and small tensors."""
+    """Limits of a relay. Two nodes exchange a round's tensors at the speed of the lines, but not without end."""
 
     reservations: int = 256
-    circuits: int = 256
-    circuits_of_node: int = 24  # fewer than the streams that a peer may open
-    circuits_of_address: int = 64  # requested from one IP address (IPv6: /64), this computer's own excepted
-    bytes_per_second: float = 256 * 1024  # per circuit and direction
+    circuits: int = 512
+    circuits_of_node: int = 48  # fewer than the streams that a peer may open; a pair has two while it sends bodies
+    circuits_of_address: int = 128  # requested from one IP address (IPv6: /64), this computer's own excepted
+    bytes_per_second: float = 256 * 1024  # from one household to another, in the long run
+    burst_seconds: float = 2048  # worth of it may leave at once: 512 MiB
 
 
 class RelayServer:
@@ -244,6 +265,7 @@ class RelayServer:
         self._reservations: dict[NodeId, float] = {}  # end of each reservation
         self._circuits: Counter[NodeId] = Counter()  # counted at both ends
         self._circuits_of_address: Counter[str] = Counter()  # counted at the requesting end
+        self._pacers: dict[tuple[str, str], UploadPacer] = {}  # from one household to another
 
     async def handle_stream(self, net_stream: INetStream) -> None:
         """Answer one request of a client: a reservation, or a connection to another node."""
@@ -287,10 +309,9 @@ class RelayServer:
             return
         most = self._limits.circuits_of_node
         is_full = self._circuits[client] >= most or self._circuits[target] >= most
-        ip = self._connections.direct_ip(client) or ""
-        household = network_of(ip, 32)
+        household = self._household(client)
         is_crowded = self._circuits_of_address[household] >= self._limits.circuits_of_address
-        is_crowded = is_crowded and not is_loopback_host(ip)
+        is_crowded = is_crowded and not is_loopback_host(self._connections.direct_ip(client) or "")
         if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
             await _send_status(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
@@ -313,10 +334,12 @@ class RelayServer:
             return
         try:
             await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
-            stream.largest_window = other.largest_window = INITIAL_WINDOW  # enough for the speed of a circuit
+            stream.largest_window = other.largest_window = WINDOW_BYTES
+            here, there = self._household(client), self._household(target)
+            self._forget_rested()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._carry, stream, other)
-                tasks.start_soon(self._carry, other, stream)
+                tasks.start_soon(self._carry, stream, other, (here, there))
+                tasks.start_soon(self._carry, other, stream, (there, here))
         finally:
             other.abandon()
 
@@ -333,17 +356,28 @@ class RelayServer:
             raise
         return stream
 
-    async def _carry(self, source: YamuxStream, target: YamuxStream) -> None:
+    def _household(self, node: NodeId) -> str:
+        return network_of(self._connections.direct_ip(node) or "", 32)
+
+    async def _carry(self, source: YamuxStream, target: YamuxStream, way: tuple[str, str]) -> None:
         """Copy until the source ends; then both ends of the circuit close."""
-        pacer = UploadPacer(self._limits.bytes_per_second)
         try:
             while True:
                 data = await source.read(PORTION_BYTES)
-                await pacer.spend(len(data))
+                await self._pacer(way).spend(len(data))
                 await target.write(data)
         except BaseLibp2pError:
             source.abandon()
             target.abandon()
+
+    def _forget_rested(self) -> None:
+        self._pacers = {way: pacer for way, pacer in self._pacers.items() if not pacer.is_rested}
+
+    def _pacer(self, way: tuple[str, str]) -> UploadPacer:
+        """One for all circuits between two households: names and circuits cost nothing."""
+        if way not in self._pacers:
+            self._pacers[way] = UploadPacer(self._limits.bytes_per_second, self._limits.burst_seconds)
+        return self._pacers[way]
 
 
 async def _announce(client: NodeId, stream: YamuxStream) -> None:

@@ -13,6 +13,7 @@ from libp2p.utils.varint import encode_varint_prefixed
 
 from neuroshard.network.libp2p.sockets import MAX_READ_BYTES
 from neuroshard.network.libp2p.streams import YamuxStream
+from neuroshard.network.tcp_options import TcpInfo
 from neuroshard.types import NodeId
 
 HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
@@ -75,6 +76,7 @@ class RelayedBytes(ReadWriteCloser):
 
     def __init__(self, stream: YamuxStream) -> None:
         self._stream = stream
+        self.portion_bytes = MAX_READ_BYTES  # of a read that takes what is there
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly n bytes, or fewer at the end.
@@ -86,7 +88,7 @@ class RelayedBytes(ReadWriteCloser):
         data = b""
         try:
             while n is None or len(data) < n:
-                data += await self._stream.read(None if n is None else n - len(data))
+                data += await self._stream.read(self.portion_bytes if n is None else n - len(data))
                 if n is None:
                     break
         except MuxedStreamEOF:
@@ -102,6 +104,14 @@ class RelayedBytes(ReadWriteCloser):
     async def close(self) -> None:
         """End the circuit."""
         await self._stream.reset()
+
+    def cut(self) -> None:
+        """End the circuit without waiting."""
+        self._stream.abandon()
+
+    def tcp_info(self) -> TcpInfo | None:
+        """Returns None: only the first of the two lines could be measured."""
+        return None
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """Returns None: only the relay sees the address."""

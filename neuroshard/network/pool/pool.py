@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import anyio
 
@@ -42,6 +42,18 @@ None: only the peer could dial, and it has opened one. Raises ConnectionLostErro
 """
 
 
+class StreamConnections(Protocol):
+    """The connections for streams, without which a peer may not have any for bodies."""
+
+    def has(self, peer: NodeId) -> bool:
+        """Whether there is one with this peer."""
+        ...
+
+    def note_use(self, peer: NodeId) -> None:
+        """Note that bodies of this peer are on their way, so that its connection counts as used."""
+        ...
+
+
 @asynccontextmanager
 async def bulk_pool(
     local_id: NodeId,
@@ -52,11 +64,11 @@ async def bulk_pool(
     budget: ByteBudget | None = None,
     pacer: UploadPacer | None = None,
     reputation: Reputation | None = None,
-    is_known: Callable[[NodeId], bool] = lambda _: True,
+    streams: StreamConnections | None = None,
 ) -> AsyncGenerator[BulkPool]:
     """A pool that works within the block; all its tasks and connections end with it.
 
-    A peer that is not known, because it has no connection for streams any more, loses those that it opened here.
+    A peer that has no connection for streams any more loses those that it opened here. None: all have one.
     """
     async with anyio.create_task_group() as tasks:
         shared = Resources(
@@ -67,7 +79,7 @@ async def bulk_pool(
             options or PoolOptions(),
             tasks,
         )
-        pool = BulkPool(local_id, shared, open_to, is_known)
+        pool = BulkPool(local_id, shared, open_to, streams)
         try:
             yield pool
         finally:
@@ -78,11 +90,11 @@ async def bulk_pool(
 class BulkPool:
     """Made by `bulk_pool`. It reports misconduct of peers; the requesting code scores good answers and timeouts."""
 
-    def __init__(self, local_id: NodeId, shared: Resources, open_to: Open, is_known: Callable[[NodeId], bool]) -> None:
+    def __init__(self, local_id: NodeId, shared: Resources, open_to: Open, streams: StreamConnections | None) -> None:
         self._local_id = local_id
         self._shared = shared
         self._open = open_to
-        self._is_known = is_known
+        self._streams = streams
         self._links: dict[NodeId, PeerLink] = {}
         self._inbound: Counter[NodeId] = Counter()  # admitted, open or about to be
         self._refusing = 0  # connections whose dialler has not said anything yet
@@ -194,11 +206,17 @@ class BulkPool:
         while True:
             now = anyio.current_time()
             for peer, link in tuple(self._links.items()):
-                if self._inbound[peer] and not self._is_known(peer):
-                    link.close_accepted()
+                if self._streams is not None:
+                    self._compare(peer, link, self._streams)
                 link.tend(now)
             is_busy = any(link.is_busy for link in self._links.values())
             await anyio.sleep(BUSY_TICK_SECONDS if is_busy else IDLE_TICK_SECONDS)
+
+    def _compare(self, peer: NodeId, link: PeerLink, streams: StreamConnections) -> None:
+        if self._inbound[peer] and not streams.has(peer):
+            link.close_accepted()
+        if link.is_busy:
+            streams.note_use(peer)
 
     async def _connect(self, peer: NodeId, session: int) -> tuple[SecureStream, Sessions] | None:
         """As `Connect` of `link.py`."""

@@ -84,6 +84,26 @@ def test_large_tensors_take_direct_connections_and_small_ones_do_not() -> None:
     run(scenario)
 
 
+def test_a_connection_counts_as_used_while_bodies_go_over_others() -> None:
+    """Otherwise a newcomer could take the place of a peer that sends bodies and nothing else."""
+
+    async def scenario() -> None:
+        async with nodes(2) as (a, b):
+
+            async def slow(asker: NodeId, frame: Frame) -> Frame:
+                streams = a.transport._connections.of(asker)
+                before = streams.used_at
+                await until(lambda: streams.used_at > before)
+                return frame
+
+            a.transport.serve("echo", slow, LIMITS)
+            await b.transport.connect(address_of(a))
+            await there_and_back(b, a, MIB)
+            assert a.transport.connections()[0].bulk_connections > 0
+
+    run(scenario)
+
+
 def test_refusals_come_through_the_pool_too() -> None:
     async def scenario() -> None:
         async with nodes(2) as (a, b):

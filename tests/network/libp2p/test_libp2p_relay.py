@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 
 import anyio
@@ -21,8 +22,11 @@ from neuroshard.membership.machine_orders import (
 )
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
-from neuroshard.network.libp2p import NetworkOptions
+from neuroshard.network.libp2p import NetworkOptions, hole_punching
+from neuroshard.network.libp2p import relay as relay_module
+from neuroshard.network.libp2p.hole_punching import HolePuncher
 from neuroshard.network.libp2p.negotiation import confirm, proposal
+from neuroshard.network.libp2p.relay import RelayLimits
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.status.machines import machine_status
@@ -159,6 +163,75 @@ async def lives_over(asker: Network, asked: Network) -> None:
     assert reply.header == {"x": 1}
 
 
+BODY_BYTES = 3 * 1024 * 1024
+
+
+@asynccontextmanager
+async def circuit_for_bodies() -> AsyncIterator[tuple[Network, Network]]:
+    """A node that has a place at a relay, and one that is connected with it through there."""
+    far, server = (replace(options, body_connections=True) for options in (FAR, RELAY))
+    async with nodes(1, server) as (relay,), nodes(2, far, first=2) as (hidden, other):
+        for network in (hidden, other):
+            network.transport.serve("echo", echo, FrameLimits(max_body_bytes=BODY_BYTES))
+        await hidden.transport.connect(address_of(relay))
+        await until(lambda: bool(circuits(hidden)))
+        await other.transport.connect(circuits(hidden)[0])
+        yield hidden, other
+
+
+async def exchange_body(asker: Network, asked: Network) -> None:
+    body = (TensorPart(TensorSpec("x", "uint8", (BODY_BYTES,)), bytes(BODY_BYTES)),)
+    reply = FrameLimits(max_body_bytes=BODY_BYTES)
+    peer = asked.transport.local_id
+    answer = await asker.transport.request(peer, Frame("echo", {}, body), reply=reply, timeout_seconds=60)
+    assert len(answer.tensors[0].data) == BODY_BYTES
+
+
+def bulk_connections(network: Network, peer: Network) -> int:
+    return {one.peer: one.bulk_connections for one in network.transport.connections()}[peer.transport.local_id]
+
+
+def test_bodies_through_a_relay_have_one_circuit_of_their_own_until_a_hole_is_punched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_punch, upgrade = anyio.Event(), HolePuncher.upgrade
+
+    async def upgrade_later(puncher: HolePuncher, peer: NodeId) -> None:
+        await may_punch.wait()
+        await upgrade(puncher, peer)
+
+    monkeypatch.setattr(HolePuncher, "upgrade", upgrade_later)
+    monkeypatch.setattr(hole_punching, "LEAVE_RELAY_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with circuit_for_bodies() as (hidden, other):
+            await exchange_body(hidden, other)  # it did not dial the first circuit, so it asks for the second
+            await exchange_body(other, hidden)
+            assert bulk_connections(hidden, other) == bulk_connections(other, hidden) == 1
+            assert kinds(other)[hidden.transport.local_id] is ConnectionKind.RELAYED
+            may_punch.set()
+            await until(lambda: kinds(other)[hidden.transport.local_id] is ConnectionKind.PUNCHED)
+            await until(lambda: bulk_connections(hidden, other) == bulk_connections(other, hidden) == 0)
+
+    run(scenario)
+
+
+def test_bodies_stay_on_streams_where_the_relay_allows_no_second_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_: HolePuncher, __: NodeId) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(HolePuncher, "upgrade", never)
+    monkeypatch.setattr(relay_module, "RelayLimits", partial(RelayLimits, circuits_of_node=1))
+
+    async def scenario() -> None:
+        async with circuit_for_bodies() as (hidden, other):
+            await exchange_body(hidden, other)
+            await exchange_body(other, hidden)
+            assert bulk_connections(hidden, other) == bulk_connections(other, hidden) == 0
+
+    run(scenario)
+
+
 def test_a_relay_brings_nobody_to_whom_it_was_not_asked_for() -> None:
     async def scenario() -> None:
         async with behind_a_relay() as (relay, hidden, other):
@@ -228,7 +301,7 @@ def test_a_relay_gives_each_node_only_so_many_circuits() -> None:
             muxer = other.transport._connections.of(relay.transport.local_id)
             question = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(hidden.transport.local_id)))
             answers = []
-            for _ in range(28):
+            for _ in range(52):
                 stream = await muxer.open_stream()
                 await stream.write(proposal(HOP_PROTOCOL) + encode_message(question))
                 with anyio.fail_after(10):
@@ -236,7 +309,7 @@ def test_a_relay_gives_each_node_only_so_many_circuits() -> None:
                     answers.append((await read_message(stream, HopMessage())).status)
             assert answers[0] == Status.OK
             assert answers[-1] == Status.RESOURCE_LIMIT_EXCEEDED
-            assert answers.count(Status.OK) <= 24
+            assert answers.count(Status.OK) <= 48
             await lives(hidden, relay)
 
     run(scenario)

@@ -86,3 +86,49 @@ def test_one_address_gets_only_some_of_the_circuits() -> None:
         assert not server._circuits_of_address
 
     virtual(scenario)
+
+
+class Endless:
+    """One side of a circuit, which always has bytes and takes any number of them."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def read(self, n: int) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        return bytes(min(n, 100))
+
+    async def write(self, data: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.taken += len(data)
+
+
+def test_all_circuits_between_two_households_share_one_burst_and_one_rate() -> None:
+    """Names and circuits cost nothing, so they must not bring more."""
+    burst, rate, seconds = 10_000, 1000, 20
+    limits = RelayLimits(bytes_per_second=rate, burst_seconds=burst / rate)
+
+    async def scenario() -> None:
+        connections: Any = SimpleNamespace()
+        server = RelayServer(connections, tuple, trio.current_time, limits)
+        one_way, back = ("203.0.113.1/32", "203.0.113.2/32"), ("203.0.113.2/32", "203.0.113.1/32")
+
+        async def carried(ways: list[tuple[str, str]]) -> list[int]:
+            targets = [Endless() for _ in ways]
+            with anyio.move_on_after(seconds):
+                async with anyio.create_task_group() as tasks:
+                    for way, target in zip(ways, targets, strict=True):
+                        tasks.start_soon(server._carry, Endless(), target, way)
+            return [target.taken for target in targets]
+
+        *same, other = await carried([one_way, one_way, back])
+        for total in (sum(same), other):
+            assert burst + 0.9 * rate * seconds <= total <= burst + 1.1 * rate * seconds
+        server._forget_rested()
+        (again,) = await carried([one_way])  # a new circuit gets no new burst
+        assert again <= 1.1 * rate * seconds
+        await anyio.sleep(2 * burst / rate)
+        server._forget_rested()
+        assert not server._pacers
+
+    virtual(scenario)
