@@ -77,7 +77,7 @@ def measure() -> Report:
                     times[way].append(work.kept_of(alone))
             rows += [row(programs, way, shares[way]) for way in WAYS]
             if programs == cores:
-                rows += [row(programs, way, times[way], " by processor time") for way in WAYS]
+                rows += [row(programs, way, times[way], ", by processor time") for way in WAYS]
         threads = node.get("/api/status")["resources"]["cpu_threads_limit"]
     note = (
         f"A pure Python program, alone (the node stopped) and beside `neuroshard demo` with {threads} threads "

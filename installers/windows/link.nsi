@@ -40,7 +40,7 @@ Section
     !insertmacro REFUSE "This program opens NeuroShard links. Click a link, or open an invitation file."
   ${EndIf}
   StrCpy $0 $0 -1 1
-  ; Windows does not escape a quotation mark in a link: after it, the link could go on with options of its own.
+  ; Windows does not escape a quotation mark in a link: after it, the link could continue with options of its own.
   StrCpy $1 0
   ${Do}
     StrCpy $2 $0 1 $1

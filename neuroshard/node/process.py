@@ -179,10 +179,10 @@ M_ARENA_MAX = -8  # of glibc's malloc.h
 def use_one_heap() -> None:
     """Let all threads allocate from one heap, where the C library is glibc. Call it before threads are started.
 
-    By default glibc gives each thread a heap of its own. What one thread frees is then of no use to the others, and
-    blocks that stay keep the pages around them: a paused node kept 13 MB more. Threads that allocate at the same time
-    wait for each other, which is rare here: nearly all of them hold Python's lock. A limit that the owner has set in
-    the environment stays.
+    By default glibc gives each thread a heap of its own. Other threads then cannot use the memory that a thread frees,
+    and a block that stays keeps the pages around it: a paused node kept 13 MB more. Threads that allocate at the same
+    time wait for each other, which is rare here: nearly all of them hold Python's lock. A limit that the owner has set
+    in the environment stays.
     """
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
         option = getattr(ctypes.CDLL(None), "mallopt", None)
