@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,12 +81,18 @@ def fill_payload(platform: str, folder: Path, wheel: Path) -> None:
 
 
 def compile_windows(payload: Path, out: Path) -> Path:
-    """Compile the installer. A warning of the compiler is an error."""
+    """Compile the program that opens links, and the installer with it. A warning of the compiler is an error."""
+    compile_script("link.nsi", {"VERSION": package_version(), "OUT": str(payload.resolve() / "neuroshard-link.exe")})
     target = out / f"NeuroShard-{package_version()}-windows-x86_64.exe"
     defines = {"VERSION": package_version(), "PAYLOAD": str(payload.resolve()), "OUT": str(target.resolve())}
-    flags = [f"-D{name}={value}" for name, value in defines.items()]
-    subprocess.run(["makensis", "-WX", "-V2", *flags, str(HERE / "windows/neuroshard.nsi")], check=True)
+    compile_script("neuroshard.nsi", defines)
     return target
+
+
+def compile_script(name: str, defines: Mapping[str, str]) -> None:
+    """Compile a script of the folder `windows`. Raises CalledProcessError, also after a warning."""
+    flags = [f"-D{key}={value}" for key, value in defines.items()]
+    subprocess.run(["makensis", "-WX", "-V2", *flags, str(HERE / "windows" / name)], check=True)
 
 
 def pack_macos(payload: Path, out: Path) -> Path:

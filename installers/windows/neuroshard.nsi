@@ -15,6 +15,9 @@ SetCompressor /SOLID lzma
 !define NAME "NeuroShard"
 !define RUN_KEY "Software\Microsoft\Windows\CurrentVersion\Run"
 !define UNINSTALL_KEY "Software\Microsoft\Windows\CurrentVersion\Uninstall\NeuroShard"
+!define LINK_KEY "Software\Classes\neuroshard"
+!define FILE_KEY "Software\Classes\NeuroShard.Invitation"
+!define EXTENSION_KEY "Software\Classes\.neuroshard-invitation"
 
 Name "${NAME} ${VERSION}"
 OutFile "${OUT}"
@@ -122,12 +125,18 @@ Section "NeuroShard" SecProgram
     SetErrorLevel 4
     Abort "The packages could not be installed."
   ${EndIf}
+  CopyFiles /SILENT "$INSTDIR\payload\neuroshard-link.exe" "$INSTDIR"
   RMDir /r "$INSTDIR\payload"
   RMDir /r "$INSTDIR\cache"
   WriteUninstaller "$INSTDIR\uninstall.exe"
   WriteRegStr HKCU "Software\NeuroShard" "InstallDir" "$INSTDIR"
-  ; neuroshard:// links are not registered. cmd.exe would expand % in a link before the program sees it, so a link
-  ; could run a command. Registering them needs a launcher that is not a batch file.
+  ; Links and invitation files. neuroshard.cmd must not open them: see link.nsi.
+  WriteRegStr HKCU "${LINK_KEY}" "" "URL:NeuroShard invitation"
+  WriteRegStr HKCU "${LINK_KEY}" "URL Protocol" ""
+  WriteRegStr HKCU "${LINK_KEY}\shell\open\command" "" '"$INSTDIR\neuroshard-link.exe" "%1"'
+  WriteRegStr HKCU "${FILE_KEY}" "" "NeuroShard invitation"
+  WriteRegStr HKCU "${FILE_KEY}\shell\open\command" "" '"$INSTDIR\neuroshard-link.exe" "%1"'
+  WriteRegStr HKCU "${EXTENSION_KEY}" "" "NeuroShard.Invitation"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "DisplayName" "${NAME}"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "DisplayVersion" "${VERSION}"
   WriteRegStr HKCU "${UNINSTALL_KEY}" "Publisher" "The NeuroShard contributors"
@@ -201,12 +210,16 @@ Section "Uninstall"
   RMDir /r "$INSTDIR\python"
   RMDir /r "$INSTDIR\cache"
   Delete "$INSTDIR\neuroshard.cmd"
+  Delete "$INSTDIR\neuroshard-link.exe"
   Delete "$INSTDIR\current"
   Delete "$INSTDIR\previous"
   Delete "$INSTDIR\update.lock"
   Delete "$INSTDIR\uninstall.exe"
   RMDir "$INSTDIR"
   RMDir /r "$SMPROGRAMS\NeuroShard"
+  DeleteRegKey HKCU "${LINK_KEY}"
+  DeleteRegKey HKCU "${FILE_KEY}"
+  DeleteRegKey HKCU "${EXTENSION_KEY}"
   DeleteRegKey HKCU "${UNINSTALL_KEY}"
   DeleteRegKey HKCU "Software\NeuroShard"
   !insertmacro OFFER_DATA "$2"

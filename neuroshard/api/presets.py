@@ -11,7 +11,7 @@ from pydantic import Field
 from neuroshard.api.arrival import Room
 from neuroshard.api.context import ApiContext
 from neuroshard.api.rendering import ResponseBody
-from neuroshard.host.presets import Limit, Preset, PresetName, chosen_preset, presets_of
+from neuroshard.host.presets import Limit, Preset, PresetName, chosen_preset, has_limits, presets_of
 from neuroshard.model.memory_limit import available_mb, probe_memory
 
 
@@ -34,6 +34,7 @@ class PresetsBody(ResponseBody):
 
     presets: list[PresetBody]
     chosen: PresetName | None = Field(description="the one whose values the settings have; null: other limits")
+    has_limits: bool = Field(description="whether the settings limit memory, upload or speed; by default they do not")
     after_restart: list[str] = Field(description="settings of the presets that are stored for the next start")
 
 
@@ -43,7 +44,12 @@ def presets_body(memory_mb: int, values: Mapping[str, object], after_restart: Se
     quota = values.get("monthly_quota")
     waiting = [key for key in presets[0].settings if key in after_restart]
     bodies = [PresetBody.of(preset, quota) for preset in presets]
-    return PresetsBody(presets=bodies, chosen=chosen_preset(values, presets), after_restart=waiting)
+    return PresetsBody(
+        presets=bodies,
+        chosen=chosen_preset(values, presets),
+        has_limits=has_limits(values),
+        after_restart=waiting,
+    )
 
 
 def preset_routes(context: ApiContext) -> APIRouter:

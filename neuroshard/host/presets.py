@@ -49,6 +49,12 @@ def _preset(name: PresetName, memory: int | None, upload: float | None, cpu_perc
     )
 
 
+def has_limits(values: Mapping[str, object]) -> bool:
+    """Whether the settings limit memory, upload or speed. By default they limit nothing, and pause on battery."""
+    is_slower = values.get("cpu_percent", ALL_CPU_PERCENT) != ALL_CPU_PERCENT
+    return is_slower or any(values.get(key) is not None for key in ("memory", "max_upload"))
+
+
 def chosen_preset(values: Mapping[str, object], presets: Sequence[Preset]) -> PresetName | None:
     """The preset whose values the settings have; None if the owner's limits are other ones."""
     for preset in presets:

@@ -38,6 +38,7 @@ from neuroshard.node.process import (
     lower_session_share,
     outside_requests,
     show_first_instance,
+    use_one_heap,
 )
 from neuroshard.runs.chosen_run import has_choice
 from neuroshard.status.board import CommandChannel, StatusBoard
@@ -95,6 +96,7 @@ def run_node(
     settings that `reload` reads; None: it cannot. `link` is an invitation that was opened, which the page
     shows first. Raises NeuroShardError if the node cannot run.
     """
+    use_one_heap()
     lower_session_share()
     while True:
         ended = _run_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -170,6 +171,23 @@ def outside_requests(stop: StopRequest, waker: MainThreadWaker, *, ends_with_std
         signal.set_wakeup_fd(descriptor)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+M_ARENA_MAX = -8  # of glibc's malloc.h
+
+
+def use_one_heap() -> None:
+    """Let all threads allocate from one heap, where the C library is glibc. Call it before threads are started.
+
+    By default glibc gives each thread a heap of its own. Other threads then cannot use the memory that a thread frees,
+    and a block that stays keeps the pages around it: a paused node kept 13 MB more. Threads that allocate at the same
+    time wait for each other, which is rare here: nearly all of them hold Python's lock. A limit that the owner has set
+    in the environment stays.
+    """
+    if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
+        option = getattr(ctypes.CDLL(None), "mallopt", None)
+        if option is not None:
+            option(ctypes.c_int(M_ARENA_MAX), ctypes.c_int(1))
 
 
 SESSION_NICENESS = 14  # next to one busy program of another session: 4 % of a processor

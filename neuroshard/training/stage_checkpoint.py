@@ -34,7 +34,7 @@ from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, Load
 from neuroshard.state.outer_state import OuterProgress
 from neuroshard.state.stage_tensors import OUTER_TENSORS, load_stage_tensors, stage_tensors
 from neuroshard.state.staging_buffers import StagingBuffers
-from neuroshard.state.system_resources import trim_heap
+from neuroshard.state.system_resources import release_code, trim_heap
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
 from neuroshard.training.outer_sync import OuterSync
@@ -116,6 +116,7 @@ class Saver:
             self._executor.drop_tensors()
             self._staging.forget()
             trim_heap()
+            release_code()
 
         await self._written()
         self._dropped = saved

@@ -26,7 +26,7 @@ def test_a_preset_is_chosen_next_to_pause_and_stored(start_node: StartNode, open
     page = open_page(node.url)
     control = page.get_by_label("What this computer gives")
     expect(control).to_be_visible()
-    assert chosen(page) == "Own limits"  # no memory limit, and it pauses on battery
+    assert chosen(page) == "No limits set"  # not Everything: it pauses on battery
     for preset in presets_of(available_mb(probe_memory(), None)):
         control.select_option(preset.name)
         waits = preset.settings["memory"] is not None  # the node began without a limit of its own
@@ -41,6 +41,13 @@ def test_a_preset_is_chosen_next_to_pause_and_stored(start_node: StartNode, open
             assert config[key].get("after_restart", config[key]["value"]) == value
     page.reload()
     expect(control).to_have_value("everything")
+
+
+def test_a_limit_of_the_owners_own_is_named_so(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(snapshots.training())
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    httpx.patch(f"{node.url}api/config", headers=headers, json={"cpu_percent": 70}).raise_for_status()
+    assert chosen(open_page(node.url)) == "Own limits"
 
 
 def test_restart_is_offered_while_a_stored_limit_waits(start_node: StartNode, open_page: OpenPage) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import re
 from pathlib import Path
@@ -23,7 +24,7 @@ from neuroshard.data.tokenizer import (
     replace_surrogates,
     split_words,
 )
-from neuroshard.data.tokenizer.encoder import CachedEncoder
+from neuroshard.data.tokenizer.encoder import CachedEncoder, FastEncoder
 from neuroshard.data.tokenizer.table import EXPRESSIONS, MAX_WORD_CHARACTERS
 from neuroshard.errors import DataError
 
@@ -201,3 +202,17 @@ def test_a_table_whose_tokens_encode_otherwise_is_refused_where_words_can_be_lon
     a, b, c = (10 + ord(letter) for letter in "abc")
     with pytest.raises(DataError, match="encodes to other tokens"):
         Tokenizer(TokenizerTable(((a, b), (b, c), (a, 267)), 269, LLAMA_PATTERN))
+
+
+def test_a_tokenizer_that_has_encoded_nothing_keeps_no_encoder() -> None:
+    def encoders() -> int:
+        return sum(type(one) is FastEncoder for one in gc.get_objects())  # isinstance asks lazy modules
+
+    gc.collect()
+    before = encoders()
+    tokenizer = Tokenizer(LEARNED.table)
+    assert tokenizer.size == LEARNED.size
+    assert encoders() == before
+    first, second = tokenizer.encode(TEXT), tokenizer.encode(TEXT)
+    assert first.tolist() == second.tolist() == LEARNED.encode(TEXT).tolist()
+    assert encoders() in (before + 1, before + 2)  # LEARNED may have made its own

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -132,11 +133,10 @@ class Tokenizer:
         """
         self.table = table
         self._pieces = token_bytes(table)
-        is_fast = every_token_encodes_to_itself(table)
-        if not is_fast and table.pattern != SPLIT_PATTERN:
+        self._is_fast = every_token_encodes_to_itself(table)
+        if not self._is_fast and table.pattern != SPLIT_PATTERN:
             raise DataError("The tokenizer table cannot be used: a token's text encodes to other tokens.")
-        self._encode_plain = self._fast_encoder() if is_fast else CachedEncoder(table)
-        if self._encode_plain(_SAMPLE_TEXT).tolist() != encode_reference(table, _SAMPLE_TEXT):
+        if self._new_encoder()(_SAMPLE_TEXT).tolist() != encode_reference(table, _SAMPLE_TEXT):
             raise DataError("The tokenizer table cannot be used: the encoder disagrees with the reference.")
 
     @property
@@ -180,8 +180,15 @@ class Tokenizer:
             raise unknown_id(identifier, len(self._pieces))
         return identifier
 
-    def _fast_encoder(self) -> FastEncoder:
-        return FastEncoder(self.table.pattern, self._pieces[FIRST_BYTE_ID:])
+    @cached_property
+    def _encode_plain(self) -> FastEncoder | CachedEncoder:
+        """Made when a text is encoded: it takes more than 6 MB, and a node that trains on token ids encodes none."""
+        return self._new_encoder()
+
+    def _new_encoder(self) -> FastEncoder | CachedEncoder:
+        if self._is_fast:
+            return FastEncoder(self.table.pattern, self._pieces[FIRST_BYTE_ID:])
+        return CachedEncoder(self.table)
 
 
 class FastEncoder:

@@ -139,6 +139,7 @@ export interface PresetBody {
 export interface PresetsBody {
   presets: PresetBody[];
   chosen: "light" | "balanced" | "everything" | null; // the one whose values the settings have; null: other limits
+  has_limits: boolean; // whether the settings limit memory, upload or speed; by default they do not
   after_restart: string[]; // settings of the presets that are stored for the next start
 }
 

@@ -1,10 +1,10 @@
-// The three sets of limits as one control. Limits of the owner's own appear as a fourth entry.
+// The three sets of limits as one control. Limits of the owner's own appear as a fourth entry, and so do none.
 
 import type { PresetsBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import type { NodeActions } from "../api/actions";
 import { actionOf } from "./parts";
-import { OWN_LIMITS, PRESET_LABEL, PRESET_NOW, PRESET_STARTS, presetEffects, PRESETS, RESTART, RESTART_ABOUT } from "../words/presets";
+import { NO_LIMITS, OWN_LIMITS, PRESET_LABEL, PRESET_NOW, PRESET_STARTS, presetEffects, PRESETS, RESTART, RESTART_ABOUT } from "../words/presets";
 
 interface Props {
   startedAt: number; // of the node; after a restart no setting waits for one
@@ -33,7 +33,7 @@ export function PresetChoice({ startedAt, actions, isOff, run }: Props) {
   return (
     <>
       <select class="button" aria-label={PRESET_LABEL} aria-disabled={isOff} value={body.chosen ?? ""} onChange={(event) => void choose(event.currentTarget.value)}>
-        {body.chosen === null && <option value="">{OWN_LIMITS}</option>}
+        {body.chosen === null && <option value="">{body.has_limits ? OWN_LIMITS : NO_LIMITS}</option>}
         {body.presets.map((preset) => (
           <option key={preset.name} value={preset.name}>
             {PRESETS[preset.name]}

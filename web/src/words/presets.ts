@@ -6,6 +6,7 @@ export type PresetName = PresetBody["name"];
 
 export const PRESETS: Record<PresetName, string> = { light: "Light", balanced: "Balanced", everything: "Everything" };
 export const OWN_LIMITS = "Own limits";
+export const NO_LIMITS = "No limits set";
 export const PRESET_LABEL = "What this computer gives";
 export const PRESET_NOW = "This is in effect now.";
 export const PRESET_STARTS = "Upload, speed and pauses change now. The memory changes when NeuroShard starts again: press Restart.";
