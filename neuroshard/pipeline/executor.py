@@ -24,7 +24,7 @@ from neuroshard.optim.inner_optimizer import clipped_step
 from neuroshard.pipeline.microbatch import AcceleratorFullError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
 from neuroshard.state.stage_tensors import without_values
-from neuroshard.state.system_resources import run_when_idle
+from neuroshard.state.system_resources import yield_to_other_programs
 
 WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
 
@@ -468,7 +468,7 @@ class ComputeThread:
         self._thread.join()
 
     def _work(self) -> None:
-        run_when_idle()
+        yield_to_other_programs()
         if self._cpu_threads is not None:
             torch.set_num_threads(self._cpu_threads)  # OpenMP keeps this per calling thread
         while (turn := self._next()) is not None:

@@ -58,14 +58,18 @@ def executable_mappings(lines: Iterable[str]) -> list[tuple[int, int]]:
     return [(int(start, 16), int(end, 16)) for start, end in code]
 
 
-def run_when_idle() -> None:
-    """Let this thread, and those that it starts, compute only with the processor time that other programs leave.
+LOWEST_PRIORITY = 19  # niceness
 
-    Only Linux has such a policy for each thread (SCHED_IDLE). With niceness 5, training took a quarter of the time of a
-    program on each core. If the owner started the process with a niceness, that decides, and nothing is changed.
+
+def yield_to_other_programs() -> None:
+    """Give this thread, and those that it starts, the lowest priority.
+
+    With niceness 5, training took a quarter of the time of a program on each core. If the owner started the process
+    with a niceness, that decides, and nothing is changed. SCHED_IDLE left programs no more than that, and it gives a
+    thread that holds Python's lock a fifth of this share.
     """
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, 0) == 0:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread
+        lower_thread_priority(LOWEST_PRIORITY)
 
 
 def lower_thread_priority(niceness: int) -> None:
