@@ -150,6 +150,11 @@ def architecture_from_json(value: JsonValue) -> Architecture:
     return shape
 
 
+def architecture_to_json(architecture: Architecture) -> Mapping[str, JsonValue]:
+    """Return every size by name, and the options that differ from their default."""
+    return _object_of(architecture)
+
+
 def _object_of(value: Any) -> dict[str, JsonValue]:
     hints = _kinds_of(cast("type[Any]", type(value)))
     written: dict[str, JsonValue] = {}

@@ -298,7 +298,7 @@ architecture:
         ("inner_lrr = 1", ["run.toml: inner_lrr", "Did you mean inner_lr?"]),
         ("stages = 2", ["stages", "Did you mean num_stages?"]),
         ("qqqq = 2", ["qqqq", "Known are", "architecture"]),
-        ("[architecture]\nlayers = 2", ["architecture.layers", "Did you mean layer_count?"]),
+        ("[architecture]\nlayers = 2", ["architecture.layers", "Did you mean n_layers?"]),
         ("[genesis]\nroots = 2", ["genesis.roots", "Did you mean root?"]),
         ("inner_lr = = 1", ["not", "line 1"]),
     ],
