@@ -189,16 +189,9 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
-class Norm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + epsilon) in fp32, times a trained scale if there is one."""
-
-    def __init__(self, size: int, architecture: Architecture) -> None:
-        scaled = architecture.trainable_rmsnorm
-        super().__init__(size, architecture.norm_epsilon, scaled)  # pyright: ignore[reportUnknownMemberType]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., size) -> (..., size) fp32, also for the low-precision outputs of matrices under autocast."""
-        return super().forward(x.float())
+def norm_of(size: int, architecture: Architecture) -> nn.RMSNorm:
+    """The norm x / sqrt(mean(x^2) + epsilon), times a trained scale if the run's norms have one. Its input is fp32."""
+    return nn.RMSNorm(size, architecture.norm_epsilon, architecture.trainable_rmsnorm)
 
 
 class QueryKeyNorm(nn.Module):
@@ -208,12 +201,13 @@ class QueryKeyNorm(nn.Module):
         super().__init__()
         whole = architecture.qk_norm == "width"
         sizes = (architecture.head_count, architecture.key_value_head_count) if whole else (1, 1)
-        self.query, self.key = (Norm(heads * architecture.head_size, architecture) for heads in sizes)
+        self.query, self.key = (norm_of(heads * architecture.head_size, architecture) for heads in sizes)
         self._queries = architecture.head_count
         self._whole = whole
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, t, query and key heads, head size) -> the same shape, fp32."""
+        x = x.float()  # under autocast the matrices give bf16, in which norms would lose precision
         query, key = x[:, :, : self._queries], x[:, :, self._queries :]
         if not self._whole:
             return torch.cat((self.query(query), self.key(key)), dim=2)
@@ -282,17 +276,17 @@ class Block(nn.Module):
 
     def __init__(self, architecture: Architecture, index: int) -> None:
         super().__init__()
-        self.attention_norm = Norm(architecture.hidden_size, architecture)
+        self.attention_norm = norm_of(architecture.hidden_size, architecture)
         self.attention = Attention(architecture, index)
-        self.feed_forward_norm = Norm(architecture.hidden_size, architecture)
+        self.feed_forward_norm = norm_of(architecture.hidden_size, architecture)
         self.feed_forward = FeedForward(architecture)
         self._reordered = architecture.norm_reorder
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
         """(b, t, d) -> (b, t, d)."""
         if self._reordered:
-            x = x + self.attention_norm(self.attention(x, cosine, sine, cache))
-            return x + self.feed_forward_norm(self.feed_forward(x))
+            x = x + self.attention_norm(self.attention(x, cosine, sine, cache).float())
+            return x + self.feed_forward_norm(self.feed_forward(x).float())
         x = x + self.attention(self.attention_norm(x), cosine, sine, cache)
         return x + self.feed_forward(self.feed_forward_norm(x))
 

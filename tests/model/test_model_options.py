@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from neuroshard.identity import architecture_from_json, architecture_to_json
 from neuroshard.model.architecture import flops_per_token, parameter_count
-from neuroshard.model.transformer import KeyValueCache, Norm, StageModel
+from neuroshard.model.transformer import KeyValueCache, QueryKeyNorm, StageModel
 from neuroshard.model.weights import TensorSchema, initialise
 from neuroshard.types import Architecture, LayerRange
 from tests.model.test_transformer import gradients_of, run_stages
@@ -150,15 +150,17 @@ def test_under_autocast_the_loss_stays_close_and_gradients_stay_fp32(architectur
     assert {gradient.dtype for gradient in gradients_of(model).values()} == {torch.float32}
 
 
-def test_norms_compute_in_fp32() -> None:
-    """In bf16, 1,000 squares of 1/16 would add up to another sum, and a scale of 1.001 would become 1."""
-    norm = Norm(1_000, PLAIN)
+@pytest.mark.parametrize("whole", [False, True])
+def test_norms_compute_in_fp32(whole: bool) -> None:
+    """In bf16, with 8 significant bits, a scale of 1.001 would become 1."""
+    architecture = replace(PLAIN, qk_norm="width" if whole else "head", norm_reorder=True)
+    norm = QueryKeyNorm(architecture)
     with torch.no_grad():
-        norm.weight.fill_(1.001)
-    low = torch.full((1, 1_000), 1 / 16, dtype=torch.bfloat16)
-    expected = 1.001 / 16 / (1 / 256 + PLAIN.norm_epsilon) ** 0.5
-    assert norm(low).dtype == torch.float32
-    torch.testing.assert_close(norm(low), torch.full((1, 1_000), expected), atol=1e-6, rtol=1e-6)
+        for scale in norm.parameters():
+            scale.fill_(1.001)
+        low = torch.full((1, 3, 6, 8), 1 / 16, dtype=torch.bfloat16)
+        expected = 1.001 / 16 / (1 / 256 + PLAIN.norm_epsilon) ** 0.5
+        torch.testing.assert_close(norm(low), torch.full((1, 3, 6, 8), expected), atol=1e-6, rtol=1e-6)
 
 
 @each_combination
