@@ -22,6 +22,7 @@ from neuroshard.identity import (
     run_parameters_from_json,
     run_parameters_to_json,
 )
+from neuroshard.model.model_class import export_objection
 from neuroshard.optim.schedule import scaled_learning_rate
 from neuroshard.runs.architecture_table import ARCHITECTURE_EXAMPLE, ARCHITECTURE_NAMES, read_architecture
 from neuroshard.runs.proposal import STAGED_MICROBATCHES, Proposal, run_parameters
@@ -206,6 +207,14 @@ def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
                 target[name] = value
         parameters = _checked(entries, written)
     return parameters
+
+
+def model_warnings(config: RunConfig) -> tuple[str, ...]:
+    """Warnings about the model of a new run. Raises UsageError with the entry that cannot be used."""
+    if "architecture" not in config:
+        return ()
+    objection = export_objection(read_architecture(config["architecture"], FIRST_MERGE_ID))
+    return () if objection is None else (objection,)
 
 
 LONG_FIXED_INTERVAL = 100  # inner steps

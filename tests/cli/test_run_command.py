@@ -104,6 +104,19 @@ def test_a_run_is_cut_into_stages(owner: Command, small_genesis: Path, tmp_path:
     assert "num_stages = 3 cannot be used" in refused.err
 
 
+def test_a_model_that_other_programs_cannot_read_is_reported_before_anything_is_signed(
+    owner: Command, tmp_path: Path
+) -> None:
+    options = 'norm_reorder = true, qk_norm = "head"'
+    (tmp_path / "run.toml").write_text(f"architecture = {{ depth = 2, {options} }}")
+    missing = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", tmp_path / "nowhere")
+    assert missing.code != 0  # the data cannot be opened, so nothing is signed
+    assert f"({options}), so the formats hf and gguf cannot" in missing.err
+    (tmp_path / "run.toml").write_text("architecture = { depth = 2, norm_reorder = true, qk_norm = 'width' }")
+    missing = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", tmp_path / "nowhere")
+    assert "formats" not in missing.err
+
+
 def test_a_file_is_not_written_over(owner: Command, small_genesis: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "mine.json").write_text("{}")
