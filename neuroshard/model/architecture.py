@@ -5,7 +5,8 @@ It does not load PyTorch.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.types import Architecture, LayerRange
@@ -105,10 +106,17 @@ class StagePlan(tuple[LayerRange, ...]):
         if not 1 <= stage_count <= layer_count:
             raise ValueError(f"{layer_count} layers cannot be split into {stage_count} stages")
         size, extra = divmod(layer_count, stage_count)
-        edges = [stage * size + min(stage, extra) for stage in range(stage_count + 1)]
+        return cls.of_sizes([size + 1] * extra + [size] * (stage_count - extra))
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> StagePlan:
+        """A plan of stages with these numbers of layers. Raises ValueError for an empty stage."""
+        edges = accumulate(sizes, initial=0)
         return cls.of(*(LayerRange(start, stop) for start, stop in pairwise(edges)))
 
 
 def plan_of(parameters: RunParameters) -> StagePlan:
     """The layers of each stage of a run."""
+    if parameters.stage_layers:
+        return StagePlan.of_sizes(parameters.stage_layers)
     return StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)

@@ -26,6 +26,7 @@ from neuroshard.model.model_class import export_objection
 from neuroshard.optim.schedule import scaled_learning_rate
 from neuroshard.runs.architecture_table import ARCHITECTURE_EXAMPLE, ARCHITECTURE_NAMES, read_architecture
 from neuroshard.runs.proposal import STAGED_MICROBATCHES, Proposal, run_parameters
+from neuroshard.runs.stage_layers import CUT_NAMES, PARTS, with_stage_layers
 from neuroshard.types import JsonValue
 
 
@@ -100,6 +101,7 @@ OF_STRANGERS: Mapping[str, JsonValue] = {"aggregator": "trimmed_mean", "trim_fra
 NAMES: Mapping[str, str] = {
     "name": "name",
     "num_stages": "stage_count",
+    "stage_layers": "stage_layers",
     "batch_size": "batch_size",
     "sequences_per_step": "sequences_per_step",
     "initial_weights_seed": "initial_weights_seed",
@@ -136,6 +138,7 @@ NAMES: Mapping[str, str] = {
 }
 # These are checked together, because the allowed values of each depend on the others.
 SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
+TOGETHER = (SCHEME, CUT_NAMES)
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": ARCHITECTURE_NAMES,
     "genesis": frozenset(item.name for item in fields(GenesisPins)),
@@ -170,6 +173,7 @@ def read_run_config(path: Path) -> RunConfig:
 
 def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     """Build the first version of a run on this data. Raises UsageError with the entry that cannot be used."""
+    config = with_stage_layers(config)
     if "architecture" not in config:
         raise UsageError("The run names no architecture.", ARCHITECTURE_EXAMPLE)
     if "holds_from_outer_step" in config:
@@ -194,9 +198,10 @@ def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
 
     A table `architecture` gets defaults, among them the parameters' vocabulary; a table `genesis` must be complete.
     """
-    scheme = {key: value for key, value in config.items() if key in SCHEME}
-    rest = [{key: value} for key, value in config.items() if key not in SCHEME]
-    for entries in [scheme, *rest] if scheme else rest:
+    config = with_stage_layers(config)
+    groups = [{key: value for key, value in config.items() if key in names} for names in TOGETHER]
+    rest = [{key: value} for key, value in config.items() if not any(key in names for names in TOGETHER)]
+    for entries in filter(None, [*groups, *rest]):
         written = copy.deepcopy(cast("dict[str, Any]", run_parameters_to_json(parameters)))
         for key, value in entries.items():
             if key == "architecture":
@@ -264,7 +269,7 @@ def _read_toml(text: str) -> dict[str, JsonValue]:
 
 def _check_names(config: RunConfig, path: Path) -> None:
     for key, value in config.items():
-        _check_name(key, [*NAMES, *LATER_NAMES, *TABLES], f"{path}: ")
+        _check_name(key, [*NAMES, *PARTS, *LATER_NAMES, *TABLES], f"{path}: ")
         if key in TABLES and isinstance(value, Mapping):
             for name in value:
                 _check_name(str(name), sorted(TABLES[key]), f"{path}: {key}.")

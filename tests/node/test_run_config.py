@@ -21,6 +21,7 @@ SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5i
 EVERYTHING = f"""
 name = "friends"
 num_stages = 2
+stage_layers = [1, 1]
 batch_size = 2
 sequences_per_step = 16
 initial_weights_seed = 3
@@ -133,6 +134,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         seeds=(SEED,),
         wire_precision="bf16",
         routing="lanes",
+        stage_layers=(1, 1),
     )
 
 
