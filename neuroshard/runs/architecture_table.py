@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from neuroshard.errors import UsageError
 from neuroshard.identity import RunParametersError, architecture_from_json
 from neuroshard.model.architecture import architecture_for
+from neuroshard.model.named_configs import named_config
 from neuroshard.runs.proposal import SEQUENCE_LENGTH
 from neuroshard.types import Architecture, JsonValue
 
@@ -25,7 +26,9 @@ OTHER_NAMES: Mapping[str, str] = {
 }
 _SWITCHES: Mapping[str, tuple[str, str]] = {"qk_norm": ("none", "head"), "depth_init": ("fan_in", "depth")}
 _DERIVING = ("ffn_dim_multiplier", "multiple_of")  # these give the feed-forward size
-ARCHITECTURE_NAMES = frozenset({"depth", *_DERIVING, *OTHER_NAMES, *(item.name for item in fields(Architecture))})
+ARCHITECTURE_NAMES = frozenset(
+    {"config", "depth", *_DERIVING, *OTHER_NAMES, *(item.name for item in fields(Architecture))}
+)
 MAX_MULTIPLIER = 1_000
 MAX_MULTIPLE = 2**20
 
@@ -37,7 +40,7 @@ def read_architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
     """
     if not isinstance(value, Mapping):
         raise UsageError("architecture must be a table.", ARCHITECTURE_EXAMPLE)
-    given = with_our_names(value)
+    given = _with_config(with_our_names(value))
     depth = given.pop("depth", None)
     try:
         defaults: dict[str, JsonValue] = {
@@ -53,6 +56,25 @@ def read_architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
         return architecture_from_json(_with_feed_forward({**defaults, **given}, given))
     except (ValueError, RunParametersError) as error:
         raise UsageError(f"architecture cannot be used: {error}", ARCHITECTURE_EXAMPLE) from None
+
+
+def config_entries(architecture: JsonValue) -> dict[str, JsonValue]:
+    """Entries of the shipped model that the table names, or none. Raises UsageError for an unknown name."""
+    named = isinstance(architecture, Mapping) and "config" in architecture
+    return named_config(architecture["config"]) if named else {}
+
+
+def _with_config(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Fill up with the entries of the shipped model. Entries of the file replace its own."""
+    table = config_entries(given).get("architecture")
+    if not isinstance(table, Mapping):
+        return given
+    if "depth" in given:
+        raise UsageError("architecture has config and depth, which both give all sizes.", "Leave one of them out.")
+    shipped = with_our_names(table)
+    if "feed_forward_size" in given:
+        shipped = {name: value for name, value in shipped.items() if name not in _DERIVING}
+    return {**shipped, **{name: value for name, value in given.items() if name != "config"}}
 
 
 def with_our_names(table: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

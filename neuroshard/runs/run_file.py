@@ -24,7 +24,12 @@ from neuroshard.identity import (
 )
 from neuroshard.model.model_class import export_objection
 from neuroshard.optim.schedule import scaled_learning_rate
-from neuroshard.runs.architecture_table import ARCHITECTURE_EXAMPLE, ARCHITECTURE_NAMES, read_architecture
+from neuroshard.runs.architecture_table import (
+    ARCHITECTURE_EXAMPLE,
+    ARCHITECTURE_NAMES,
+    config_entries,
+    read_architecture,
+)
 from neuroshard.runs.proposal import STAGED_MICROBATCHES, Proposal, run_parameters
 from neuroshard.runs.stage_layers import CUT_NAMES, PARTS, with_stage_layers
 from neuroshard.types import JsonValue
@@ -173,9 +178,12 @@ def read_run_config(path: Path) -> RunConfig:
 
 def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     """Build the first version of a run on this data. Raises UsageError with the entry that cannot be used."""
-    config = with_stage_layers(config)
     if "architecture" not in config:
         raise UsageError("The run names no architecture.", ARCHITECTURE_EXAMPLE)
+    shipped = config_entries(config["architecture"])
+    if CUT_NAMES.isdisjoint(config):
+        config = {**{name: value for name, value in shipped.items() if name in CUT_NAMES}, **config}
+    config = with_stage_layers(config)
     if "holds_from_outer_step" in config:
         raise UsageError("holds_from_outer_step is for a later version of a run.", "Use it with --update.")
     architecture = read_architecture(config["architecture"], pins.next_merge_id)
