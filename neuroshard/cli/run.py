@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from neuroshard.cli import committee, invitations
+from neuroshard.cli import committee, invitations, run_plan
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create a run, invite friends to it, and manage it.", no_args_is_help=True)
 invitations.add_to(app)
+app.command("plan")(run_plan.plan)
 app.command("refound")(committee.refound)
 app.command("trust")(committee.trust)
 app.command("branch")(committee.branch)

@@ -60,8 +60,9 @@ def read_architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
 
 def config_entries(architecture: JsonValue) -> dict[str, JsonValue]:
     """Entries of the shipped model that the table names, or none. Raises UsageError for an unknown name."""
-    named = isinstance(architecture, Mapping) and "config" in architecture
-    return named_config(architecture["config"]) if named else {}
+    if not isinstance(architecture, Mapping) or "config" not in architecture:
+        return {}
+    return named_config(architecture["config"])
 
 
 def _with_config(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
